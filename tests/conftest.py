@@ -86,5 +86,5 @@ def forking() -> Iterator["ForkingProcess"]:
 @pytest.fixture
 def all_forked(forking: "ForkingProcess", monkeypatch: pytest.MonkeyPatch) -> None:
     """Forks whatever a program that runs in this process starts, unless the program itself says how to start it."""
-    for defaults, name, ours in forking.instead:
+    for defaults, name, ours in forking.replaced_defaults:
         monkeypatch.setitem(defaults, name, ours)

@@ -1,4 +1,4 @@
-"""A whole server with a scripted engine, in a thread, for clients that block or are programs of their own."""
+"""A complete server with a scripted engine, in a thread, for clients that block or run in their own process."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ MODEL = "tiny"
 
 
 class ImmortalEngine(FakeEngine):
-    """A scripted engine as a cell expects one. It never dies, and its orders have no effect."""
+    """A scripted engine with the interface that a cell needs. It never dies, and orders have no effect on it."""
 
     def __init__(self, script: Script, max_model_len: int) -> None:
         super().__init__(script, info=fake_info(max_model_len=max_model_len))
@@ -34,7 +34,8 @@ class ImmortalEngine(FakeEngine):
 
 
 class FakeServer:
-    """Serves a script inside `with`, and checks at its end that every group has ended. `folder` has a tokenizer."""
+    """Serves a script while the `with` lasts, and checks at its end that every group has ended. `folder` has a
+    tokenizer."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class FakeServer:
         parsers: ParserNames | None = None,
         **settings: Any,
     ) -> None:
-        """`settings`: of the HTTP side."""
+        """`settings` are further fields of `ServerConfig`."""
         self.engine = ImmortalEngine(script, max_model_len)
         self._plan = ServerPlan(
             EngineConfig(model_path=str(folder), model_name=name),

@@ -3,12 +3,12 @@
     test ──socket──► forking process ──fork──► process that ends at once ──fork──► engine, or server
                                                server ──socket──► a forking process of its own ──fork──► ... ► engine
 
-Imports take nine tenths of a start. A forked process runs what `python -m motet.engines.native` or `python -m motet`
-runs, or a module of the tests, with its own environment, pid, pipes and signals. It is a child of the process that
-asked for it: when the process between them ends, its child goes to the nearest ancestor that has said that it adopts
-children (PR_SET_CHILD_SUBREAPER).
+Imports take nine tenths of a start. A forked process runs the same code as `python -m motet.engines.native` or
+`python -m motet`, or a module of the tests, with its own environment, pid, pipes and signals. It is a child of the
+process that requested it: when the process between them ends, the kernel gives its child to the nearest ancestor that
+adopts orphans (PR_SET_CHILD_SUBREAPER).
 
-Tests of how a process begins start it without forking.
+Tests of how a process starts do not use this module.
 """
 
 import asyncio
@@ -46,46 +46,47 @@ MS_BIND, MS_REC, MS_SLAVE = 2**12, 2**14, 2**19
 MADV_COLLAPSE = 25
 """The value in <linux/mman.h>."""
 LARGE_PAGE = 2**21
-STARTED = ("motet.cli", "motet.engines.native.process")
-LATER = ("motet.transfer.nixl", "transformers.modeling_layers", "transformers.processing_utils")
-"""Modules that a process imports later: when its role is known, or with its first model."""
+STARTED_MODULES = ("motet.cli", "motet.engines.native.process")
+IMPORTED_LATER = ("motet.transfer.nixl", "transformers.modeling_layers", "transformers.processing_utils")
+"""Modules that a process imports when its role is known, or with its first model."""
 MESSAGE_BYTES = 2**17
 """Size of a buffer that is larger than any environment."""
 IN_NAMESPACE = ["ip", "netns", "exec"]
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Everything that a new process gets besides its standard streams, which are sent with the order."""
+    """Everything that a new process gets, except its standard streams, which are sent with the order."""
 
     environ: dict[str, str]
     arguments: list[str] | None = None
     """Arguments of the command; None for an engine."""
     module: str = "motet"
-    """The module that the command runs: `motet`, or a module of the tests whose `main` returns when it ends."""
+    """The module that the command runs: `motet`, or a module of the tests with a function `main`."""
     namespace: str = ""
-    """Name of the network namespace in which it runs; empty for this one."""
+    """Name of the network namespace of the process; empty for the namespace of this process."""
 
 
 class ForkingProcess:
-    """Runs inside `with`. `spawn` replaces the function of that name in `motet.engines.native.spawn`."""
+    """A process that forks others, while the `with` lasts. `spawn` replaces the function of that name in
+    `motet.engines.native.spawn`."""
 
     def __enter__(self) -> "ForkingProcess":
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
-        with theirs:
-            self._start(theirs)
+        with child_end:
+            self._start(child_end)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
         assert self._wait() == 0
 
-    def _start(self, theirs: socket.socket) -> None:
+    def _start(self, child_end: socket.socket) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.forked", str(child_end.fileno())],
             cwd=ROOT,
             env=engine_environ(environment()),
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(child_end.fileno(),),
             stdout=subprocess.DEVNULL,
         )
 
@@ -100,43 +101,46 @@ class ForkingProcess:
         return ForkedServer(self, command, **streams)
 
     @property
-    def instead(self) -> list[tuple[dict[str, Any], str, object]]:
-        """Returns the defaults that make a process fork what it starts: (dictionary, name in it, new value)."""
+    def replaced_defaults(self) -> list[tuple[dict[str, Any], str, object]]:
+        """Returns the default arguments to replace, so that this process forks all engines and servers that it starts:
+        (dictionary, name in it, new value)."""
         return [
             (vars(NativeEngine)["start"].__func__.__kwdefaults__, "spawn", self.spawn),
             (vars(ChildServer)["__init__"].__kwdefaults__, "popen", self.popen),
         ]
 
     async def spawn(self, launch: Launch) -> "ForkedEngine":
-        theirs, stdin = os.pipe()
+        child_end, stdin = os.pipe()
         os.write(stdin, msgspec.json.encode(launch) + b"\n")
         try:
-            pid = await self._fork_beside(Order(dict(environment())), theirs)
+            pid = await self._fork_in_thread(Order(dict(environment())), child_end)
         except BaseException:
             os.close(stdin)
             raise
         finally:
-            os.close(theirs)
+            os.close(child_end)
         return ForkedEngine(pid, stdin)
 
-    async def talking(self, module: str) -> "TalkingProcess":
-        """Forks a process that runs this module, whose standard input and output are at hand."""
-        ours, theirs = socket.socketpair()
-        with theirs:
+    async def start_module(self, module: str) -> "ModuleProcess":
+        """Forks a process that runs this module. The caller gets its standard input and output."""
+        own_end, child_end = socket.socketpair()
+        with child_end:
             try:
-                pid = await self._fork_beside(Order(dict(environment()), [], module), *[theirs.fileno()] * 2)
+                pid = await self._fork_in_thread(Order(dict(environment()), [], module), *[child_end.fileno()] * 2)
             except BaseException:
-                ours.close()
+                own_end.close()
                 raise
-        return TalkingProcess(pid, *await asyncio.open_connection(sock=ours))
+        return ModuleProcess(pid, *await asyncio.open_connection(sock=own_end))
 
-    async def _fork_beside(self, order: Order, *streams: int) -> int:
-        """Forks a process as `fork` does, while other tasks go on."""
+    async def _fork_in_thread(self, order: Order, *streams: int) -> int:
+        """Forks a process as `fork` does, without blocking the event loop."""
         forking = asyncio.create_task(asyncio.to_thread(self.fork, order, *streams))
         try:
             return await asyncio.shield(forking)
         except BaseException:
-            await asyncio.wait((forking,))  # its thread goes on when this is cancelled, and sends what is closed next
+            await asyncio.wait(
+                (forking,)
+            )  # a cancellation does not stop the thread, which sends streams that are closed next
             raise
 
     def fork(self, order: Order, *streams: int) -> int:
@@ -147,22 +151,22 @@ class ForkingProcess:
 
 
 class ForkedForkingProcess(ForkingProcess):
-    """The forking process of a server that was forked itself and has done nothing yet."""
+    """The forking process of a server that was forked itself. It must be made before the server starts anything."""
 
-    def _start(self, theirs: socket.socket) -> None:
+    def _start(self, child_end: socket.socket) -> None:
         self._pid = os.fork()
         if self._pid == 0:
             self._socket.close()
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), sys.stdout.fileno())
-            sys.exit(fork_when_asked(theirs))
+            with open(os.devnull, "w") as null:
+                os.dup2(null.fileno(), sys.stdout.fileno())
+            sys.exit(fork_on_orders(child_end))
 
     def _wait(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
 class ForkedProcess(asyncio.subprocess.Process):
-    """A process with this pid, which is a child of this one."""
+    """A child of this process, by its pid."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -186,13 +190,13 @@ class ForkedProcess(asyncio.subprocess.Process):
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         status = 0
-        with contextlib.suppress(ChildProcessError):  # a child of another process, which alone gets its status
+        with contextlib.suppress(ChildProcessError):  # only the parent of a process gets its status
             _, status = os.waitpid(self.pid, 0)
         self._ended.set_result(os.waitstatus_to_exitcode(status))
 
 
 class ForkedEngine(ForkedProcess):
-    """The process of an engine, which ends at the latest when `stdin` is closed."""
+    """The process of an engine. It ends when `stdin` is closed, if not earlier."""
 
     def __init__(self, pid: int, stdin: int) -> None:
         super().__init__(pid)
@@ -203,8 +207,8 @@ class ForkedEngine(ForkedProcess):
         super()._take_end()
 
 
-class TalkingProcess(ForkedProcess):
-    """A process with both of these streams."""
+class ModuleProcess(ForkedProcess):
+    """A process that runs a module of the tests, with its standard streams."""
 
     def __init__(self, pid: int, stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter) -> None:
         super().__init__(pid)
@@ -212,33 +216,33 @@ class TalkingProcess(ForkedProcess):
 
 
 class ForkedServer(subprocess.Popen[str]):
-    """A process that runs `motet` or a module of the tests. Only its beginning differs from that of any `Popen`."""
+    """A process that runs `motet` or a module of the tests. It differs from `Popen` only in how the process starts."""
 
     def __init__(self, forking: ForkingProcess, command: Sequence[str], **streams: Any) -> None:
         """Takes the arguments of `subprocess.Popen`; standard input and output must be given."""
         self._forking = forking
         super().__init__(command, **streams)
 
-    def _execute_child(self, command: list[str], *given: Any) -> None:
-        """Replaces the method of `Popen` that forks and executes; `given`: its other parameters, in their order."""
-        environ, (stdin, in_pipe, out_pipe, stdout, err_pipe, stderr) = given[5], given[9:15]
-        begin = command.index(sys.executable)
-        under, (dash_m, module, *arguments) = command[:begin], command[begin + 1 :]
+    def _execute_child(self, command: list[str], *parameters: Any) -> None:
+        """Replaces the method of `Popen` that forks and executes; `parameters`: its other parameters, in order."""
+        environ, (stdin, in_pipe, out_pipe, stdout, err_pipe, stderr) = parameters[5], parameters[9:15]
+        start = command.index(sys.executable)
+        prefix, (dash_m, module, *arguments) = command[:start], command[start + 1 :]
         assert dash_m == "-m"
-        assert under[:-1] == (IN_NAMESPACE if under else [])
-        order = Order(dict(environ or environment()), arguments, module, namespace="".join(under[-1:]))
+        assert prefix[:-1] == (IN_NAMESPACE if prefix else [])
+        order = Order(dict(environ or environment()), arguments, module, namespace="".join(prefix[-1:]))
         try:
             self.pid = self._forking.fork(order, stdin, stdout, sys.stderr.fileno() if stderr == -1 else stderr)
             self._child_created = True
         finally:
-            for theirs, pipe in ((stdin, in_pipe), (stdout, out_pipe), (stderr, err_pipe)):
+            for child_end, pipe in ((stdin, in_pipe), (stdout, out_pipe), (stderr, err_pipe)):
                 if pipe != -1:
-                    os.close(theirs)
+                    os.close(child_end)
 
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """Makes this process adopt descendants that lose their parent meanwhile."""
+    """Makes this process the parent of descendants whose parent ends during the context."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -248,9 +252,10 @@ def adopting() -> Iterator[None]:
 
 
 def import_everything() -> None:
-    """Imports all modules, without the garbage collector: what is imported stays, so it need not go through it."""
+    """Imports all modules, without garbage collection: imported objects are never freed, so that it need
+    not visit them."""
     gc.disable()
-    for module in (*STARTED, *LATER):
+    for module in (*STARTED_MODULES, *IMPORTED_LATER):
         importlib.import_module(module)
     load_ucx()
     gc.freeze()
@@ -259,14 +264,14 @@ def import_everything() -> None:
 
 
 def collapse_pages() -> None:
-    """Makes large pages of this process's memory, where the kernel does so when asked. A fork copies a table of pages,
-    and now takes a third of the time."""
+    """Collapses this process's memory into large pages, if the kernel supports that. A fork copies the
+    page table, so it takes a third of the time afterwards."""
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights, _, _, file, *_ = line.split()
-        begin, end = (int(address, 16) for address in place.split("-"))
+        addresses, rights, _, _, file, *_ = line.split()
+        start, end = (int(address, 16) for address in addresses.split("-"))
         if file == "0" and rights == "rw-p":
-            for page in range(-(-begin // LARGE_PAGE) * LARGE_PAGE, end - LARGE_PAGE + 1, LARGE_PAGE):
+            for page in range(-(-start // LARGE_PAGE) * LARGE_PAGE, end - LARGE_PAGE + 1, LARGE_PAGE):
                 libc.madvise(ctypes.c_void_p(page), ctypes.c_size_t(LARGE_PAGE), MADV_COLLAPSE)
 
 
@@ -278,8 +283,9 @@ def load_ucx() -> None:
         ctypes.CDLL(str(plugin))
 
 
-def fork_when_asked(orders: socket.socket) -> int:
-    """Follows orders. Returns an exit code in this process when nobody can ask any more, in a new one when it ends."""
+def fork_on_orders(orders: socket.socket) -> int:
+    """Forks a process for each order. Returns an exit code: in this process when the socket is closed, and in a forked
+    process when it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as engines do; the end of the socket ends this process
     while True:
         message, streams, _, _ = socket.recv_fds(orders, MESSAGE_BYTES, 3)
@@ -287,11 +293,11 @@ def fork_when_asked(orders: socket.socket) -> int:
             return 0
         order = msgspec.json.decode(message, type=Order)
         if order.module != "motet":
-            importlib.import_module(order.module)  # once for all that run it
+            importlib.import_module(order.module)  # once, for all processes that run it
         pid = fork_orphan()
         if not pid:
             orders.close()
-            become(order, streams)
+            apply_order(order, streams)
             return run_engine() if order.arguments is None else run_command(order.module, order.arguments)
         for stream in streams:
             os.close(stream)
@@ -299,11 +305,11 @@ def fork_when_asked(orders: socket.socket) -> int:
 
 
 def fork_orphan() -> int:
-    """Forks twice. Returns 0 in the new process, and its pid here once it has been adopted."""
+    """Forks twice. Returns 0 in the new process, and its pid in this process, once the new process has been adopted."""
     reading, writing = os.pipe()
-    if between := os.fork():
+    if middle := os.fork():
         os.close(writing)
-        os.waitpid(between, 0)
+        os.waitpid(middle, 0)
         with open(reading) as pipe:
             return int(pipe.read())
     if pid := os.fork():
@@ -314,12 +320,12 @@ def fork_orphan() -> int:
     return 0
 
 
-def become(order: Order, streams: Sequence[int]) -> None:
+def apply_order(order: Order, streams: Sequence[int]) -> None:
     """Gives this process the streams, environment and namespace of the order."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    os.environ.clear()  # noqa: TID251  this process begins anew
+    os.environ.clear()  # noqa: TID251  this process starts again
     os.environ.update(order.environ)  # noqa: TID251
     tempfile.tempdir = None
     if order.namespace:
@@ -327,14 +333,15 @@ def become(order: Order, streams: Sequence[int]) -> None:
 
 
 def enter(name: str) -> None:
-    """Makes this process one of the network namespace, as `ip netns exec` does: files in /etc/netns replace others."""
+    """Moves this process into the network namespace, as `ip netns exec` does: files in /etc/netns replace files in
+    /etc."""
     libc = ctypes.CDLL(None)
     with open(Path("/run/netns", name)) as namespace:
         assert libc.setns(namespace.fileno(), CLONE_NEWNET) == 0
-    if own := list(Path("/etc/netns", name).glob("*")):
+    if files := list(Path("/etc/netns", name).glob("*")):
         assert libc.unshare(CLONE_NEWNS) == 0
         assert libc.mount(b"", b"/", None, MS_SLAVE | MS_REC, None) == 0
-        for file in own:
+        for file in files:
             assert libc.mount(bytes(file), bytes(Path("/etc", file.name)), None, MS_BIND, None) == 0
 
 
@@ -345,7 +352,7 @@ def run_engine() -> int:
 
 
 def run_command(module: str, arguments: list[str]) -> int:
-    """Runs a module with these arguments. Whatever `motet` starts is forked too."""
+    """Runs a module with these arguments. All processes that `motet` starts are forked too."""
     from motet.cli import app
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -354,14 +361,14 @@ def run_command(module: str, arguments: list[str]) -> int:
         importlib.import_module(module).main()
         return 0
     with ForkedForkingProcess() as forking:
-        for defaults, name, ours in forking.instead:
-            defaults[name] = ours
+        for defaults, name, replacement in forking.replaced_defaults:
+            defaults[name] = replacement
         app()
     return 0
 
 
 def leave(code: object) -> NoReturn:
-    """Ends this process as the interpreter does, but without taking apart what was imported: that would touch every
+    """Ends this process as the interpreter does, but without freeing the imported modules. That would write to every
     object, and so copy all memory that is shared with other processes, which takes half a second."""
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  waits for threads, as the interpreter does
     atexit._run_exitfuncs()  # noqa: SLF001
@@ -373,7 +380,7 @@ def leave(code: object) -> NoReturn:
 if __name__ == "__main__":
     import_everything()
     try:
-        ended = fork_when_asked(socket.socket(fileno=int(sys.argv[1])))
+        code = fork_on_orders(socket.socket(fileno=int(sys.argv[1])))
     except SystemExit as exit:
         leave(exit.code)
-    leave(ended)
+    leave(code)

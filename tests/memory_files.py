@@ -1,4 +1,4 @@
-"""Files in memory that hold weights, as tests count them."""
+"""Counts the files in memory that hold weights."""
 
 import os
 from pathlib import Path

@@ -1,3 +1,4 @@
-"""How long tests wait for what comes in a moment: machines may stand still for seconds, and the limit is for hangs."""
+"""Time limit of tests for events that usually take a moment. A machine can stall for seconds; only a hang takes longer
+than this."""
 
 PATIENCE_S = 100.0

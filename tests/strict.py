@@ -1,9 +1,10 @@
 """Two rules of the test run, loaded by `conftest.py`.
 
-A skip fails the run, since a test that nobody runs guards nothing. Exceptions are tests that need a GPU (`gpu`), the
-default model's weights or a vLLM (`real`), the compiled kernels (`kernels`), the right to make network namespaces
-(`hosts`), a client of others that can be installed (`clients`), Prometheus (`prometheus`), Chromium (`browser`) or
-tools for images (`image`); they must give their reason. A `slow` test may take 300 s, one with a Ray cluster 600 s.
+A skip fails the run, since a test that is not run protects nothing. Exceptions are tests that need a GPU (`gpu`), the
+default model's weights or vLLM (`real`), the compiled kernels (`kernels`), permission to make network namespaces
+(`hosts`), a third-party client that can be installed (`clients`), Prometheus (`prometheus`), Chromium (`browser`) or
+tools for images (`image`); they must give the reason. The time limit is 300 s for a `slow` test, and 600 s for a test
+with a Ray cluster.
 """
 
 from collections.abc import Generator
@@ -24,7 +25,7 @@ def skip_becomes_failure(report: Report) -> Report:
     return report
 
 
-def says_why(report: pytest.TestReport) -> bool:
+def has_reason(report: pytest.TestReport) -> bool:
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
     return reason.removeprefix("Skipped:").strip() not in ("", "unconditional skip")
 
@@ -34,7 +35,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.skipped and not hasattr(report, "wasxfail"):
         may_skip = any(item.get_closest_marker(name) for name in MAY_SKIP)
-        if not (may_skip and says_why(report)):
+        if not (may_skip and has_reason(report)):
             return skip_becomes_failure(report)
     return report
 

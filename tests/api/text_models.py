@@ -18,7 +18,7 @@ from tests.api.serving import MODEL, Served, Serving, WatchedEngine
 from tests.api.two_models import ListedModels, served_as
 from tests.engines.upstream.fake_upstream import report_of
 from tests.peers.fake_openai import FakeOpenAI
-from tests.peers.openai_script import CHAT, COMPLETIONS, Manners
+from tests.peers.openai_script import CHAT, COMPLETIONS, Behaviour
 
 TEXTS = "texts"
 
@@ -51,20 +51,20 @@ class TextServing:
 
     async def __call__(
         self,
-        *manners: Manners,
+        *behaviour: Behaviour,
         options: UpstreamOptions | None = None,
         config: ServerConfig | None = None,
         learn: bool = True,
         with_tokens: bool = True,
         tracer: Tracer = NO_TRACES,
     ) -> TextGateway:
-        """Starts one text upstream for each of `manners`."""
+        """Starts one text upstream for each of `behaviour`."""
         client = await self.stack.enter_async_context(server_client())
         fleet = Fleet()
         texts = TextRouter(fleet)
         self.stack.callback(fleet.check)
         peers = []
-        for number, how in enumerate(manners):
+        for number, how in enumerate(behaviour):
             how.models = ({"id": TEXTS, "max_model_len": 99},)
             peer = await self.stack.enter_async_context(FakeOpenAI(how))
             server = UpstreamServer(peer.url, client, options=options)
@@ -72,7 +72,7 @@ class TextServing:
             self.stack.push_async_callback(upstream.close)
             if learn:
                 await upstream.learn()
-                peer.asked.clear()
+                peer.requests.clear()
             fleet.expect(f"texts-{number}", peer.url, takes_texts=True)
             texts.put(f"texts-{number}", upstream.generate)
             fleet.put_text(f"texts-{number}", report.models)

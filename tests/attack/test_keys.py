@@ -12,7 +12,7 @@ from tests.api.serving import Serving
 from tests.attack.test_neighbours import KEYS, ONE, OTHER, salts
 from tests.deploy.gateways import BODY, RunningGateway
 from tests.peers.fake_openai import FakeOpenAI
-from tests.peers.openai_script import Manners
+from tests.peers.openai_script import Behaviour
 
 pytestmark = pytest.mark.anyio
 
@@ -52,14 +52,14 @@ async def test_a_client_s_key_is_forwarded_only_by_a_gateway_without_keys(
     settings: dict[str, Any], forwarded: str | None
 ) -> None:
     async with (
-        FakeOpenAI(Manners(models=({"id": "m", "max_model_len": 99},))) as upstream,
+        FakeOpenAI(Behaviour(models=({"id": "m", "max_model_len": 99},))) as upstream,
         RunningGateway(upstream.url, **settings) as gateway,
     ):
         answer = await gateway.http.post("/v1/chat/completions", json={**BODY, "n": 1}, headers=bearer("mine"))
         assert answer.status_code == 200
         sent = [
             request.headers.get("authorization")
-            for request in upstream.asked
+            for request in upstream.requests
             if request.body.get("seed") == BODY["seed"]
         ]
         assert sent == [None if forwarded is None else f"Bearer {forwarded}"]

@@ -1,4 +1,4 @@
-"""A real server with the default model, a recorder in front of it, and a clean home for each client."""
+"""A real server with the default model, a recorder in front of it, and a clean home folder for each client."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ QUIET = {
     "TELEMETRY_ENABLED": "false",
     "DO_NOT_TRACK": "1",
 }
-"""Settings with which clients ask nobody but the server."""
+"""Settings with which clients send requests only to the server."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def recorder() -> Iterator[Recorder]:
-    """Passes requests on to the default model; it starts with the first test that runs a client."""
+    """A recorder that forwards requests to the default model. Both start with the first test that runs a client."""
     with ExitStack() as stack:
         server = stack.enter_context(ChildServer([DEFAULT_MODEL, "--kv-cache-gb", "0.5"]))
         yield stack.enter_context(Recorder(server.url))
@@ -37,19 +37,19 @@ def recorder() -> Iterator[Recorder]:
 @pytest.fixture
 def recorded(recorder: Recorder) -> Recorder:
     """The recorder without the requests of earlier clients."""
-    recorder.begin()
+    recorder.clear()
     return recorder
 
 
 @pytest.fixture
 def clean(tmp_path: Path) -> dict[str, str]:
-    """The environment of a client: a home of its own, and none of our packages."""
+    """The environment of a client: a home folder of its own, and none of Motet's packages."""
     kept = {name: value for name, value in environment().items() if name not in ("PYTHONPATH", "NODE_PATH")}
     return {**kept, **QUIET, "HOME": str(tmp_path)}
 
 
 @pytest.fixture
 def recordings(request: pytest.FixtureRequest) -> Path | None:
-    """The folder for recordings, if the run makes any."""
+    """The folder for recordings; None if the run makes none."""
     folder: str | None = request.config.getoption("--record-clients", None)
     return None if folder is None else Path(folder)

@@ -1,7 +1,7 @@
-"""The clients that are run, each with its version, and the environments that they are installed in.
+"""The tested clients with their versions, and the environments that they are installed in.
 
 An environment is made once and kept in the cache folder. Its name has a digest of its packages, so a new version gets
-a new one. Packages that a client needs have no versions here: they are the newest that it takes.
+a new environment. Dependencies of a client have no versions here: pip and npm choose the newest that it supports.
 """
 
 import hashlib
@@ -27,9 +27,10 @@ class Client:
     name: str
     """The name in docs/clients.md."""
     script: str
-    """The file in `scripts` that uses it, if it is no program. With .mjs it is for node, and its packages are npm's."""
+    """The file in `scripts` that uses it, if it is a library. A script with .mjs runs in node, with packages from
+    npm."""
     packages: tuple[str, ...]
-    """The client with its exact version, then what it needs beside it."""
+    """The client with its exact version, then further packages that the script needs."""
 
     @property
     def key(self) -> str:
@@ -42,7 +43,7 @@ class Client:
         return self.packages[0].replace("==", "@").rpartition("@")[2]
 
     def installed(self) -> Path:
-        """Returns the folder that has the client. Skips the test if it cannot be installed."""
+        """Installs the client if needed, and returns its folder. Skips the test if it cannot be installed."""
         digest = hashlib.sha256(" ".join(self.packages).encode()).hexdigest()[:8]
         folder = cache_folder(environment()) / "clients" / f"{self.key}-{digest}"
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -68,13 +69,13 @@ class Client:
                 pytest.skip(f"{self.packages[0]} cannot be installed: {done.stderr.strip()[-300:]}")
 
     def command(self) -> list[str]:
-        """Returns the command that runs its script; it takes the server's URL."""
+        """Returns the command that runs the script. Its argument is the server's URL."""
         folder = self.installed()
         if not self.script.endswith(".mjs"):
             return [str(folder / "bin" / "python"), str(SCRIPTS / self.script)]
-        beside = folder / self.script  # node looks for packages beside the script
-        shutil.copy(SCRIPTS / self.script, beside)
-        return ["node", str(beside)]
+        script = folder / self.script  # node looks for packages in the folder of the script
+        shutil.copy(SCRIPTS / self.script, script)
+        return ["node", str(script)]
 
 
 OPENAI = "openai==3.57.0"
@@ -82,10 +83,10 @@ LITELLM = Client("LiteLLM", "litellm_turns.py", ("litellm==1.110.2",))
 CODEX = Client("Codex CLI", "codex.mjs", ("@openai/codex@0.169.0",))
 CLAUDE_CODE = Client("Claude Code", "claude_code.mjs", ("@anthropic-ai/claude-code@2.1.332",))
 AIDER = Client("aider", "aider.py", ("aider-chat==0.86.2",))
-"""As Codex and Claude Code it is a program that needs no script of ours, and a better model, so that its model is
+"""Like Codex and Claude Code, a program that needs no script. It needs a better model, so the output of its model is
 scripted."""
 TRL = Client("TRL", "trl_client.py", ("trl==1.16.0", "torch==2.13.0", "requests", "httpx"))
-"""The client of its trainers, which needs a server for trainers."""
+"""The client of TRL's trainers. It needs a server with `--rl`."""
 CLIENTS = (
     Client("openai (Python)", "openai_python.py", (OPENAI,)),
     Client("openai (JavaScript)", "openai_npm.mjs", ("openai@7.57.0",)),

@@ -1,7 +1,7 @@
-"""A proxy between a client and the server that keeps what the client sent.
+"""A proxy between a client and the server that records the client's requests.
 
-The requests of a run are what the fast tests send again (`tests/api/test_recorded_clients.py`), so nobody has to guess
-what a client really writes.
+The fast tests send the recorded requests again (`tests/api/test_recorded_clients.py`), so they test what clients really
+send.
 """
 
 import json
@@ -16,16 +16,17 @@ from urllib.parse import urlsplit
 
 CHUNK_BYTES = 2**16
 TIMEOUT_S = 300.0
-MOST_LETTERS = 120
-"""The longest text in a recording."""
+MAX_LETTERS = 120
+"""Maximum length of a text in a recording."""
 
 
 class Recorder:
-    """Passes requests to the server at `target` inside `with`; `url` is where clients find it."""
+    """Forwards requests to the server at `target` while the `with` lasts. Clients connect to `url`."""
 
     def __init__(self, target: str) -> None:
         self.exchanges: list[dict[str, Any]] = []
-        """What was sent since `begin`, in order: `method`, `path`, `body` if it is JSON, and the answer's `status`."""
+        """The requests since `clear`, in order: `method`, `path`, `body` if it is JSON, and the `status` of the
+        answer."""
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, urlsplit(target).netloc))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -45,8 +46,8 @@ class Recorder:
         self._thread.join()
         self._server.server_close()
 
-    def begin(self) -> None:
-        """Forgets the requests of earlier clients."""
+    def clear(self) -> None:
+        """Removes the requests of earlier clients."""
         self.exchanges.clear()
 
     def add(self, exchange: dict[str, Any]) -> None:
@@ -54,13 +55,13 @@ class Recorder:
             self.exchanges.append(exchange)
 
     def refused(self) -> list[dict[str, Any]]:
-        """Returns the requests that did not get 200."""
+        """Returns the requests whose answer was not a 200."""
         return [exchange for exchange in self.exchanges if exchange["status"] != 200]
 
     def save(self, path: Path, source: Mapping[str, str], *, hidden: str) -> None:
-        """Writes the requests with a body as JSON, each shape of them once, below what they came from.
+        """Writes the requests with a body as JSON, one of each shape, after the fields of `source`.
 
-        Long texts are cut, since only their kind matters. `hidden` is a folder whose name must not stay in them.
+        Long texts are cut, since only their form matters. The path of the folder `hidden` is replaced.
         """
         requests: dict[object, dict[str, Any]] = {}
         for exchange in self.exchanges:
@@ -73,10 +74,10 @@ class Recorder:
 
 
 def shortened(value: Any, hidden: str) -> Any:
-    """Returns the value with its long strings cut, and without the folder's name."""
+    """Returns the value with its long strings cut, and the folder's path replaced."""
     if isinstance(value, str):
-        text = value.replace(hidden, "/home/somebody")
-        return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}..."
+        text = value.replace(hidden, "/home/user")
+        return text if len(text) <= MAX_LETTERS else f"{text[:MAX_LETTERS]}..."
     if isinstance(value, dict):
         return {name: shortened(inner, hidden) for name, inner in value.items()}
     return [shortened(inner, hidden) for inner in value] if isinstance(value, list) else value
@@ -96,19 +97,19 @@ def shape(value: Any) -> Any:
 
 
 def _handler(recorder: Recorder, address: str) -> type[BaseHTTPRequestHandler]:
-    class Passing(BaseHTTPRequestHandler):
-        """Passes one connection's requests on, each on a connection of its own."""
+    class Forwarding(BaseHTTPRequestHandler):
+        """Forwards the requests of one connection, each on a connection of its own."""
 
         def do_GET(self) -> None:
-            self._pass_on()
+            self._forward()
 
         def do_POST(self) -> None:
-            self._pass_on()
+            self._forward()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Prints nothing: pytest shows what a client said, if it failed."""
+            """Prints nothing: pytest shows the output of a client that fails."""
 
-        def _pass_on(self) -> None:
+        def _forward(self) -> None:
             sent = self.rfile.read(int(self.headers.get("content-length") or 0))
             headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
             upstream = HTTPConnection(address, timeout=TIMEOUT_S)
@@ -122,9 +123,9 @@ def _handler(recorder: Recorder, address: str) -> type[BaseHTTPRequestHandler]:
                     self.send_header(name, value)
             self.send_header("Connection", "close")
             self.end_headers()
-            while piece := answer.read1(CHUNK_BYTES):
-                self.wfile.write(piece)
+            while chunk := answer.read1(CHUNK_BYTES):
+                self.wfile.write(chunk)
                 self.wfile.flush()
             upstream.close()
 
-    return Passing
+    return Forwarding

@@ -1,4 +1,4 @@
-"""How a client is run, what a scripted model says to it, and how its requests are kept."""
+"""Runs clients, scripts the output of their model, and saves their requests."""
 
 import datetime
 import subprocess
@@ -14,7 +14,7 @@ TIMEOUT_S = 240
 
 
 def run(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> str:
-    """Runs a command without input, and returns what it wrote. Fails if its exit code is not 0."""
+    """Runs a command without input, and returns its output. Fails if its exit code is not 0."""
     done = subprocess.run(
         command, env=environ, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S,
         check=False,
@@ -23,8 +23,8 @@ def run(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> str
     return done.stdout
 
 
-def saying(*texts: str) -> Script:
-    """Makes each request the next text, in every choice, and requests that come later the last text."""
+def script_of(*texts: str) -> Script:
+    """Returns a script in which every choice of a request has the next text, and later requests get the last text."""
     given: dict[str, str] = {}
     return lambda request, start: fake_answer(
         given.setdefault(request.request_id, texts[min(len(given), len(texts) - 1)])
@@ -32,7 +32,7 @@ def saying(*texts: str) -> Script:
 
 
 def keep(recorder: Recorder, client: Client, *, home: Path, recordings: Path | None) -> None:
-    """Checks that the client asked and nothing was refused, and writes what it asked if the run makes recordings."""
+    """Checks that the client sent requests and none was refused. Saves the requests if the run makes recordings."""
     assert recorder.exchanges and recorder.refused() == []
     if recordings is not None:
         source = {"client": client.name, "version": client.version, "recorded": str(datetime.date.today())}

@@ -1,7 +1,7 @@
-"""Every client works as it is: its own package, in an environment of its own, against a real server.
+"""Every client works unchanged: its own package, in an environment of its own, with a real server.
 
-`make clients` runs this before a release. With `--record-clients FOLDER` it also writes what each client sent, which
-`tests/api/test_recorded_clients.py` sends again.
+`make clients` runs this before a release. With `--record-clients FOLDER` it also saves the requests of each client,
+which `tests/api/test_recorded_clients.py` sends again.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""docs/clients.md and the recordings are of the versions that are run."""
+"""docs/clients.md and the recordings have the tested versions."""
 
 import json
 from pathlib import Path
@@ -14,14 +14,14 @@ ROWS = [line.split(" | ") for line in (ROOT / "docs" / "clients.md").read_text()
 
 
 def test_the_page_has_a_row_for_each_client_with_its_version() -> None:
-    told = {row[0].removeprefix("| "): row[1].split(" ")[0] for row in ROWS[1:]}
-    assert told == {client.name: client.version for client in ALL}
+    listed = {row[0].removeprefix("| "): row[1].split(" ")[0] for row in ROWS[1:]}
+    assert listed == {client.name: client.version for client in ALL}
 
 
 @pytest.mark.parametrize("client", ALL, ids=lambda client: client.key)
 def test_each_client_has_a_recording_of_its_version(client: Client) -> None:
-    told = json.loads((RECORDINGS / f"{client.key}.json").read_text())
-    assert (told["client"], told["version"]) == (client.name, client.version)
+    recording = json.loads((RECORDINGS / f"{client.key}.json").read_text())
+    assert (recording["client"], recording["version"]) == (client.name, client.version)
 
 
 def test_each_script_is_run() -> None:

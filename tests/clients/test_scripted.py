@@ -1,6 +1,6 @@
-"""Clients that need more than a small model: it thinks, calls the right tool, or has room for a long prompt.
+"""Clients that need more than a small model: one that reasons, calls the right tool, or takes a long prompt.
 
-The server is whole; only what its model writes is scripted.
+The server is complete; only the output of its model is scripted.
 """
 
 import json
@@ -14,7 +14,7 @@ import pytest
 from motet.text.formats import ParserNames
 from tests.clients.installed import AIDER, CLAUDE_CODE, CODEX, LITELLM, SCRIPTS
 from tests.clients.recorder import Recorder
-from tests.clients.running import keep, run, saying
+from tests.clients.running import keep, run, script_of
 from tests.fake_server import FakeServer
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -42,16 +42,16 @@ FILE = "boat.py\n```\nprint('ahoy')\n```\n"
 
 @contextmanager
 def scripted(folder: Path, *texts: str) -> Iterator[Recorder]:
-    """Serves a model that writes these texts, one for each request; it may think."""
+    """Serves a model whose answers are these texts, one for each request. They can have reasoning."""
     model = save_tiny_tokenizer(folder / "model")
     with (
-        FakeServer(model, saying(*texts), max_model_len=200_000, parsers=ParserNames(reasoning="think")) as server,
+        FakeServer(model, script_of(*texts), max_model_len=200_000, parsers=ParserNames(reasoning="think")) as server,
         Recorder(server.url) as recorder,
     ):
         yield recorder
 
 
-def test_litellm_sends_back_what_a_model_thought(
+def test_litellm_sends_back_the_reasoning_of_a_model(
     clean: dict[str, str], tmp_path: Path, recordings: Path | None
 ) -> None:
     python = str(LITELLM.installed() / "bin" / "python")
@@ -69,8 +69,10 @@ def test_codex_runs_a_command_that_the_model_calls_and_ends_with_its_answer(
         config = tmp_path / ".codex" / "config.toml"
         config.parent.mkdir()
         config.write_text(CODEX_CONFIG.format(url=recorder.url))
-        told = run([codex, "exec", "--json", "--skip-git-repo-check", "-s", "read-only", "Say ahoy."], clean, tmp_path)
-        items = [json.loads(line).get("item", {}) for line in told.splitlines()]
+        output = run(
+            [codex, "exec", "--json", "--skip-git-repo-check", "-s", "read-only", "Say ahoy."], clean, tmp_path
+        )
+        items = [json.loads(line).get("item", {}) for line in output.splitlines()]
         ran = [item["aggregated_output"] for item in items if item.get("status") == "completed"]
         assert len(ran) == 1 and "ahoy\n" in ran[0]
         assert [item["text"] for item in items if item.get("type") == "agent_message"] == ["Done."]
@@ -85,8 +87,8 @@ def test_claude_code_runs_a_command_that_the_model_calls_and_ends_with_its_answe
     with scripted(tmp_path, BASH, "Done.") as recorder:
         environ = {**clean, **CLAUDE_CODE_SETTINGS, "ANTHROPIC_BASE_URL": recorder.url}
         flags = ["--output-format", "stream-json", "--verbose", "--allowedTools", "Bash(echo:*)"]
-        told = run([claude, "-p", "Say ahoy.", *flags], environ, tmp_path)
-        lines = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+        output = run([claude, "-p", "Say ahoy.", *flags], environ, tmp_path)
+        lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
         assert [line["tool_use_result"]["stdout"] for line in lines if line["type"] == "user"] == ["ahoy"]
         assert [line["result"] for line in lines if line["type"] == "result"] == ["Done."]
         _, turn, _ = (turn for turn in recorder.exchanges[-1]["body"]["messages"] if turn["role"] != "system")
@@ -94,7 +96,7 @@ def test_claude_code_runs_a_command_that_the_model_calls_and_ends_with_its_answe
         keep(recorder, CLAUDE_CODE, home=tmp_path, recordings=recordings)
 
 
-def test_aider_changes_a_file_as_the_model_writes_it(
+def test_aider_changes_a_file_to_the_text_of_the_model(
     clean: dict[str, str], tmp_path: Path, recordings: Path | None
 ) -> None:
     aider = str(AIDER.installed() / "bin" / "aider")

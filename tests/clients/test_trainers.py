@@ -1,4 +1,4 @@
-"""Clients of trainers, against a real server with the default model that is open to trainers (`--rl`)."""
+"""Clients of trainers, with a real server that has the default model and `--rl`."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -14,7 +14,7 @@ from tests.deploy.running import Running
 from tests.error_response import assert_error
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.fake_vllm import MODEL, FakeVLLM
-from tests.peers.openai_script import Manners
+from tests.peers.openai_script import Behaviour
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -22,7 +22,7 @@ OURS, TEXTS = "tiny", "texts"
 
 
 def texts_peer() -> FakeOpenAI:
-    return FakeOpenAI(Manners(models=({"id": TEXTS, "max_model_len": 99},)))
+    return FakeOpenAI(Behaviour(models=({"id": TEXTS, "max_model_len": 99},)))
 
 
 def gateway_to(folder: Path, *workers: Running | FakeVLLM | FakeOpenAI) -> RunningGateway:
@@ -117,18 +117,18 @@ async def test_a_motet_server_is_used_as_a_text_upstream_if_named_as_openai(fold
 async def test_a_text_upstream_that_is_lost_gets_nothing_until_it_is_back(folder: Path) -> None:
     async with texts_peer() as texts, RunningGateway(texts.url) as gateway:
         id = texts.url.removeprefix("http://")
-        texts.manners.models = ()
+        texts.behaviour.models = ()
         await gateway.until_state(id, WorkerState.DEAD)
         body = {"messages": [{"role": "user", "content": "hi"}]}
         assert (await gateway.http.post("/v1/chat/completions", json=body)).status_code == 503
-        texts.manners.models = ({"id": TEXTS},)
+        texts.behaviour.models = ({"id": TEXTS},)
         await gateway.until_state(id, WorkerState.READY)
         assert (await gateway.http.post("/v1/chat/completions", json=body)).status_code == 200
 
 
 async def test_a_text_upstream_that_leaves_during_a_probe_gets_no_more_requests(folder: Path) -> None:
     async with texts_peer() as texts, FakeVLLM() as vllm, gateway_to(folder, vllm) as gateway:
-        texts.shut()
+        texts.close_gate()
         id = texts.url.removeprefix("http://")
         await gateway.http.post("/workers", json={"url": texts.url}, headers=ADMIN)
         await texts.arrived.acquire()

@@ -16,7 +16,7 @@ from tests.error_response import assert_error
 from tests.patience import PATIENCE_S
 from tests.peers.fake_vllm import MODEL, FakeVLLM
 from tests.peers.vllm_tickets import Network
-from tests.peers.vllm_tokens import Kind, written
+from tests.peers.vllm_tokens import Kind, expected_tokens
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -41,7 +41,7 @@ async def generated(gateway: RunningGateway, n: int, **sampling: object) -> list
 
 def seeded(n: int, seed: int) -> list[list[int]]:
     """Returns what each choice would be on its own."""
-    return [written(PROMPT, TOKENS, Kind(seed=seed + index)) for index in range(n)]
+    return [expected_tokens(PROMPT, TOKENS, Kind(seed=seed + index)) for index in range(n)]
 
 
 def gateway_of(folder: Path, *servers: FakeVLLM | str, **gateway: Any) -> RunningGateway:
@@ -65,12 +65,12 @@ async def test_servers_get_the_trace_of_the_client_with_each_request(folder: Pat
     trace, sent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     async with pair_of(folder) as (network, prefill, decode, gateway):
         await until_connected(network, decode)
-        before = [len(server.named) for server in (prefill, decode)]
+        before = [len(server.request_names) for server in (prefill, decode)]
         headers = {"traceparent": f"00-{trace}-{sent}-01"}
         response = await gateway.http.post("/inference/v1/generate", json=body(2, seed=1), headers=headers)
         assert response.status_code == 200, response.text
         for server, known in zip((prefill, decode), before, strict=True):
-            assert {one.traceparent for one in server.named[known:]} == {headers["traceparent"]}
+            assert {one.traceparent for one in server.request_names[known:]} == {headers["traceparent"]}
 
 
 async def until_connected(network: Network, decode: FakeVLLM) -> None:
@@ -85,7 +85,7 @@ async def test_the_choices_of_a_group_equal_single_requests(folder: Path, scale_
         async with gateway_of(folder, server) as gateway:
             assert gateway.models == [MODEL]
             assert await generated(gateway, 3, seed=5) == seeded(3, 5)
-            assert await generated(gateway, 3, temperature=0) == [written(PROMPT, TOKENS)] * 3
+            assert await generated(gateway, 3, temperature=0) == [expected_tokens(PROMPT, TOKENS)] * 3
             assert len({tuple(tokens) for tokens in await generated(gateway, 4)}) == 4
         server.check()
 
@@ -107,23 +107,23 @@ async def test_both_servers_get_the_clients_ids_of_request_and_session(folder: P
     async with pair_of(folder) as (network, prefill, decode, gateway):
         await until_connected(network, decode)
         for server in (prefill, decode):
-            server.named.clear()
+            server.request_names.clear()
         await gateway.http.post("/inference/v1/generate", json=body(1), headers=names)
         for server in (prefill, decode):
-            (named,) = server.named
-            assert str(named.request_id).startswith("client-1-")
-            assert named.session_id == "talk"
+            (ids,) = server.request_names
+            assert str(ids.request_id).startswith("client-1-")
+            assert ids.session_id == "talk"
 
 
 async def test_an_unused_ticket_is_released_under_the_clients_request_id(folder: Path) -> None:
     async with pair_of(folder) as (network, _, decode, gateway):
         await until_connected(network, decode)
         decode.switches.too_busy = 1  # decode refuses the request at first, so the ticket is released
-        decode.named.clear()
+        decode.request_names.clear()
         answer = await gateway.http.post("/inference/v1/generate", json=body(1), headers={"x-request-id": "client-2"})
         assert answer.status_code == 200
         await decode.until(lambda: not network.pinned)
-        released = [named.request_id for named in decode.named if "release" in str(named.request_id)]
+        released = [names.request_id for names in decode.request_names if "release" in str(names.request_id)]
         assert {str(name).rpartition("-release-")[0] for name in released} == {"client-2"}
 
 
@@ -147,9 +147,9 @@ async def test_a_decode_server_that_dies_during_an_answer_is_not_noticed(folder:
             first, other = await writing(a, b)
             first.step(5)
             other.run()
-            await first.until(lambda: first.books.generated_tokens >= 5)
+            await first.until(lambda: first.counters.generated_tokens >= 5)
             await first.kill()
-            assert await answering == [written(PROMPT, TOKENS)] * 3
+            assert await answering == [expected_tokens(PROMPT, TOKENS)] * 3
             migrations = (await gateway.http.get("/status")).json()["totals"]["migrations"]
             assert migrations == 1
         other.check()
@@ -210,7 +210,7 @@ async def test_adapters_are_models_of_the_workers_that_have_them(folder: Path) -
         for _ in range(4):
             answer = await gateway.http.post("/inference/v1/generate", json=body(1) | {"model": "poet"})
             assert answer.status_code == 200, answer.text
-        assert [request.model for request in tuned.asked if len(request.prompt) == len(PROMPT)] == ["poet"] * 4
+        assert [request.model for request in tuned.requests if len(request.prompt) == len(PROMPT)] == ["poet"] * 4
         unknown = await gateway.http.post("/inference/v1/generate", json=body(1) | {"model": "nobody"})
         assert unknown.status_code == 404
         assert unknown.json()["error"]["code"] == "model_not_found"
@@ -295,11 +295,11 @@ async def test_an_adapter_that_one_server_has_just_lost_is_requested_from_anothe
         FakeVLLM(adapters=("poet",)) as other,
         gateway_of(folder, one, other) as gateway,
     ):
-        one.asked.clear()
+        one.requests.clear()
         one.switches.lost = ("poet",)
         answers = [await generated_by_poet(gateway) for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 200]
-        assert not one.asked
+        assert not one.requests
 
 
 async def test_an_adapter_that_no_server_has_any_more_is_refused_and_then_unknown(folder: Path) -> None:
@@ -320,7 +320,7 @@ async def generated_by_poet(gateway: RunningGateway) -> httpx.Response:
 async def test_a_server_that_does_not_report_its_blocks_gets_several_groups_at_once(folder: Path) -> None:
     """If it counted as having no blocks, a second group would seem not to fit."""
     async with FakeVLLM() as server:
-        server.switches.tells_blocks = False
+        server.switches.reports_blocks = False
         async with gateway_of(folder, server) as gateway:
             server.hold()
             answers = [asyncio.ensure_future(generated(gateway, 3, seed=seed)) for seed in (5, 9)]

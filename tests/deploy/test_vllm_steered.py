@@ -58,7 +58,7 @@ def test_the_token_that_ends_a_choice_ends_no_other() -> None:
 @pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
 async def test_choices_that_are_not_needed_are_closed_and_their_blocks_are_free(folder: Path, apart: bool) -> None:
     async with in_front(folder, apart=apart) as (server, gateway):
-        aborted = server.books.aborted
+        aborted = server.counters.aborted
         request = body(N, seed=SEED, stop_token_ids=[LAST]) | {"group": {"stop_when": {"finished": 1}}}
         answering = asyncio.ensure_future(gateway.http.post(PATH, json=request))
         await start(server, apart=apart, requests=N)
@@ -68,8 +68,8 @@ async def test_choices_that_are_not_needed_are_closed_and_their_blocks_are_free(
         assert {index: finish for index, (finish, _) in choices.items()} == {0: "abort", 1: "stop", 2: "abort"}
         for index, (_, tokens) in choices.items():
             assert tokens == WRITTEN[index][: len(tokens)]
-        assert server.books.aborted - aborted == 2
-        held = server.books.text(pinned_blocks=server.pinned_blocks())
+        assert server.counters.aborted - aborted == 2
+        held = server.counters.text(pinned_blocks=server.pinned_blocks())
         assert 'vllm:kv_cache_usage_perc{engine="0",model_name="smollm2"} 0.0' in held
 
 
@@ -77,12 +77,12 @@ async def test_choices_that_are_not_needed_are_closed_and_their_blocks_are_free(
 async def test_choices_that_begin_later_are_as_cheap_as_another_request_with_the_prompt(folder: Path) -> None:
     async with pair_of(folder) as (network, prefill, decode, gateway):
         await until_connected(network, decode)
-        prefilled, computed = prefill.books.local_compute, decode.books.local_compute
+        prefilled, computed = prefill.counters.local_compute, decode.counters.local_compute
         answer = await gateway.http.post(PATH, json=body(4, seed=SEED) | {"group": {"start": 1}})
         assert of_choice(answer.json()) == {i: ("length", tokens) for i, tokens in enumerate(seeded(4, SEED))}
         last_block = len(PROMPT) % prefill.block_size  # the others are in the prefix cache
-        assert prefill.books.local_compute - prefilled == len(PROMPT) + 3 * last_block
-        assert decode.books.local_compute == computed
+        assert prefill.counters.local_compute - prefilled == len(PROMPT) + 3 * last_block
+        assert decode.counters.local_compute == computed
     assert network.faults == []
 
 

@@ -1,6 +1,6 @@
-"""Servers that several modules share: one engine alone, with whose answers others are compared, and the default model.
+"""Servers that several modules share: a single engine, whose answers are the expected ones, and the default model.
 
-They start when a test first asks for them and stay until the end, so tests leave them as they are.
+They start when a test first requests them and run until the end, so tests must not change them.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from tests.forked import ForkingProcess
 def one_engine(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, forking: ForkingProcess
 ) -> Iterator[Callable[[str], ChildServer]]:
-    """Serves the random model, in the dtype that a test asks for."""
+    """A function that returns a server of one engine with the random model, in the given dtype."""
     environ = {**environment(), "TMPDIR": str(tmp_path_factory.mktemp("one"))}
     arguments = [
         str(folder), "--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1",
@@ -37,13 +37,13 @@ def one_engine(
 
 @pytest.fixture(scope="session")
 def default_weights() -> None:
-    """Skips tests that need these weights where they are missing."""
+    """Skips tests that need the default model's weights if they are missing."""
     if not Smollm2(cache_folder(environment())).folder.is_dir():
-        pytest.skip("the default model is not here: motet models pull")
+        pytest.skip("the default model is not installed: motet models pull")
 
 
 @pytest.fixture(scope="session")
 def default_server(default_weights: None, forking: ForkingProcess) -> Iterator[ChildServer]:
-    """Serves the default model."""
+    """A server with the default model."""
     with forking.server([DEFAULT_MODEL, "--kv-cache-gb", "0.5"]) as running:
         yield running

@@ -1,4 +1,4 @@
-"""An answer that is long enough to be struck in its middle, as a client reads it."""
+"""An answer that is long enough for a fault in its middle, as a client reads it."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from motet.deploy.child import ChildServer
 
 
 def events_of_long_answer(server: ChildServer, *then_signal: tuple[int, signal.Signals]) -> list[str]:
-    """Returns the stream of an answer without an end of its own. Once it has begun, the processes get their signals."""
+    """Returns the events of an answer that ends only at its maximum length. After the first event the processes get
+    their signals."""
     body = {"prompt": "the hand", "n": 3, "seed": 1, "max_tokens": 400, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
         lines = response.iter_lines()

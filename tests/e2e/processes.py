@@ -1,4 +1,4 @@
-"""Watches processes that are not children of the test."""
+"""Waits for processes that are not children of the test."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""A program that starts a server, says its pid, and goes on until its standard input ends."""
+"""A program that starts a server, prints its pid, and runs until its standard input ends."""
 
 import sys
 

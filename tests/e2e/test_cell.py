@@ -1,4 +1,4 @@
-"""Cells and servers with a role, as real processes: they find those that they should, and leave nothing behind."""
+"""Cells and servers with a role, as real processes: they connect to the right workers, and leave nothing behind."""
 
 import os
 import signal
@@ -57,25 +57,26 @@ def pids(server: ChildServer) -> list[int]:
 
 
 def transfers(server: ChildServer) -> tuple[int, int]:
-    """Returns the prefills and transfers that this server's own engines have made."""
+    """Returns the number of prefills and transfers of this server's own engines."""
     with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         figures = read_figures(client)
     return figures.prefills, figures.kv_transfers
 
 
-def ask_until_prefilled_apart(decode: ChildServer, expected: list[str], *, transfers_in_all: int) -> None:
-    """Waits until the prefill server is met, then asks until an answer is prefilled apart. All must be right."""
+def request_until_transferred(decode: ChildServer, expected: list[str], *, total_transfers: int) -> None:
+    """Waits until the prefill server is connected, then sends requests until one of them is prefilled there. All
+    answers must be correct."""
     deadline = time.monotonic() + PATIENCE_S
     while workers(decode)["prefill-0"]["state"] != "ready":
-        assert time.monotonic() < deadline, "the decode server does not meet its prefill server"
+        assert time.monotonic() < deadline, "the decode server does not connect to its prefill server"
         time.sleep(0.05)
-    while transfers(decode) != (0, transfers_in_all):
-        assert time.monotonic() < deadline, "the decode server does not go back to its prefill server"
+    while transfers(decode) != (0, total_transfers):
+        assert time.monotonic() < deadline, "the decode server does not use its prefill server again"
         assert texts(decode) == expected
 
 
 def wait_for_children(pid: int, count: int) -> list[int]:
-    """Waits until there are so many children, and returns their pids."""
+    """Waits until the process has this number of children, and returns their pids."""
     deadline = time.monotonic() + PATIENCE_S
     while len(children := psutil.Process(pid).children()) < count:
         if time.monotonic() > deadline:
@@ -117,17 +118,19 @@ def test_a_cell_that_cannot_start_gives_its_reason_once_and_leaves_nothing(
     assert list(tmp_path.glob("motet-*")) == []
 
 
-def test_two_cells_on_one_machine_do_not_meet_and_each_ends_without_the_other(
+def test_two_cells_on_one_machine_stay_separate_and_each_ends_without_the_other(
     forking: ForkingProcess, folder: Path, tmp_path_factory: pytest.TempPathFactory, expected: list[str]
 ) -> None:
-    folders = [tmp_path_factory.mktemp("t") for _ in range(2)]  # short: the path of a socket may have 107 characters
+    folders = [
+        tmp_path_factory.mktemp("t") for _ in range(2)
+    ]  # short, since the path of a socket has at most 107 characters
     once = (*CELL, "--engine-restarts", "0")
     with start(forking, folder, folders[0], *once) as one, start(forking, folder, folders[1], *CELL) as other:
         sides = [worker["transfer"] for cell in (one, other) for worker in workers(cell).values()]
         assert len({str(side) for side in sides}) == 4
         assert texts(one) == expected
         assert (transfers(one), transfers(other)) == ((1, 1), (0, 0))
-        assert_one_prompt_was_prefilled_apart(one)
+        assert_one_prompt_was_transferred(one)
         assert texts(other) == expected
         assert (transfers(one), transfers(other)) == ((1, 1), (1, 1))
 
@@ -137,11 +140,11 @@ def test_two_cells_on_one_machine_do_not_meet_and_each_ends_without_the_other(
             wait_until_gone(pid, PATIENCE_S)
         assert texts(one) == expected
 
-        assert_it_does_without_prefill_and_ends_with_its_last_decode_engine(one, expected)
+        assert_it_works_without_prefill_and_ends_with_its_decode_engine(one, expected)
         assert list(folders[0].glob("motet-*")) == []
 
 
-def assert_it_does_without_prefill_and_ends_with_its_last_decode_engine(cell: ChildServer, expected: list[str]) -> None:
+def assert_it_works_without_prefill_and_ends_with_its_decode_engine(cell: ChildServer, expected: list[str]) -> None:
     prefill, decode = pids(cell)
     os.kill(prefill, signal.SIGKILL)
     wait_until_gone(prefill, PATIENCE_S)
@@ -151,7 +154,7 @@ def assert_it_does_without_prefill_and_ends_with_its_last_decode_engine(cell: Ch
         "prefill-0": "dead",
         "decode-0": "ready",
     }
-    # Made before the blow: the server ends soon after its engine.
+    # Connected before the kill, since the server ends soon after its engine.
     with httpx.Client(base_url=cell.url, timeout=PATIENCE_S) as http:
         events = events_of_long_answer(cell, (decode, signal.SIGKILL))
         assert http.get("/health").status_code == 503
@@ -160,13 +163,13 @@ def assert_it_does_without_prefill_and_ends_with_its_last_decode_engine(cell: Ch
     assert cell.wait() == 70
 
 
-def assert_one_prompt_was_prefilled_apart(cell: ChildServer) -> None:
-    """As its status tells, once prefill has heard that decode has the prompt."""
-    shown = eventually(
+def assert_one_prompt_was_transferred(cell: ChildServer) -> None:
+    """Checks the status, once the prefill engine has received the acknowledgement of decode."""
+    reported = eventually(
         lambda: workers(cell),
-        lambda seen: not any(worker["leases"] or worker["blocks_used"] for worker in seen.values()),
+        lambda reports: not any(worker["leases"] or worker["blocks_used"] for worker in reports.values()),
     )
-    assert {name: (worker["role"], worker["state"]) for name, worker in shown.items()} == {
+    assert {name: (worker["role"], worker["state"]) for name, worker in reported.items()} == {
         "prefill-0": ("prefill", "ready"),
         "decode-0": ("decode", "ready"),
     }
@@ -176,32 +179,32 @@ def assert_one_prompt_was_prefilled_apart(cell: ChildServer) -> None:
     assert totals["bypasses"] == 0
 
 
-def test_a_decode_server_asks_a_prefill_server_and_meets_it_again_when_it_comes_back(
+def test_a_decode_server_uses_a_prefill_server_and_finds_it_again_after_a_restart(
     forking: ForkingProcess, folder: Path, tmp_path: Path, expected: list[str]
 ) -> None:
-    keys = ("--cluster-key", "ours", "--worker-key", "secret")
+    keys = ("--cluster-key", "cluster", "--worker-key", "secret")
     free = ("--side-channel-port", "0", *keys, "--no-prefix-cache")
     port = free_port()
-    asks = ("--prefill-url", f"http://127.0.0.1:{port}", "--bypass-tokens", "0")
-    with start(forking, folder, tmp_path, "--role", "decode", *asks, *free) as decode:
+    prefill_flags = ("--prefill-url", f"http://127.0.0.1:{port}", "--bypass-tokens", "0")
+    with start(forking, folder, tmp_path, "--role", "decode", *prefill_flags, *free) as decode:
         assert texts(decode) == expected
         for times in (1, 2):
             with start(
                 forking, folder, tmp_path, "--role", "prefill", "--api-key", "other", *free, port=port
             ) as prefill:
-                ask_until_prefilled_apart(decode, expected, transfers_in_all=times)
-                shown = workers(decode)
-                assert {name: worker["role"] for name, worker in shown.items()} == {
+                request_until_transferred(decode, expected, total_transfers=times)
+                reported = workers(decode)
+                assert {name: worker["role"] for name, worker in reported.items()} == {
                     "decode-0": "decode",
                     "prefill-0": "prefill",
                 }
-                assert shown["prefill-0"]["address"] == prefill.url
+                assert reported["prefill-0"]["address"] == prefill.url
         assert texts(decode) == expected
         assert transfers(decode) == (0, 2)
-        assert_it_finishes_its_answer_when_told_to_end(decode)
+        assert_it_finishes_its_answer_after_sigterm(decode)
 
 
-def assert_it_finishes_its_answer_when_told_to_end(server: ChildServer) -> None:
+def assert_it_finishes_its_answer_after_sigterm(server: ChildServer) -> None:
     (engine,) = (pid for pid in pids(server))
     undisturbed = texts_of(events_of_long_answer(server))
     assert texts_of(events_of_long_answer(server, (server.pid, signal.SIGTERM))) == undisturbed

@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from motet.deploy.child import ChildServer, CounterSnapshot, read_block_size, read_figures
 from motet.settings.server_config import environment
-from tests.e2e.asking import chat, completions, streamed_chat, streamed_completions
+from tests.e2e.official_client import chat, completions, streamed_chat, streamed_completions
 from tests.e2e.processes import wait_until_gone
 from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S

@@ -1,4 +1,4 @@
-"""Real processes serve the default model: `make demo` keeps its promises, and the model makes sense."""
+"""Real processes serve the default model: its answers make sense, and `make demo` prints what it announces."""
 
 import json
 import subprocess
@@ -28,16 +28,16 @@ def test_the_default_model_makes_sense(default_server: ChildServer) -> None:
 
 
 def demo(forking: ForkingProcess, *arguments: str) -> tuple[dict[str, float], str]:
-    """Returns the receipt, and everything that was printed."""
+    """Returns the receipt, and the complete output."""
     command = [sys.executable, "-m", "motet", "demo", "--max-tokens", "16", *arguments]
-    environ = {**environment(), "MOTET_KV_CACHE_GB": "0.25"}  # to touch all of an engine's 2 GiB takes time
+    environ = {**environment(), "MOTET_KV_CACHE_GB": "0.25"}  # writing to all of the default 2 GiB takes time
     with forking.popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         output, _ = process.communicate()
     assert process.returncode == 0
     return json.loads(output.splitlines()[-1]), output
 
 
-def test_the_demo_prefills_once_and_moves_the_prompt_s_kv_once(forking: ForkingProcess) -> None:
+def test_the_demo_prefills_once_and_transfers_the_prompt_s_kv_once(forking: ForkingProcess) -> None:
     receipt, output = demo(forking)
     assert receipt["n"] == 8
     assert (receipt["prefills"], receipt["transfers"], receipt["recomputed_tokens"]) == (1, 1, 1)

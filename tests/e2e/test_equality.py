@@ -1,7 +1,7 @@
-"""Equality through the whole stack: real server, real sockets, the official client.
+"""Equality through the complete stack: real server, real sockets, the official client.
 
 Choice i of a group with seed s is the single request with seed s + i, text for text, streamed or not, whatever else the
-server does meanwhile.
+server does at the same time.
 """
 
 import json
@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 
 from motet.deploy.child import ChildServer
-from tests.e2e.asking import MESSAGES, chat, completions, streamed_chat
+from tests.e2e.official_client import MESSAGES, chat, completions, streamed_chat
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ WORDS = {
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def client(request: pytest.FixtureRequest, one_engine: Callable[[str], ChildServer]) -> Iterator[OpenAI]:
-    """Asks a server in float32, then one in bfloat16."""
+    """A client of a server in float32, then of one in bfloat16."""
     with OpenAI(base_url=f"{one_engine(request.param).url}/v1", api_key="none") as openai:
         yield openai
 
@@ -48,23 +48,23 @@ def test_n_answers_have_their_indices_and_their_prompt_is_counted_once(client: O
 
 
 @pytest.mark.parametrize("n", [1, 7, 32])
-def test_a_chat_of_n_is_n_single_chats(client: OpenAI, n: int) -> None:
-    whole = chat(client, n=n, seed=SEED)
-    assert streamed_chat(client, n=n, seed=SEED) == whole
-    assert len(set(whole)) == n
+def test_a_chat_of_n_equals_n_single_chats(client: OpenAI, n: int) -> None:
+    complete = chat(client, n=n, seed=SEED)
+    assert streamed_chat(client, n=n, seed=SEED) == complete
+    assert len(set(complete)) == n
     for i in sorted({0, n // 2, n - 1}):
-        assert chat(client, n=1, seed=SEED + i) == [whole[i]], f"choice {i}"
+        assert chat(client, n=1, seed=SEED + i) == [complete[i]], f"choice {i}"
 
 
 def test_a_chat_of_n_with_a_schema_is_n_single_chats_with_it_and_each_follows_it(client: OpenAI) -> None:
     form = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "words", "schema": WORDS, "strict": True}}
     }
-    whole = chat(client, n=8, seed=SEED, tokens=120, **form)
-    assert streamed_chat(client, n=8, seed=SEED, tokens=120, **form) == whole
-    assert [chat(client, n=1, seed=SEED + i, tokens=120, **form) for i in range(8)] == [[text] for text in whole]
-    assert len(set(whole)) == 8
-    for text in whole:
+    complete = chat(client, n=8, seed=SEED, tokens=120, **form)
+    assert streamed_chat(client, n=8, seed=SEED, tokens=120, **form) == complete
+    assert [chat(client, n=1, seed=SEED + i, tokens=120, **form) for i in range(8)] == [[text] for text in complete]
+    assert len(set(complete)) == 8
+    for text in complete:
         jsonschema.validate(json.loads(text), WORDS)
 
 
@@ -73,14 +73,16 @@ def test_a_chat_of_n_with_a_schema_is_n_single_chats_with_it_and_each_follows_it
     [{"stop_when": {"finished": 3}}, {"start": 3}, {"start": 4, "refill": "all", "deterministic": True}],
     ids=str,
 )
-def test_what_a_steered_group_writes_is_how_the_whole_one_begins(client: OpenAI, group: dict[str, object]) -> None:
+def test_the_output_of_a_steered_group_is_the_start_of_the_undisturbed_output(
+    client: OpenAI, group: dict[str, object]
+) -> None:
     ends = {"stop_token_ids": [40, 80, 120, 160, 200], "return_token_ids": True}
-    whole = tokens_of(client, **ends)
+    complete = tokens_of(client, **ends)
     steered = tokens_of(client, **ends, group=group)
-    assert list(steered) == list(whole)
+    assert list(steered) == list(complete)
     for index, (tokens, finish) in steered.items():
-        assert tokens == whole[index][0][: len(tokens)]
-        assert finish == "abort" or (tokens, finish) == whole[index]
+        assert tokens == complete[index][0][: len(tokens)]
+        assert finish == "abort" or (tokens, finish) == complete[index]
     finished = sum(finish != "abort" for _, finish in steered.values())
     assert 3 <= finished < 8 if "stop_when" in group else finished == 8
 
@@ -98,13 +100,13 @@ def tokens_of(client: OpenAI, **more: object) -> dict[int, tuple[list[int], str]
     return {choice.index: ((choice.model_extra or {})["token_ids"], choice.finish_reason) for choice in answer.choices}
 
 
-def test_completions_of_several_prompts_are_the_single_ones_in_order(client: OpenAI) -> None:
-    whole = completions(client, PROMPTS, n=3, seed=5)
+def test_completions_of_several_prompts_equal_single_ones_in_order(client: OpenAI) -> None:
+    complete = completions(client, PROMPTS, n=3, seed=5)
     singles = [completions(client, [prompt], n=1, seed=5 + i)[0] for prompt in PROMPTS for i in range(3)]
-    assert whole == singles
+    assert complete == singles
 
 
-def test_requests_at_once_are_the_requests_one_by_one(client: OpenAI) -> None:
+def test_concurrent_requests_equal_requests_one_by_one(client: OpenAI) -> None:
     alone = [chat(client, n=n, seed=1000 * n) for n in (1, 3, 5, 8)]
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda n: chat(client, n=n, seed=1000 * n), (1, 3, 5, 8) * 2))

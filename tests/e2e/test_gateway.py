@@ -1,4 +1,5 @@
-"""A gateway in front of real servers that are killed or stopped while they write: texts are those of one server."""
+"""A gateway in front of real servers that are killed or stopped while they generate: texts equal those of one
+server."""
 
 import os
 import signal
@@ -44,8 +45,8 @@ def streaming(server: ChildServer) -> Iterator[Streaming]:
 
 
 def status(gateway: ChildServer) -> dict[str, list[dict[str, object]]]:
-    found: dict[str, list[dict[str, object]]] = httpx.get(f"{gateway.url}/status", timeout=PATIENCE_S).json()
-    return found
+    report: dict[str, list[dict[str, object]]] = httpx.get(f"{gateway.url}/status", timeout=PATIENCE_S).json()
+    return report
 
 
 def routed_to_cached_blocks(gateway: ChildServer) -> float:
@@ -65,7 +66,7 @@ def expected(one_engine: Callable[[str], ChildServer]) -> Answer:
 def until_state(gateway: ChildServer, server: ChildServer, state: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while (server.url, state) not in [(worker["address"], worker["state"]) for worker in status(gateway)["workers"]]:
-        assert time.monotonic() < deadline, f"{server.url} does not get {state}: {status(gateway)}"
+        assert time.monotonic() < deadline, f"{server.url} does not become {state}: {status(gateway)}"
         time.sleep(0.05)
 
 
@@ -106,13 +107,13 @@ def test_a_text_is_the_same_when_a_server_stops_and_when_one_is_killed(
         assert list(own.iterdir()) == []
 
 
-def test_prefill_and_decode_servers_behind_a_gateway_write_what_one_server_writes(
+def test_prefill_and_decode_servers_of_a_gateway_generate_the_text_of_one_server(
     folder: Path, tmp_path: Path, forking: ForkingProcess, expected: Answer
 ) -> None:
-    apart = ("--side-channel-port", "0", "--cluster-key", "ours")
+    separate = ("--side-channel-port", "0", "--cluster-key", "cluster")
     with ExitStack() as stack:
         prefill, decode = (
-            stack.enter_context(child(forking, "serve", tmp_path, str(folder), *TINY, "--role", role, *apart))
+            stack.enter_context(child(forking, "serve", tmp_path, str(folder), *TINY, "--role", role, *separate))
             for role in ("prefill", "decode")
         )
         workers = ("--worker", f"{prefill.url},prefill", "--worker", f"{decode.url},decode")

@@ -23,7 +23,7 @@ def client(default_server: ChildServer) -> Iterator[OpenAI]:
         yield opened
 
 
-def test_response_whole_or_streamed_is_the_chat_of_the_same_seed(client: OpenAI) -> None:
+def test_a_response_streamed_or_not_equals_the_chat_of_the_same_seed(client: OpenAI) -> None:
     chat = client.chat.completions.create(
         model=DEFAULT_MODEL, messages=[{"role": "user", "content": QUESTION}], max_tokens=24, seed=3
     )
@@ -42,7 +42,7 @@ def test_response_whole_or_streamed_is_the_chat_of_the_same_seed(client: OpenAI)
     assert response.usage.total_tokens == chat.usage.total_tokens
 
 
-def test_a_conversation_goes_on_from_the_last_answer(client: OpenAI) -> None:
+def test_a_conversation_continues_after_the_last_answer(client: OpenAI) -> None:
     first = client.responses.create(model=DEFAULT_MODEL, input=QUESTION, temperature=0, max_output_tokens=12)
     assert "Paris" in first.output_text
     items = [{"role": "user", "content": QUESTION}, *(item.to_dict() for item in first.output)]

@@ -1,4 +1,4 @@
-"""What trainers do with token ids, through a real server: interrupted rollouts, allowed tokens, rendered chats."""
+"""Requests of trainers with token ids, to a real server: interrupted rollouts, allowed tokens, rendered chats."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,14 +7,14 @@ import httpx
 import pytest
 
 from motet.deploy.child import ChildServer
-from tests.e2e.asking import MESSAGES, TOKENS
+from tests.e2e.official_client import MESSAGES, TOKENS
 
 pytestmark = pytest.mark.slow
 
 PROMPT = list(range(20, 90))
 SEED = 77
 CUTS = (0, 1, 17, TOKENS - 1)
-"""Number of tokens that each choice had written when it was interrupted."""
+"""Number of output tokens of each choice when it was interrupted."""
 
 
 @pytest.fixture(scope="module")
@@ -42,34 +42,34 @@ def generate(client: httpx.Client, sampling: dict[str, object], **fields: object
     ],
     ids=["plain", "greedy", "penalised", "allowed", "grammar"],
 )
-def test_interrupted_choices_write_what_the_undisturbed_ones_do(
+def test_interrupted_choices_generate_the_tokens_of_undisturbed_ones(
     client: httpx.Client, sampling: dict[str, object]
 ) -> None:
-    whole = generate(client, {**sampling, "n": len(CUTS)})
-    assert [len(choice["token_ids"]) for choice in whole] == [TOKENS] * len(CUTS)
-    begun = [{"index": i, "token_ids": whole[i]["token_ids"][:count]} for i, count in enumerate(CUTS)]
+    complete = generate(client, {**sampling, "n": len(CUTS)})
+    assert [len(choice["token_ids"]) for choice in complete] == [TOKENS] * len(CUTS)
+    started = [{"index": i, "token_ids": complete[i]["token_ids"][:count]} for i, count in enumerate(CUTS)]
     expected = [
         {
             **choice,
             "token_ids": choice["token_ids"][count:],
             "logprobs": {"content": choice["logprobs"]["content"][count:]},
         }
-        for choice, count in zip(whole, CUTS, strict=True)
+        for choice, count in zip(complete, CUTS, strict=True)
     ]
-    assert generate(client, sampling, choices=begun) == expected
-    assert generate(client, sampling, choices=begun[2:]) == expected[2:]
+    assert generate(client, sampling, choices=started) == expected
+    assert generate(client, sampling, choices=started[2:]) == expected[2:]
 
 
-def test_a_group_with_allowed_tokens_is_the_single_requests_with_them(client: httpx.Client) -> None:
+def test_a_group_with_allowed_tokens_equals_single_requests_with_them(client: httpx.Client) -> None:
     allowed = {"allowed_token_ids": [25, 40, 41, 77, 130], "temperature": 1.5}
-    whole = generate(client, {**allowed, "n": 5})
-    assert {token for choice in whole for token in choice["token_ids"]} == set(allowed["allowed_token_ids"])  # type: ignore[call-overload]
-    for i, choice in enumerate(whole):
+    complete = generate(client, {**allowed, "n": 5})
+    assert {token for choice in complete for token in choice["token_ids"]} == set(allowed["allowed_token_ids"])  # type: ignore[call-overload]
+    for i, choice in enumerate(complete):
         (single,) = generate(client, {**allowed, "seed": SEED + i})
         assert {**single, "index": i} == choice
 
 
-def test_the_drawn_token_is_never_impossible_among_processed_log_probabilities(client: httpx.Client) -> None:
+def test_the_sampled_token_has_a_possible_processed_log_probability(client: httpx.Client) -> None:
     processed = {"top_k": 3, "temperature": 0.5, "logprobs_mode": "processed_logprobs", "logprobs": 5}
     for choice in generate(client, {**processed, "n": 4}):
         for entry in choice["logprobs"]["content"]:

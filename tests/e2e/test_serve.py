@@ -1,4 +1,4 @@
-"""`motet serve` as real processes: it answers, and however it ends, it leaves nothing behind."""
+"""`motet serve` as real processes: it answers, and leaves nothing behind, however it ends."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""The default model falls asleep: how much memory its server and engine give back, and that its answers stay."""
+"""A server with the default model sleeps: it and its engine release their memory, and answers stay the same."""
 
 from collections.abc import Iterator
 
@@ -24,13 +24,13 @@ def server(default_weights: None, forking: ForkingProcess) -> Iterator[ChildServ
 
 
 def resident(server: ChildServer, client: httpx.Client) -> int:
-    """Returns the bytes of memory that the server and its engines have."""
+    """Returns the resident memory of the server and its engines, in bytes."""
     workers = client.get("/status").json()["workers"]
     pids = [server.pid, *(worker["pid"] for worker in workers)]
     return sum(int(psutil.Process(pid).memory_info().rss) for pid in pids)
 
 
-def test_memory_of_the_default_model_is_given_back_and_its_answers_stay(server: ChildServer) -> None:
+def test_memory_of_the_default_model_is_released_and_its_answers_stay_the_same(server: ChildServer) -> None:
     body = {"messages": [{"role": "user", "content": "Name a boat."}], "n": 4, "max_tokens": 20, "seed": 1}
     with httpx.Client(base_url=server.url, timeout=60) as client:
 
@@ -39,9 +39,9 @@ def test_memory_of_the_default_model_is_given_back_and_its_answers_stay(server: 
             return [choice["message"]["content"] for choice in choices]
 
         expected, awake = answer(), resident(server, client)
-        for level, least in ((1, 0.9 * KV_BYTES), (2, 0.9 * (KV_BYTES + WEIGHT_BYTES))):
+        for level, minimum in ((1, 0.9 * KV_BYTES), (2, 0.9 * (KV_BYTES + WEIGHT_BYTES))):
             client.post("/sleep", params={"level": level}).raise_for_status()
-            assert awake - resident(server, client) > least
+            assert awake - resident(server, client) > minimum
             client.post("/wake_up").raise_for_status()
             assert awake - resident(server, client) > 0.8 * KV_BYTES, "the KV cache grows back as it is used"
             assert answer() == expected

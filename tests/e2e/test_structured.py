@@ -56,11 +56,11 @@ async def outcome(
     started = time.monotonic()
     http = DefaultAsyncHttpxClient(verify=False)
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0, http_client=http) as client:
-        found = await outcome_of(client, questions, attempt=attempt)
-    summary = f"{len(questions)} forms, {found}; {time.monotonic() - started:.0f} s"
+        result = await outcome_of(client, questions, attempt=attempt)
+    summary = f"{len(questions)} forms, {result}; {time.monotonic() - started:.0f} s"
     record("structured", summary)
     sys.stdout.write(summary + "\n")
-    return found
+    return result
 
 
 @pytest.mark.parametrize("cases", [CASES[::8], pytest.param(CASES, marks=pytest.mark.long)], ids=["some", "all"])
@@ -70,16 +70,16 @@ async def test_all_answers_follow_their_schemas(
     """The last bits of the logits differ between processors, and so do these answers. If all four answers to a question
     are truncated or equal, it is sent again. `tests/structured` also walks through the grammar of every schema."""
     questions = [question_of_schema(case) for case in cases]
-    found = await outcome(default_server, questions, record_property)
-    assert found.invalid == []
-    assert found.num_valid + found.num_truncated == N * len(cases)
-    assert found.num_truncated < N * len(cases) / 4
-    again = [one for one in questions if one.name not in found.with_valid - found.all_equal]
+    result = await outcome(default_server, questions, record_property)
+    assert result.invalid == []
+    assert result.num_valid + result.num_truncated == N * len(cases)
+    assert result.num_truncated < N * len(cases) / 4
+    again = [one for one in questions if one.name not in result.with_valid - result.all_equal]
     assert len(again) < max(len(cases) / 20, 6)
     for attempt in range(1, ATTEMPTS):
-        found = await outcome(default_server, again, record_property, attempt=attempt)
-        assert found.invalid == []
-        again = [one for one in again if one.name not in found.with_valid - found.all_equal]
+        result = await outcome(default_server, again, record_property, attempt=attempt)
+        assert result.invalid == []
+        again = [one for one in again if one.name not in result.with_valid - result.all_equal]
     assert [one.name for one in again] == []
 
 
@@ -109,7 +109,7 @@ async def test_objects_have_the_properties_that_the_schema_names_and_no_others(
 async def test_all_answers_follow_their_regular_expressions_choices_and_grammars(
     default_server: ChildServer, record_property: Record
 ) -> None:
-    found = await outcome(default_server, [question_of_form(form) for form in FORMS], record_property)
-    assert found.invalid == []
-    assert (found.num_valid, found.num_truncated) == (N * len(FORMS), 0)
-    assert len(found.all_equal) < len(FORMS) / 4
+    result = await outcome(default_server, [question_of_form(form) for form in FORMS], record_property)
+    assert result.invalid == []
+    assert (result.num_valid, result.num_truncated) == (N * len(FORMS), 0)
+    assert len(result.all_equal) < len(FORMS) / 4

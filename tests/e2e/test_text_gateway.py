@@ -1,4 +1,4 @@
-"""A gateway process in front of text upstreams: it offers n where they do not, and replaces a lost one."""
+"""A gateway process in front of text upstreams: it provides n where they do not support it, and replaces lost ones."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,20 +11,22 @@ from openai.types.chat import ChatCompletionUserMessageParam
 
 from motet.settings.server_config import environment
 from tests.forked import ForkingProcess
+from tests.patience import PATIENCE_S
 from tests.peers.fake_openai import FakeOpenAI
-from tests.peers.openai_script import Index, Manners
+from tests.peers.openai_script import Behaviour, Index
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 HI: ChatCompletionUserMessageParam = {"role": "user", "content": "hi"}
-SAID = ["hi 4", "hi 5 w0", "hi 6 w0 w1"]
+EXPECTED = ["hi 4", "hi 5 w0", "hi 6 w0 w1"]
 
 
 @asynccontextmanager
 async def gateway(
     forking: ForkingProcess, tmp_path: Path, *workers: str, name: str | None = None
 ) -> AsyncIterator[AsyncOpenAI]:
-    """A client of a gateway in front of these workers. `name` is the gateway's name for their first model."""
+    """Starts a gateway in front of these workers, and yields a client of it. `name` is the gateway's name for their
+    first model."""
     arguments = [part for worker in workers for part in ("--worker", worker)]
     arguments += [] if name is None else ["--served-model-name", name]
     child = forking.server(arguments, command="gateway", environ={**environment(), "TMPDIR": str(tmp_path)})
@@ -48,46 +50,46 @@ async def chat(client: AsyncOpenAI, model: str = "m") -> list[str]:
 
 
 async def until_listed(client: AsyncOpenAI, names: list[str]) -> None:
-    """The gateway is ready as soon as its first worker is. Nothing tells when the others have come."""
-    for _ in range(600):
-        listed = sorted([model.id async for model in client.models.list()])
-        if listed == names:
-            return
-        await asyncio.sleep(0.05)
-    pytest.fail(f"{listed} are listed, and not {names}")
+    """Polls the list of models. A gateway is ready as soon as its first worker is, and does not report when the others
+    are."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if sorted([model.id async for model in client.models.list()]) == names:
+                return
+            await asyncio.sleep(0.05)
 
 
 async def test_servers_are_found_and_each_gives_n_choices(forking: ForkingProcess, tmp_path: Path) -> None:
-    deviating = Manners(ignores_n=True, index=Index.ZERO, models=({"id": "deviating"},))
-    async with FakeOpenAI() as honest, FakeOpenAI(deviating) as other:
-        async with gateway(forking, tmp_path, honest.url, f"{other.url},openai") as client:
+    deviating = Behaviour(ignores_n=True, index=Index.ZERO, models=({"id": "deviating"},))
+    async with FakeOpenAI() as conforming, FakeOpenAI(deviating) as other:
+        async with gateway(forking, tmp_path, conforming.url, f"{other.url},openai") as client:
             await until_listed(client, ["deviating", "m"])
-            assert await chat(client, "deviating") == SAID
-            assert await chat(client, "m") == SAID
-        assert {asked.headers["authorization"] for asked in honest.asked if "seed" in asked.body} == {"Bearer k"}
+            assert await chat(client, "deviating") == EXPECTED
+            assert await chat(client, "m") == EXPECTED
+        assert {request.headers["authorization"] for request in conforming.requests if "seed" in request.body} == {
+            "Bearer k"
+        }
 
 
-async def test_a_model_may_have_another_name_for_clients(forking: ForkingProcess, tmp_path: Path) -> None:
-    async with FakeOpenAI(Manners(models=({"id": "m"},))) as peer:
+async def test_a_model_can_have_another_name_for_clients(forking: ForkingProcess, tmp_path: Path) -> None:
+    async with FakeOpenAI(Behaviour(models=({"id": "m"},))) as peer:
         async with gateway(forking, tmp_path, peer.url, name="shown") as client:
-            assert await chat(client, "shown") == SAID
+            assert await chat(client, "shown") == EXPECTED
             (card,) = [model async for model in client.models.list()]
         assert (card.id, card.model_dump()["max_model_len"]) == ("shown", None)
-        assert {asked.body["model"] for asked in peer.asked} == {"m"}
+        assert {request.body["model"] for request in peer.requests} == {"m"}
 
 
-async def test_a_server_that_goes_is_replaced_or_the_error_says_that_it_is_gone(
-    forking: ForkingProcess, tmp_path: Path
-) -> None:
+async def test_a_lost_server_is_replaced_or_the_error_reports_it(forking: ForkingProcess, tmp_path: Path) -> None:
     async with (
         FakeOpenAI() as staying,
         FakeOpenAI() as leaving,
         gateway(forking, tmp_path, leaving.url, staying.url) as client,
     ):
-        assert await chat(client) == SAID
+        assert await chat(client) == EXPECTED
         await leaving.close()
         for _ in range(3):
-            assert await chat(client) == SAID
+            assert await chat(client) == EXPECTED
         await staying.close()
         with pytest.raises(APIStatusError) as caught:
             await chat(client)

@@ -1,4 +1,4 @@
-"""Tools with the default model, through real processes: its calls are whole, and the same however it is served."""
+"""Tools with the default model, through real processes: calls are complete, and the same with every kind of server."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,14 @@ from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.real]
 
-ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the weather in Paris, in celsius?"}]
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the weather in Paris, in celsius?"}]
 
 
 class GetWeather(BaseModel):
     """The weather of a city, now."""
 
     city: str = Field(max_length=20)
-    """A small model does not always end a string by itself."""
+    """Limited, because a small model does not always end a string."""
     unit: Literal["celsius", "fahrenheit"]
 
 
@@ -41,7 +41,7 @@ TOOLS: Sequence[ChatCompletionToolUnionParam] = (
 )
 MODELS: dict[str, type[BaseModel]] = {"get_weather": GetWeather, "add": Add}
 WEATHER: Any = {"type": "function", "function": {"name": "get_weather"}}
-DRAWN: dict[str, Any] = {"model": DEFAULT_MODEL, "seed": 5, "max_tokens": 200, "tools": TOOLS}
+SAMPLED: dict[str, Any] = {"model": DEFAULT_MODEL, "seed": 5, "max_tokens": 200, "tools": TOOLS}
 
 
 @contextmanager
@@ -61,9 +61,9 @@ Calls = list[tuple[str, str]]
 """The calls of one choice: names and arguments."""
 
 
-def whole(client: OpenAI, n: int, choice: Any = "required", **fields: Any) -> list[Calls]:
-    asked = {**DRAWN, "messages": ASK, "n": n, "tool_choice": choice, **fields}
-    answer = client.chat.completions.create(**asked)
+def complete(client: OpenAI, n: int, choice: Any = "required", **fields: Any) -> list[Calls]:
+    request = {**SAMPLED, "messages": MESSAGES, "n": n, "tool_choice": choice, **fields}
+    answer = client.chat.completions.create(**request)
     assert [choice.index for choice in answer.choices] == list(range(n))
     assert {choice.finish_reason for choice in answer.choices} == {"tool_calls"}
     assert {choice.message.content for choice in answer.choices} == {None}
@@ -75,61 +75,61 @@ def whole(client: OpenAI, n: int, choice: Any = "required", **fields: Any) -> li
 
 @pytest.fixture(scope="module")
 def calls_of_four(client: OpenAI) -> list[Calls]:
-    """The calls of four choices, with which the tests compare others."""
-    return whole(client, 4)
+    """The calls of four choices, the expected ones of other tests."""
+    return complete(client, 4)
 
 
 def streamed(client: OpenAI, n: int, choice: Any = "required", **fields: Any) -> list[Calls]:
-    told: list[Calls] = [[] for _ in range(n)]
-    asked = {**DRAWN, "messages": ASK, "n": n, "tool_choice": choice, **fields}
-    for chunk in client.chat.completions.create(**asked, stream=True):
-        for piece in chunk.choices:
-            calls = told[piece.index]
-            for call in piece.delta.tool_calls or []:
+    choices: list[Calls] = [[] for _ in range(n)]
+    request = {**SAMPLED, "messages": MESSAGES, "n": n, "tool_choice": choice, **fields}
+    for chunk in client.chat.completions.create(**request, stream=True):
+        for part in chunk.choices:
+            calls = choices[part.index]
+            for call in part.delta.tool_calls or []:
                 if call.id:
                     calls.append((call.function.name, ""))
                 name, so_far = calls[call.index]
                 calls[call.index] = (name, so_far + call.function.arguments)
-    return told
+    return choices
 
 
-def test_every_choice_calls_validly_streamed_or_not(client: OpenAI, calls_of_four: list[Calls]) -> None:
+def test_every_choice_has_valid_calls_streamed_or_not(client: OpenAI, calls_of_four: list[Calls]) -> None:
     assert streamed(client, 4) == calls_of_four
-    for told in calls_of_four:
-        assert told
-        for name, arguments in told:
+    for calls in calls_of_four:
+        assert calls
+        for name, arguments in calls:
             MODELS[name].model_validate_json(arguments)
 
 
-def test_choice_i_of_n_calls_what_it_would_call_by_itself(client: OpenAI, calls_of_four: list[Calls]) -> None:
+def test_choice_i_of_n_has_the_calls_of_a_single_request(client: OpenAI, calls_of_four: list[Calls]) -> None:
     for i in (0, 3):
-        assert whole(client, 1, seed=DRAWN["seed"] + i) == [calls_of_four[i]]
+        assert complete(client, 1, seed=SAMPLED["seed"] + i) == [calls_of_four[i]]
 
 
 def test_parse_makes_models_of_every_choice(client: OpenAI) -> None:
-    asked = {**DRAWN, "messages": ASK, "n": 4, "tool_choice": WEATHER}
-    answer = client.chat.completions.parse(**asked)
+    request = {**SAMPLED, "messages": MESSAGES, "n": 4, "tool_choice": WEATHER}
+    answer = client.chat.completions.parse(**request)
     for choice in answer.choices:
         calls = choice.message.tool_calls or []
         assert calls
         assert all(isinstance(call.function.parsed_arguments, GetWeather) for call in calls)
 
 
-def test_with_a_form_beside_tools_every_choice_is_one_or_the_other(client: OpenAI) -> None:
-    asked = {**DRAWN, "messages": ASK, "n": 4, "tool_choice": "auto", "response_format": GetWeather}
-    for choice in client.chat.completions.parse(**asked).choices:
+def test_with_a_form_and_tools_every_choice_is_one_or_the_other(client: OpenAI) -> None:
+    request = {**SAMPLED, "messages": MESSAGES, "n": 4, "tool_choice": "auto", "response_format": GetWeather}
+    for choice in client.chat.completions.parse(**request).choices:
         calls = choice.message.tool_calls or []
         assert isinstance(choice.message.parsed, GetWeather) == (choice.finish_reason == "stop") == (not calls)
         assert all(isinstance(call.function.parsed_arguments, GetWeather | Add) for call in calls)
 
 
-def test_the_result_of_a_call_goes_back_and_is_answered(client: OpenAI) -> None:
-    asked = {**DRAWN, "messages": ASK, "tool_choice": WEATHER, "parallel_tool_calls": False}
-    message = client.chat.completions.create(**asked).choices[0].message
+def test_the_result_of_a_call_is_sent_back_and_answered(client: OpenAI) -> None:
+    request = {**SAMPLED, "messages": MESSAGES, "tool_choice": WEATHER, "parallel_tool_calls": False}
+    message = client.chat.completions.create(**request).choices[0].message
     (call,) = message.tool_calls
     assert "Paris" in json.loads(call.function.arguments)["city"]
     result = {"role": "tool", "tool_call_id": call.id, "content": "It is 17 degrees celsius in Paris, and sunny."}
-    again = {**DRAWN, "messages": [*ASK, message, result], "tool_choice": "none", "n": 4, "max_tokens": 40}
+    again = {**SAMPLED, "messages": [*MESSAGES, message, result], "tool_choice": "none", "n": 4, "max_tokens": 40}
     answer = client.chat.completions.create(**again, temperature=0)
     assert [choice.message.tool_calls for choice in answer.choices] == [None] * 4
     texts = {choice.message.content for choice in answer.choices}
@@ -137,14 +137,14 @@ def test_the_result_of_a_call_goes_back_and_is_answered(client: OpenAI) -> None:
     assert "17" in texts.pop()
 
 
-def test_a_cell_calls_what_a_single_server_does(forking: ForkingProcess, calls_of_four: list[Calls]) -> None:
+def test_a_cell_makes_the_calls_of_a_single_server(forking: ForkingProcess, calls_of_four: list[Calls]) -> None:
     flags = [DEFAULT_MODEL, "--kv-cache-gb", "0.25", "--prefill", "1", "--decode", "1"]
-    with forking.server(flags) as cell, client_of(cell) as apart:
-        assert whole(apart, 4) == calls_of_four
+    with forking.server(flags) as cell, client_of(cell) as separate:
+        assert complete(separate, 4) == calls_of_four
 
 
-def test_a_gateway_calls_what_the_server_behind_it_does(
+def test_a_gateway_makes_the_calls_of_its_server(
     default_server: ChildServer, forking: ForkingProcess, calls_of_four: list[Calls]
 ) -> None:
-    with forking.server(["--worker", default_server.url], command="gateway") as gateway, client_of(gateway) as before:
-        assert streamed(before, 4) == calls_of_four
+    with forking.server(["--worker", default_server.url], command="gateway") as gateway, client_of(gateway) as client:
+        assert streamed(client, 4) == calls_of_four

@@ -1,4 +1,4 @@
-"""Reads answers as clients do, complete or streamed, into one form for comparison, and checks the form of streams."""
+"""Reads complete and streamed answers into one form for comparison, and checks the form of streams."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class PartOfChoice(msgspec.Struct, frozen=True):
-    """One choice of a complete answer, or its share of one chunk."""
+    """One choice of a complete answer, or the choice's part of one chunk."""
 
     index: int
     text: str = ""
@@ -133,7 +133,7 @@ class Reader:
         self.answer.choices.setdefault(part.index, Choice()).take(part)
 
     def complete(self) -> Answer:
-        """Returns the answer. Fails if some of it has not come."""
+        """Returns the answer. Fails if it is incomplete."""
         assert self.failure is None, self.failure
         assert self.done
         for index, choice in self.answer.choices.items():
@@ -170,7 +170,8 @@ async def read(lines: AsyncIterator[str], reader: Reader, *, until: Callable[[Re
 
 
 async def fetch_answer(http: httpx.AsyncClient, route: str, body: Body) -> Answer:
-    """Requests a stream if the body says so. Without `include_usage` a streamed answer has no usage to compare."""
+    """Requests an answer, streamed if the body says so, and returns it. Without `include_usage` a streamed answer has
+    no usage."""
     if not body.get("stream"):
         return complete_answer(await http.post(route, json=body))
     async with http.stream("POST", route, json=body) as response:

@@ -1,4 +1,4 @@
-"""Servers in processes of their own, as operators start them, and requests that many tests send to them."""
+"""Servers in processes of their own, as operators start them, and requests to them."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ import msgspec
 from bench.servers.ports import free_port
 from motet.deploy.child import ChildServer
 from tests.forked import ForkingProcess
-from tests.status import SeenWorker
+from tests.status import ReportedWorker
 from tests.tiny_engine import TINY
 
 PATH = "/v1/completions"
@@ -27,11 +27,11 @@ POLL_S = 0.02
 
 
 class ServerStatus(msgspec.Struct, frozen=True):
-    workers: list[SeenWorker]
+    workers: list[ReportedWorker]
 
 
 class Servers:
-    """Servers with the same settings. They end with `stack`."""
+    """Servers with the same model and settings. They end with `stack`."""
 
     def __init__(self, folder: Path, stack: AsyncExitStack, forking: ForkingProcess, *settings: str) -> None:
         self._arguments = (str(folder), *TINY, *settings)
@@ -86,8 +86,8 @@ def port_of(server: ChildServer) -> int:
     return int(server.url.rpartition(":")[2])
 
 
-async def until(http: httpx.AsyncClient, holds: Callable[[list[SeenWorker]], bool]) -> None:
-    """Returns once `holds` returns True for the workers, as that server or gateway reports them."""
+async def until(http: httpx.AsyncClient, holds: Callable[[list[ReportedWorker]], bool]) -> None:
+    """Polls the workers in `/status` until `holds` returns True for them."""
 
     async def poll() -> bool:
         response = await http.get("/status")

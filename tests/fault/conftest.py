@@ -25,14 +25,15 @@ async def undisturbed(folder: Path, forking: ForkingProcess) -> AsyncIterator[Un
 
 @pytest.fixture
 def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes engines that start from now on move KV over TCP, as between machines: through shared memory a stopped
-    process could still be read."""
+    """Makes engines that start from now on move KV over TCP, as between machines. Over shared memory, the KV of a
+    stopped process could still be read."""
     monkeypatch.setenv("UCX_TLS", "tcp")
 
 
 @pytest.fixture
 async def cell(shared: RunningCell) -> AsyncIterator[RunningCell]:
-    """The cell that all tests of a module share. It is complete before each test, which must leave nothing in it."""
+    """The cell that all tests of a module share. All its engines are available before each test, which must leave
+    nothing in it."""
     await shared.restored()
     yield shared
     await shared.check_nothing_left()

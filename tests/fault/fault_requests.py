@@ -1,4 +1,5 @@
-"""Requests for tests of faults: long enough for a fault in the middle, each with a prompt that no cache has."""
+"""Requests for tests of faults. They are long enough for a fault in the middle, and each prompt is new to all
+caches."""
 
 from tests.fault.answers import Body
 
@@ -13,7 +14,7 @@ GRAMMAR: Body = {"structured_outputs": {"json": {
 """An answer has more than 20 tokens and fewer than 120."""
 VOTING: Body = {"stop_when": {"agree": 3}, "extract": {"regex": "[a-e]"}, "vote": True, "deterministic": True}
 VOTE: Body = {"group": VOTING, "return_token_ids": True, **ENDS_AT_RANDOM}
-"""The first letter of a few choices decides, which takes some of a dozen choices."""
+"""The answer of a choice is its first letter from a to e. Some of a dozen choices are needed until three agree."""
 TEXT = "the hand in the sand and then the other hand "
 
 

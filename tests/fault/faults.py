@@ -1,7 +1,7 @@
-"""Engines in processes of their own that have a fault at a named point of a group's progress, not after some time.
+"""Engine processes that have a fault at a named point of a group's progress, not after some time.
 
-The point is checked each time that an engine gets or sends something. After a deadly fault nothing that the engine sent
-comes through any more, as if the process had died before it sent it, so the point is exact.
+The point is checked at each request to an engine and at each of its results. After a deadly fault all later results of
+the engine are dropped, as if the process had died before it sent them, so the point is exact.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class GroupProgress:
     request: GenerateRequest
     moment: Moment = Moment.SUBMITTED
     generated: dict[int, int] = field(default_factory=dict)
-    """Number of tokens of each choice, including tokens from before the group came here."""
+    """Number of tokens of each choice, including tokens that other engines generated."""
     max_at_once: int = 0
     """Maximum number of tokens of a choice in one step. Without a grammar, more than one means that drafts were
     accepted."""
@@ -75,7 +75,7 @@ class PlannedFault:
 
 
 class FaultPlan:
-    """The faults planned for the engines of one cell, in order: each can happen only after the one before it."""
+    """The faults planned for the engines of one cell. They happen in the order in which they were armed."""
 
     def __init__(self) -> None:
         self._armed: list[PlannedFault] = []
@@ -98,11 +98,11 @@ class FaultPlan:
 
 
 class FaultyEngine(NativeEngine):
-    """The real engine, which reports to `faults` what it does."""
+    """The real engine, which reports the progress of its groups to `faults`."""
 
     faults = FaultPlan()
     lost = False
-    """True once nothing may come from the engine any more."""
+    """True after a deadly fault: all later results of the engine are dropped."""
     killed_by: type[EngineOrder] | None = None
     """The order at which the process is killed."""
     leaving: asyncio.Task[None] | None = None
@@ -135,7 +135,7 @@ class FaultyEngine(NativeEngine):
             os.waitid(os.P_PID, self.info.pid, os.WSTOPPED)
 
     async def end(self) -> MotetError:
-        """Waits until the engine is known to be dead. Returns the error with which its groups end."""
+        """Waits until the client knows that the engine is dead. Returns the error with which its groups end."""
         await self.died.wait()
         try:
             await self.stats()
@@ -150,7 +150,7 @@ class FaultyStream:
     def __init__(self, inner: GroupStream, engine: FaultyEngine, progress: GroupProgress) -> None:
         self._inner = inner
         self._engine = engine
-        self._course = progress
+        self._progress = progress
         self._closed = False
 
     def __aiter__(self) -> "FaultyStream":
@@ -158,9 +158,8 @@ class FaultyStream:
 
     async def __anext__(self) -> GroupDelta:
         if self._engine.leaving is not None:
-            await asyncio.wait(
-                [self._engine.leaving]
-            )  # otherwise the deltas that have already come could count as all of them
+            # Otherwise the deltas that have already arrived could be taken for the complete group.
+            await asyncio.wait([self._engine.leaving])
         try:
             delta = await self._inner.__anext__()
             while self._engine.lost:
@@ -169,8 +168,8 @@ class FaultyStream:
             if self._engine.lost and not self._closed:
                 raise await self._engine.end() from None
             raise
-        self._course.take(delta)
-        self._engine.faults.check(self._engine, self._course)
+        self._progress.take(delta)
+        self._engine.faults.check(self._engine, self._progress)
         return delta
 
     async def aclose(self) -> None:
@@ -179,7 +178,7 @@ class FaultyStream:
 
 
 async def start_faulty(config: EngineConfig, faults: FaultPlan, spawn: Spawn) -> FaultyEngine:
-    """Replaces `NativeEngine.start`."""
+    """Starts an engine with these faults, in place of `NativeEngine.start`."""
     engine = await FaultyEngine.start(config, spawn=spawn)
     assert isinstance(engine, FaultyEngine)
     engine.faults = faults
@@ -188,8 +187,7 @@ async def start_faulty(config: EngineConfig, faults: FaultPlan, spawn: Spawn) ->
 
 @contextmanager
 def paused(*engines: FaultyEngine) -> Iterator[None]:
-    """Stops the processes during the context, so that requests wait for them: no engine is faster than the clients for
-    which a test waits."""
+    """Stops the processes during the context, so that they finish no request before the test has sent all of them."""
     for engine in engines:
         engine.send_signal(signal.SIGSTOP, deadly=False)
     try:
@@ -204,7 +202,7 @@ def kill(engine: FaultyEngine) -> None:
 
 
 def hang(engine: FaultyEngine) -> None:
-    """Stops the process, which then exists but is silent."""
+    """Stops the process: it exists, but sends nothing."""
     engine.send_signal(signal.SIGSTOP)
 
 
@@ -260,7 +258,7 @@ def one_finished(progress: GroupProgress) -> bool:
 
 
 def one_token_left(progress: GroupProgress) -> bool:
-    """Returns True if every choice that has not ended can get only one more token."""
+    """Returns True if every unfinished choice can get only one more token."""
     max_tokens = progress.request.sampling.max_tokens
     left = [max_tokens - count for index, count in progress.generated.items() if index not in progress.finished]
     return progress.moment is Moment.GENERATED and bool(left) and max(left) == 1

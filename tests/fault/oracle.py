@@ -1,4 +1,4 @@
-"""The answers that clients read without a fault: one engine generates them, in one piece, and they are kept."""
+"""Answers without faults, to compare others with: one engine generates them, unstreamed, and they are cached."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ ONLY_STREAMED = ("stream", "stream_options")
 
 @dataclass
 class Undisturbed:
-    """Ends its engines with `stack`."""
+    """Servers of one engine, started when needed, one for each dtype. They end with `stack`."""
 
     folder: Path
     spawn: Spawn
@@ -25,13 +25,14 @@ class Undisturbed:
     _answers: dict[tuple[str, str, bytes], Answer] = field(default_factory=dict)
 
     async def start(self, dtype: str) -> None:
-        """Must be called before the other cell starts: processes and tasks that appear later belong to that cell."""
+        """Starts the server of a dtype. Must be called before a `RunningCell` starts, which counts later processes and
+        tasks as its own."""
         if dtype not in self._servers:
-            one = RunningCell(self.folder, cell=CellConfig(), spawn=self.spawn, dtype=dtype)
-            self._servers[dtype] = await self.stack.enter_async_context(one)
+            server = RunningCell(self.folder, cell=CellConfig(), spawn=self.spawn, dtype=dtype)
+            self._servers[dtype] = await self.stack.enter_async_context(server)
 
     async def answer(self, route: str, body: Body, *, dtype: str = "float32") -> Answer:
-        """Returns the complete answer. For a stream without `include_usage` it has no usage."""
+        """Returns the complete answer. It has no usage if the body is a stream without `include_usage`."""
         fields = {name: value for name, value in body.items() if name not in ONLY_STREAMED}
         key = dtype, route, msgspec.json.encode(fields)
         if key not in self._answers:

@@ -35,24 +35,23 @@ from tests.fault.faults import FaultAction, FaultPlan, FaultyEngine, Point, star
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import engine_config
 
-SECONDS = PATIENCE_S
-"""Time after which a cell is complete again, no matter which fault it had."""
-PATIENT = {"lease_s": 6 * SECONDS, "heartbeat_timeout_s": 60.0}
-"""With these settings a forgotten lease does not expire, and no engine counts as dead because the machine is busy."""
-APART = CellConfig(prefill=1, decode=2, bypass_tokens=0)
-TOGETHER = CellConfig(decode=2)
-OFTEN = RoutingConfig(engine_restarts=50, migration_wait_s=SECONDS)
+LONG_LIMITS = {"lease_s": 6 * PATIENCE_S, "heartbeat_timeout_s": 60.0}
+"""With these settings a forgotten lease does not expire during a test, and no engine counts as hung because the machine
+is busy."""
+PREFILL_AND_DECODE = CellConfig(prefill=1, decode=2, bypass_tokens=0)
+TWO_DECODE_ENGINES = CellConfig(decode=2)
+MANY_RESTARTS = RoutingConfig(engine_restarts=50, migration_wait_s=PATIENCE_S)
 
 
 class RunningCell:
-    """A server that runs while the `async with` lasts."""
+    """A server that runs while the `async with` lasts. After a fault it must be complete again within PATIENCE_S."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        cell: CellConfig = APART,
-        routing: RoutingConfig = OFTEN,
+        cell: CellConfig = PREFILL_AND_DECODE,
+        routing: RoutingConfig = MANY_RESTARTS,
         server: dict[str, object] | None = None,
         spawn: Spawn,
         **engine: object,
@@ -62,13 +61,13 @@ class RunningCell:
         self._start = partial(start_faulty, faults=self.faults, spawn=spawn)
         self.signals = StopSignals()
         self._plan = ServerPlan(
-            engine_config(folder, **{**PATIENT, **engine}),
+            engine_config(folder, **{**LONG_LIMITS, **engine}),
             msgspec.convert({"served_model_name": "tiny", "port": 0, **(server or {})}, ServerConfig),
             tokenizer_path=folder,
             chat_template=None,
             cell=cell,
             routing=routing,
-            death_linger_s=SECONDS,
+            death_linger_s=PATIENCE_S,
             longest_backoff_s=0.05,
         )
         self._ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -83,7 +82,7 @@ class RunningCell:
         await asyncio.wait((self._running, self._ready), return_when=asyncio.FIRST_COMPLETED)
         if not self._ready.done():
             self._running.result()
-        self.http = httpx.AsyncClient(base_url=self._ready.result(), timeout=SECONDS)
+        self.http = httpx.AsyncClient(base_url=self._ready.result(), timeout=PATIENCE_S)
         self._tasks = len(asyncio.all_tasks())
         return self
 
@@ -101,8 +100,8 @@ class RunningCell:
             await self.http.aclose()
 
     async def outcome(self) -> Outcome:
-        """Returns the outcome of the server. A server that drains first waits for every admitted group."""
-        return await asyncio.wait_for(asyncio.shield(self._running), SECONDS)
+        """Waits until the server has ended, and returns its outcome. It first drains: every admitted group ends."""
+        return await asyncio.wait_for(asyncio.shield(self._running), PATIENCE_S)
 
     @property
     def url(self) -> str:
@@ -143,14 +142,14 @@ class RunningCell:
         return next(member.id for member in self.fleet.members if member.worker and member.worker.engine is engine)
 
     def leave(self, engine: FaultyEngine) -> None:
-        """A fault: the worker leaves, and its groups must move."""
+        """Injects a fault: the worker leaves, and its groups must move."""
         id = self.id_of(engine)
         self.fleet.mark(id, WorkerState.DRAINING)
         engine.leaving = asyncio.create_task(self.fleet.evict(id, WorkerLeavingError(f"{id} is leaving")))
         self._actions.append(engine.leaving)
 
     def on_all(self, action: FaultAction) -> FaultAction:
-        """Returns a fault of every engine that decodes, no matter which one reached the point."""
+        """Returns an action that injects a fault into every engine that decodes, whichever engine reached the point."""
 
         def fault(_: FaultyEngine) -> None:
             for engine in self.decoding:
@@ -169,16 +168,16 @@ class RunningCell:
             self.fleet.mark(other, WorkerState.READY)
 
     async def fetch_answer_on(self, id: str, route: str, body: Body, *, point: Point, action: FaultAction) -> Answer:
-        """Requests a group that has a fault on that worker. It can continue on any other worker."""
+        """Requests a group whose worker `id` has a fault. The group can continue on any other worker."""
         with self.all_on(id):
             fault = self.faults.arm(point, action)
-            asking = asyncio.create_task(fetch_answer(self.http, route, body))
-            await first_of(fault.happened.wait(), asyncio.wait([asking]))
-        return await asking
+            answering = asyncio.create_task(fetch_answer(self.http, route, body))
+            await first_of(fault.happened.wait(), asyncio.wait([answering]))
+        return await answering
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits for the condition, which is checked at each change of the fleet."""
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE_S):
             while not holds():
                 changed = self.fleet.changes.wait()
                 try:
@@ -196,15 +195,15 @@ class RunningCell:
         await eventually(submitted, f"the engines do not get {groups} groups while {queued} wait")
 
     async def restored(self) -> None:
-        """Waits until all engines are available again, and nothing is left of the lost ones. Connected engines have no
-        folder any more."""
+        """Waits until all engines are available again, and checks that nothing is left of the lost engines. An engine
+        has no folder once it is connected."""
         await self.until(lambda: all(self._is_available(member) for member in self.fleet.members))
         engines = {self.engine(member.id).info.pid for member in self.fleet.members}
         assert set(processes()) - self._processes == engines
         assert len(set(folders()) - self._folders) <= len(engines)
 
     async def check_nothing_left(self) -> None:
-        """Fails if anything is left of any requested group. Engines can still be restarting."""
+        """Fails if anything is left of a group. Engines can still be restarting."""
         self.faults.disarm()
         await asyncio.gather(*self._actions)
         self._actions.clear()
@@ -217,7 +216,8 @@ class RunningCell:
         await eventually(self._no_task_left, "tasks are left")
 
     async def _nothing_open(self) -> bool:
-        """Returns False while the server has not noticed that a client left. This request lets it notice."""
+        """Returns True if the router has no group. A request is sent first, during which the server notices that
+        clients have disconnected."""
         await self.http.get("/health")
         try:
             self.fleet.check()
@@ -250,7 +250,8 @@ class RunningCell:
         return held + stats.groups_running + stats.groups_waiting == 0
 
     async def _no_task_left(self) -> bool:
-        """A lost engine has no tasks left, and an engine that is starting has no more of them than one that runs."""
+        """Returns True if there are no more tasks than at the start. A lost engine has no tasks, and a starting engine
+        has no more than a running one."""
         await self.http.get("/health")
         return len(asyncio.all_tasks()) <= self._tasks
 
@@ -258,7 +259,7 @@ class RunningCell:
 async def eventually(holds: Callable[[], Awaitable[bool]], otherwise: str) -> None:
     """Calls `holds` until it returns True. Each call awaits something, so the time limit can end it."""
     try:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE_S):
             while not await holds():
                 pass
     except TimeoutError:

@@ -15,19 +15,25 @@ from tests.fault.answers import Reader, lines_of, read
 from tests.fault.fault_requests import CHAT, COMPLETIONS, STREAMED, TEXT, chat, completion
 from tests.fault.faults import FaultyEngine, generated, kill, submitted
 from tests.fault.oracle import Undisturbed
-from tests.fault.running_cell import SECONDS, TOGETHER, RunningCell, eventually
+from tests.fault.running_cell import TWO_DECODE_ENGINES, RunningCell, eventually
 from tests.forked import ForkingProcess
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-ONCE = RoutingConfig(engine_restarts=50, migration_limit=1, migration_wait_s=SECONDS)
+ONCE = RoutingConfig(engine_restarts=50, migration_limit=1, migration_wait_s=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
 async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start("float32")
     async with RunningCell(
-        folder, cell=TOGETHER, routing=ONCE, spawn=forking.spawn, kv_cache_gb=0.1, max_num_batched_tokens=32768
+        folder,
+        cell=TWO_DECODE_ENGINES,
+        routing=ONCE,
+        spawn=forking.spawn,
+        kv_cache_gb=0.1,
+        max_num_batched_tokens=32768,
     ) as cell:
         yield cell
 
@@ -43,7 +49,7 @@ async def test_a_request_that_kills_every_engine_ends_with_a_clear_error(cell: R
 async def test_an_engine_without_memory_dies_and_sends_no_wrong_tokens(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
-    """Small groups mostly fit in the memory that it has; the large one kills it."""
+    """A small group mostly fits into the memory that the process has; a large group makes it fail."""
     small, large = chat("memory", STREAMED, n=8), completion("memory", prompt=[f"{i} {TEXT * 18}" for i in range(48)])
     large |= {"echo": True, "logprobs": 5, "max_tokens": 10}
     expected = [await undisturbed.answer(CHAT, small), await undisturbed.answer(COMPLETIONS, large)]
@@ -64,7 +70,7 @@ async def test_a_client_that_does_not_read_for_some_time_misses_nothing(
     expected = await undisturbed.answer(CHAT, body)
     moved, reader = cell.moved, Reader()
 
-    async def moved_on() -> bool:
+    async def has_moved() -> bool:
         await cell.http.get("/v1/models")
         return cell.moved > moved
 
@@ -72,7 +78,7 @@ async def test_a_client_that_does_not_read_for_some_time_misses_nothing(
     async with cell.http.stream("POST", CHAT, json=body) as response:
         lines = lines_of(response)
         await read(lines, reader, until=lambda reader: reader.chunks == 1)
-        await eventually(moved_on, "the group waits for a client that reads nothing")
+        await eventually(has_moved, "the group waits for a client that reads nothing")
         await read(lines, reader)
     assert reader.complete() == expected
 
@@ -95,7 +101,7 @@ async def test_a_client_that_leaves_while_its_group_waits_for_a_worker_leaves_no
 
 
 def starve(engine: FaultyEngine) -> None:
-    """A fault: the process cannot get more memory than it has now."""
+    """Injects a fault: the process cannot get more memory than it has now."""
     pid = engine.info.pid
     assert pid is not None
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])

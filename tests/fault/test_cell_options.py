@@ -39,7 +39,7 @@ EVERY_OPTION: list[tuple[str, Body]] = [
     (CHAT, chat("narrow", NARROW, STREAMED, n=4, max_tokens=TOKENS, return_token_ids=True)),
     (CHAT, chat("greedy", n=3, max_tokens=TOKENS, temperature=0)),
     (COMPLETIONS, completion("echo", COUNTED, n=3, max_tokens=TOKENS, prompts=2, echo=True, logprobs=2)),
-    (COMPLETIONS, completion("echo whole", n=2, max_tokens=TOKENS, echo=True, logprobs=4, return_token_ids=True)),
+    (COMPLETIONS, completion("echo unstreamed", n=2, max_tokens=TOKENS, echo=True, logprobs=4, return_token_ids=True)),
     (COMPLETIONS, completion("best", PENALTIES, n=2, best_of=6, max_tokens=TOKENS)),
     (COMPLETIONS, completion("ends", ENDS_AT_RANDOM, STREAMED, n=4, max_tokens=TOKENS, min_tokens=40, logprobs=0)),
     (COMPLETIONS, completion("strings", NARROW, n=4, max_tokens=TOKENS, stop=["e", "t", "a"], min_tokens=60)),
@@ -64,10 +64,10 @@ async def test_every_option_holds_when_the_worker_of_all_is_killed(cell: Running
     with cell.all_on("decode-0"):
         fault = cell.faults.arm(AllGenerated(groups, 12), kill)
         with paused(cell.engine("decode-0")):
-            asking = [asyncio.create_task(fetch_answer(cell.http, route, body)) for route, body in EVERY_OPTION]
+            answering = [asyncio.create_task(fetch_answer(cell.http, route, body)) for route, body in EVERY_OPTION]
             await cell.until_submitted(groups)
         await fault.happened.wait()
-    for (route, body), answer, expected_answer in zip(EVERY_OPTION, asking, expected, strict=True):
+    for (route, body), answer, expected_answer in zip(EVERY_OPTION, answering, expected, strict=True):
         assert await answer == expected_answer, (route, body)
     assert cell.moved - moved == groups
 
@@ -77,7 +77,7 @@ async def test_answers_wait_for_an_engine_when_all_that_decode_are_killed(
 ) -> None:
     bodies = [(CHAT, chat("all", COUNTED, n=8)), (COMPLETIONS, completion("all", n=8, prompts=2, logprobs=1))]
     expected = [await undisturbed.answer(route, body) for route, body in bodies]
-    cell.faults.arm(AllGenerated(3, 20), cell.on_all(kill))  # requests that arrive while there is none are refused
+    cell.faults.arm(AllGenerated(3, 20), cell.on_all(kill))  # requests that arrive while no engine decodes are refused
     answers = await asyncio.gather(*(fetch_answer(cell.http, route, body) for route, body in bodies))
     assert answers == expected
 
@@ -96,7 +96,7 @@ async def test_a_group_can_have_another_fault_while_it_is_being_resumed(
 async def test_a_group_with_accepted_drafts_continues_when_its_worker_is_killed(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
-    """With few letters an answer repeats itself."""
+    """Only three tokens are allowed, so the answer repeats itself and drafts are accepted."""
     few: Body = {"allowed_token_ids": [FIRST_BYTE_ID + ord(letter) for letter in "abc"], "temperature": 0.3}
     body = completion("drafts", few, COUNTED, n=2, max_tokens=TOKENS, logprobs=1, return_token_ids=True)
     expected = await undisturbed.answer(COMPLETIONS, body)
@@ -140,19 +140,20 @@ async def test_the_official_client_continues_when_its_worker_is_killed(
 
 
 def capital_pair(tokens: list[int]) -> tuple[int, str]:
-    """Returns the first two consecutive capital letters and their position. No merge of the tokenizer has any."""
+    """Returns the position of the first two consecutive capital letters, and the letters. The tokenizer merges no
+    capital letters."""
     capitals = range(FIRST_BYTE_ID + ord("A"), FIRST_BYTE_ID + ord("Z") + 1)
     for position, (one, other) in enumerate(pairwise(tokens)):
         if one in capitals and other in capitals:
             return position, chr(one - FIRST_BYTE_ID) + chr(other - FIRST_BYTE_ID)
-    raise AssertionError("no such place")
+    raise AssertionError("there are no consecutive capital letters")
 
 
 CAPITALS: Body = {"logit_bias": {str(FIRST_BYTE_ID + ord(letter)): 3 for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}}
 
 
 @pytest.mark.parametrize("index", [0, 3])
-async def test_a_stop_string_begun_on_one_worker_and_ended_on_another(
+async def test_a_stop_string_starts_on_one_worker_and_ends_on_another(
     index: int, cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     free = completion("stop", CAPITALS, n=4, max_tokens=TOKENS, return_token_ids=True)
@@ -167,7 +168,7 @@ async def test_a_stop_string_begun_on_one_worker_and_ended_on_another(
 
 
 @pytest.mark.parametrize("seam", range(20, 26))
-async def test_a_character_begun_on_one_worker_and_ended_on_another(
+async def test_a_character_starts_on_one_worker_and_ends_on_another(
     seam: int, cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
     """Half of the tokens are the first byte of an e with an accent, the other half are the second byte."""

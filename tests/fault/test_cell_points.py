@@ -104,7 +104,7 @@ async def test_the_answer_is_the_undisturbed_one_with_an_engine(
     moved, decoding = cell.moved, cell.decoding
     fault = cell.faults.arm(case.point, case.action or cell.leave)
     assert await fetch_answer(cell.http, case.route, case.body) == expected
-    assert fault.happened.is_set(), "the point never came"
+    assert fault.happened.is_set(), "no group reached the point"
     if case.point is not prefilling:
         assert cell.moved > moved
     elif cell.decoding == decoding:  # if the machine was suspended, another engine can count as hung too
@@ -120,22 +120,23 @@ async def test_the_answer_is_unchanged_if_a_decode_engine_is_lost_during_its_pul
     moved = cell.moved
     fault = cell.faults.arm(granted, hang)
     with cell.all_on("decode-0"):
-        asking = asyncio.create_task(fetch_answer(cell.http, CHAT, body))
+        answering = asyncio.create_task(fetch_answer(cell.http, CHAT, body))
         await pull_posted(cell.engine("decode-0"))
     (action or cell.leave)(cell.engine("decode-0"))
     assert fault.engine is not None
     if not fault.engine.died.is_set():
         kill(fault.engine)  # otherwise the test would wait until the engine counts as hung
-    assert await asking == expected
+    assert await answering == expected
     assert cell.moved == moved + 1
 
 
 async def pull_posted(engine: FaultyEngine) -> None:
-    """Returns when D pulls: its thread carries out orders in sequence, and polls pulls between separate orders."""
+    """Waits until the engine's transfer thread has started its pull. The thread carries out orders in sequence, and
+    polls pulls between two orders that arrived separately."""
 
     async def ordered() -> bool:
         return (await engine.stats()).pulls_open == 1
 
     await eventually(ordered, "no pull was ordered")
     with pytest.raises(EngineError, match="no address"):
-        await engine.send(Connect(TransferAddress("nobody", "no address", 1)))
+        await engine.send(Connect(TransferAddress("no-worker", "no address", 1)))

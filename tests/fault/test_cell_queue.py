@@ -1,4 +1,4 @@
-"""Groups wait for capacity: all are answered, in order, even if an engine is lost while they wait."""
+"""Groups that wait for capacity are all answered, in order, even if an engine is lost while they wait."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from tests.fault.answers import Reader, fetch_answer, lines_of, read
 from tests.fault.fault_requests import CHAT, COMPLETIONS, COUNTED, STREAMED, chat, completion
 from tests.fault.faults import generated, kill, paused, submitted
 from tests.fault.oracle import Undisturbed
-from tests.fault.running_cell import TOGETHER, RunningCell
+from tests.fault.running_cell import TWO_DECODE_ENGINES, RunningCell
 from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -23,7 +23,7 @@ MAX_CHOICES = 8
 @pytest.fixture(scope="module")
 async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start("float32")
-    async with RunningCell(folder, cell=TOGETHER, spawn=forking.spawn, max_num_seqs=MAX_CHOICES) as cell:
+    async with RunningCell(folder, cell=TWO_DECODE_ENGINES, spawn=forking.spawn, max_num_seqs=MAX_CHOICES) as cell:
         yield cell
 
 
@@ -37,9 +37,9 @@ async def test_all_groups_are_answered_when_an_engine_is_killed_and_another_leav
     cell.faults.arm(generated(20), kill)
     again = cell.faults.arm(lambda progress: submitted(progress) and any(progress.generated.values()), cell.leave)
     with paused(*cell.decoding):  # otherwise the last ones could arrive when there is no engine
-        asking = [asyncio.create_task(fetch_answer(cell.http, CHAT, body)) for body in bodies]
+        answering = [asyncio.create_task(fetch_answer(cell.http, CHAT, body)) for body in bodies]
         await cell.until_submitted(2, queued=len(bodies) - 2)
-    assert await asyncio.gather(*asking) == expected
+    assert await asyncio.gather(*answering) == expected
     assert again.happened.is_set()
     assert sum(cell.figures.queue_seconds) - before == len(bodies)
 
@@ -64,7 +64,7 @@ async def test_groups_of_one_size_get_their_turn_in_the_order_of_arrival(cell: R
     assert started == names
 
 
-@pytest.mark.usefixtures("cell")  # complete: the other cell would count a restarting engine as left over
+@pytest.mark.usefixtures("cell")  # waits for its restarts: the second cell would count such an engine as its own
 async def test_a_group_that_finds_no_capacity_in_time_is_refused_before_its_first_byte(
     folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
 ) -> None:

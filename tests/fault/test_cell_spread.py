@@ -13,8 +13,9 @@ from tests.fault.answers import fetch_answer
 from tests.fault.fault_requests import CHAT, COMPLETIONS, COUNTED, VOTE, chat, completion
 from tests.fault.faults import generated, kill, prefilling, submitted
 from tests.fault.oracle import Undisturbed
-from tests.fault.running_cell import APART, SECONDS, RunningCell
+from tests.fault.running_cell import PREFILL_AND_DECODE, RunningCell
 from tests.forked import ForkingProcess
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -22,8 +23,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 @pytest.fixture(scope="module")
 async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start("float32")
-    routing = RoutingConfig(engine_restarts=50, migration_wait_s=SECONDS, spread_choices=8)
-    async with RunningCell(folder, cell=APART, routing=routing, spawn=forking.spawn) as cell:
+    routing = RoutingConfig(engine_restarts=50, migration_wait_s=PATIENCE_S, spread_choices=8)
+    async with RunningCell(folder, cell=PREFILL_AND_DECODE, routing=routing, spawn=forking.spawn) as cell:
         yield cell
 
 
@@ -40,9 +41,9 @@ async def test_a_spread_group_equals_a_group_on_one_engine_and_takes_one_prefill
 
 
 async def work_of(cell: RunningCell) -> list[tuple[int, int, int]]:
-    """Returns the prefills of each worker, its transfers, and the prompt tokens that it computed after them."""
-    found = [await cell.stats(member.id) for member in cell.fleet.members]
-    return [(stats.prefills, stats.transfers, stats.recomputed_tokens) for stats in found]
+    """Returns the prefills of each worker, its transfers, and the prompt tokens that it computed after transfers."""
+    figures = [await cell.stats(member.id) for member in cell.fleet.members]
+    return [(stats.prefills, stats.transfers, stats.recomputed_tokens) for stats in figures]
 
 
 async def test_a_spread_group_that_loses_one_of_its_engines_continues_on_the_other(
@@ -60,7 +61,8 @@ async def test_a_spread_group_that_loses_one_of_its_engines_continues_on_the_oth
 async def test_a_vote_over_two_engines_is_the_same_when_one_of_them_is_lost(
     cell: RunningCell, undisturbed: Undisturbed
 ) -> None:
-    """The choices of the other one are much longer then; their tokens after the decision are never sent."""
+    """When one engine is lost, the choices of the other get much longer. Their tokens after the decision are not
+    sent."""
     body = chat("vote", COUNTED, VOTE, n=16, max_tokens=200)
     expected = await undisturbed.answer(CHAT, body)
     (result,) = expected.groups

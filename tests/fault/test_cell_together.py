@@ -12,7 +12,7 @@ from tests.fault.answers import Body, fetch_answer
 from tests.fault.fault_requests import CHAT, COMPLETIONS, COUNTED, ENDS_AT_RANDOM, STREAMED, chat, completion
 from tests.fault.faults import FaultAction, Point, crash, generated, kill, one_finished, submitted
 from tests.fault.oracle import Undisturbed
-from tests.fault.running_cell import TOGETHER, RunningCell
+from tests.fault.running_cell import TWO_DECODE_ENGINES, RunningCell
 from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.kernels]
@@ -23,7 +23,9 @@ DTYPE = "bfloat16"
 @pytest.fixture(scope="module")
 async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start(DTYPE)
-    async with RunningCell(folder, cell=TOGETHER, spawn=forking.spawn, dtype=DTYPE, max_num_batched_tokens=64) as cell:
+    async with RunningCell(
+        folder, cell=TWO_DECODE_ENGINES, spawn=forking.spawn, dtype=DTYPE, max_num_batched_tokens=64
+    ) as cell:
         assert "_kernels-" in cell.engine("decode-0").info.fingerprint
         yield cell
 

@@ -1,4 +1,4 @@
-"""The decode side fails: the client gets a clear error at once, and prefill keeps nothing for a dead engine."""
+"""The decode engine fails: the client gets a clear error at once, and the prefill engine holds nothing for it."""
 
 import signal
 from collections.abc import AsyncIterator
@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 @asynccontextmanager
 async def cell(folder: Path, spawn: Spawn, **decode: object) -> AsyncIterator[tuple[WorkerPair, Router]]:
-    """Two workers behind a router, as in a server. A group that loses its worker ends, because it may not move."""
+    """Starts two workers with a router, as in a server. A group that loses its worker ends, since no moves are
+    allowed."""
     async with worker_pair(folder, spawn, decode=decode) as pair:
         await pair.meet()
         fleet = Fleet([Worker("prefill-0", pair.p, ""), Worker("decode-0", pair.d, "")])

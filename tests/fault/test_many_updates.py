@@ -13,19 +13,19 @@ from safetensors.torch import load_file
 from motet.weights import Delivery, push
 from tests.fault.answers import Answer, fetch_answer
 from tests.fault.fault_requests import CHAT, chat
-from tests.fault.running_cell import TOGETHER, RunningCell
+from tests.fault.running_cell import TWO_DECODE_ENGINES, RunningCell
 from tests.forked import ForkingProcess
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-FIRST = 20
-"""Updates before the first measurement: pools of threads and buffers of connections are filled by then."""
+WARM_UP = 20
+"""Number of updates before the first measurement. They fill thread pools and the buffers of connections."""
 ANSWERED_EVERY = 20
 WORKERS = ("decode-0", "decode-1")
-MOST_GROWTH_BYTES = 12 * 2**20
-"""Less than half of what one set of weights for each of 60 updates would take."""
+MAX_GROWTH_BYTES = 12 * 2**20
+"""Less than half of the memory that 60 leaked sets of weights would take."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,17 @@ def folders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 
 
 async def held(cell: RunningCell) -> dict[str, Held]:
-    found = {}
+    resources = {}
     for name in WORKERS:
         process = psutil.Process(cell.engine(name).info.pid)
         blocks = (await cell.stats(name)).blocks_used
-        found[name] = Held(process.num_threads(), process.num_fds(), blocks, process.memory_full_info().uss)
-    return found
+        resources[name] = Held(process.num_threads(), process.num_fds(), blocks, process.memory_full_info().uss)
+    return resources
 
 
 async def updated(cell: RunningCell, folders: tuple[Path, Path], number: int) -> list[Answer]:
-    """Gives the cell both sets of weights in turn, by each way in turn, and returns the answers in between."""
+    """Updates the cell with both sets of weights in turn, delivered in each way in turn. Returns answers from between
+    the updates."""
     answers = []
     sets: list[dict[str, torch.Tensor]] = [load_file(folder / "model.safetensors") for folder in folders]
     for i in range(number):
@@ -73,16 +74,16 @@ async def updated(cell: RunningCell, folders: tuple[Path, Path], number: int) ->
 async def test_many_updates_leave_nothing_behind(
     updates: int, folders: tuple[Path, Path], forking: ForkingProcess
 ) -> None:
-    async with RunningCell(folders[0], cell=TOGETHER, spawn=forking.spawn, server={"rl": True}) as cell:
-        first = await updated(cell, folders, FIRST)
+    async with RunningCell(folders[0], cell=TWO_DECODE_ENGINES, spawn=forking.spawn, server={"rl": True}) as cell:
+        first = await updated(cell, folders, WARM_UP)
         assert first[0] != first[1]
         before = await held(cell)
         answers = await updated(cell, folders, updates)
-        assert answers == first * (updates // FIRST)
-        assert (await cell.http.get("/weight_info")).json() == {"weight_version": str(FIRST + updates)}
+        assert answers == first * (updates // WARM_UP)
+        assert (await cell.http.get("/weight_info")).json() == {"weight_version": str(WARM_UP + updates)}
         after = await held(cell)
         for name in WORKERS:
             was, now = before[name], after[name]
             assert (now.threads, now.files, now.blocks) == (was.threads, was.files, was.blocks), name
-            assert now.memory_bytes - was.memory_bytes < MOST_GROWTH_BYTES, name
+            assert now.memory_bytes - was.memory_bytes < MAX_GROWTH_BYTES, name
         await cell.check_nothing_left()

@@ -1,5 +1,6 @@
-"""A trainer broadcasts new weights to a running server as vLLM's trainers do, and dies at any moment. The server
-answers as one that was started on its weights of that moment. NCCL is a library that moves bytes through sockets."""
+"""A trainer broadcasts new weights to a running server as vLLM's trainers do, and can die at any point. The server
+always answers as a server that was started with its present weights. NCCL is replaced by a library that moves bytes
+through sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 Receiver = Callable[..., NcclReceiver]
 BODY = chat("a chat", n=3)
 SMALL = 40_000
-"""Bytes of a packed buffer: a model takes several."""
+"""Size in bytes of a packed buffer. A model needs several buffers."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def receiver(library: str, forking: ForkingProcess) -> Receiver:
     """Makes receivers whose process is forked."""
-    return partial(NcclReceiver, lambda: "cpu", library=library, start=partial(forking.talking, RECEIVER))
+    return partial(NcclReceiver, lambda: "cpu", library=library, start=partial(forking.start_module, RECEIVER))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ async def shared(folder: Path, receiver: Receiver, forking: ForkingProcess) -> A
 
 @pytest.fixture(scope="module")
 async def answers(shared: RunningCell, folder: Path, other: Path) -> tuple[Answer, Answer]:
-    """The answers with the old weights and with the new ones."""
+    """The answers with the old and with the new weights."""
     old = await fetch_answer(shared.http, CHAT, BODY)
     assert (await shared.http.post("/update_weights", json={"weight_dir": str(other)})).status_code == 200
     new = await fetch_answer(shared.http, CHAT, BODY)
@@ -70,7 +71,7 @@ async def answers(shared: RunningCell, folder: Path, other: Path) -> tuple[Answe
 
 @pytest.fixture
 async def cell(shared: RunningCell, answers: object, folder: Path) -> AsyncIterator[RunningCell]:
-    """The cell with the old weights. Afterwards nothing of a trainer is left."""
+    """The cell with the old weights. Afterwards nothing may be left of a trainer."""
     assert (await shared.http.post("/update_weights", json={"weight_dir": str(folder)})).status_code == 200
     yield shared
     assert (await shared.http.post("/shutdown_weight_transfer_engine")).status_code == 200
@@ -92,7 +93,7 @@ def receiver_pid(cell: RunningCell) -> int | None:
     [{"buffer_bytes": SMALL}, {"num_buffers": 1}, {"packed": False, "by_id": True}],
     ids=str,
 )
-async def test_broadcast_weights_are_those_of_a_folder_and_outlive_the_trainer_and_engines(
+async def test_broadcast_weights_equal_a_folders_and_outlive_the_trainer_and_engines(
     cell: RunningCell,
     forking: ForkingProcess,
     library: str,
@@ -107,19 +108,19 @@ async def test_broadcast_weights_are_those_of_a_folder_and_outlive_the_trainer_a
         for number in range(3):
             await running.prints(f"updated {number}")
     assert await fetch_answer(cell.http, CHAT, BODY) == new != old
-    assert open_files() == 1, "that of the weights that serve"
+    assert open_files() == 1, "the file of the weights that serve"
     assert (await cell.http.get("/weight_info")).json() == {"weight_version": "nccl 2"}
     if form != {"buffer_bytes": SMALL}:
         return
-    struck = cell.engine("decode-0")
-    kill(struck)
-    await struck.died.wait()
+    killed = cell.engine("decode-0")
+    kill(killed)
+    await killed.died.wait()
     assert (await cell.http.post("/shutdown_weight_transfer_engine")).status_code == 200
     await cell.restored()
     assert await fetch_answer(cell.http, CHAT, BODY) == new
 
 
-async def test_a_gateway_receives_once_and_hands_on_to_its_workers(
+async def test_a_gateway_receives_once_and_passes_the_weights_to_its_workers(
     cell: RunningCell,
     forking: ForkingProcess,
     receiver: Receiver,
@@ -137,7 +138,7 @@ async def test_a_gateway_receives_once_and_hands_on_to_its_workers(
         assert (await cell.http.get("/weight_info")).json() == {"weight_version": "nccl 0"}
 
 
-@pytest.mark.parametrize("deaf", [False, True], ids=["nccl notices", "nccl waits for ever"])
+@pytest.mark.parametrize("deaf", [False, True], ids=["nccl notices", "nccl never notices"])
 async def test_a_trainer_that_dies_in_an_update_leaves_the_old_weights_and_nothing_else(
     cell: RunningCell,
     forking: ForkingProcess,
@@ -179,7 +180,7 @@ async def test_a_second_trainer_takes_the_place_of_the_first(
     assert open_files() == 1
 
 
-async def test_a_shutdown_ends_an_update_that_is_on_its_way(
+async def test_a_shutdown_ends_an_open_update(
     cell: RunningCell, forking: ForkingProcess, library: str, other: Path
 ) -> None:
     plan = Plan(cell.url, library, [weights_of(other)], buffer_bytes=SMALL, halt_at=1)

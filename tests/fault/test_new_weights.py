@@ -55,7 +55,7 @@ async def answers_of(cell: RunningCell) -> list[Answer]:
 
 
 @asynccontextmanager
-async def begun(cell: RunningCell, body: Body) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
+async def started_stream(cell: RunningCell, body: Body) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
     """Requests a stream, and reads its first 20 chunks."""
     async with cell.http.stream("POST", CHAT, json=body) as response:
         lines, reader = lines_of(response), Reader()
@@ -81,7 +81,7 @@ async def test_answers_after_an_update_equal_a_server_started_with_the_new_weigh
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         assert await answers_of(cell) == expected["0"]
         body = chat("under way", STREAMED, n=4, max_tokens=200)
-        async with begun(cell, body) as (lines, reader):
+        async with started_stream(cell, body) as (lines, reader):
             await cell.http.post("/pause", params={"mode": "keep"})
             assert (await cell.http.get("/is_paused")).json() == {"is_paused": True}
             assert await update(cell, other) == "1"
@@ -95,9 +95,9 @@ async def test_answers_after_an_update_equal_a_server_started_with_the_new_weigh
         assert (await cell.http.get("/weight_info")).json() == {"weight_version": "1"}
         assert await versions(cell) == {"1"}
         for worker in ("prefill-0", "decode-0", "decode-1"):
-            struck = cell.engine(worker)
-            kill(struck)
-            await struck.died.wait()
+            killed = cell.engine(worker)
+            kill(killed)
+            await killed.died.wait()
             assert await versions(cell) == {"1"}
             assert await answers_of(cell) == expected["1"]
 
@@ -140,7 +140,7 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
     body = chat("under way", STREAMED, n=4, max_tokens=300)
     async with RunningCell(folder, spawn=forking.spawn, server=RL, max_model_len=1024) as cell:
         complete = await fetch_answer(cell.http, CHAT, body)
-        async with begun(cell, body) as (lines, reader):
+        async with started_stream(cell, body) as (lines, reader):
             waiting = asyncio.create_task(cell.http.post("/pause", params={"mode": "wait"}))
             await cell.until(lambda: cell.router.waiting.paused)
             new = asyncio.create_task(answers_of(cell))
@@ -149,7 +149,10 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
         await cell.until_submitted(0, queued=3)
         await cell.http.post("/resume")
         assert await new == expected["0"]
-        async with begun(cell, body | {"max_tokens": 800}) as (lines, reader):  # which is not over before
+        async with started_stream(cell, body | {"max_tokens": 800}) as (
+            lines,
+            reader,
+        ):  # long enough not to end before the pause
             assert (await cell.http.post("/pause")).json() == {"status": "paused"}
             cut = (await read(lines, reader)).complete()
         assert {choice.finish_reason for choice in cut.choices.values()} == {"abort"}
@@ -172,9 +175,9 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
 async def test_an_answer_reports_the_weight_version_of_each_token(
     folder: Path, other: Path, forking: ForkingProcess
 ) -> None:
-    """The rest of each choice is what a request gets that brings the tokens generated before."""
-    most = 400  # the engine generates while it reads the new weights, for some 30 tokens on an idle machine
-    sampling = {"n": 3, "max_tokens": most, "seed": 7, "ignore_eos": True}
+    """The rest of each choice equals the answer to a request that resumes it with its first tokens."""
+    max_tokens = 400  # the engine generates while it reads the new weights, for some 30 tokens on an idle machine
+    sampling = {"n": 3, "max_tokens": max_tokens, "seed": 7, "ignore_eos": True}
     body = {"token_ids": [*range(10, 60)], "sampling_params": sampling}
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         first = (await cell.http.post(GENERATE, json=body)).json()["choices"]
@@ -191,11 +194,11 @@ async def test_an_answer_reports_the_weight_version_of_each_token(
                 if len(generated.get(2, [])) >= 20 and not updated:
                     updated = await update(cell, other) == "1"
         at = {index: spans[index][0]["end"] for index in spans}
-        assert all(20 <= end < most for end in at.values())
+        assert all(20 <= end < max_tokens for end in at.values())
         for index, tokens in generated.items():
             expected = [
                 {"version": "0", "start": 0, "end": at[index]},
-                {"version": "1", "start": at[index], "end": most},
+                {"version": "1", "start": at[index], "end": max_tokens},
             ]
             assert spans[index] == expected
             assert tokens[: at[index]] == first[index]["token_ids"][: at[index]]
@@ -204,12 +207,13 @@ async def test_an_answer_reports_the_weight_version_of_each_token(
         rest = (await cell.http.post(GENERATE, json={**body, "choices": started})).json()["choices"]
         for choice in rest:
             index = choice["index"]
-            assert generated[index][at[index] :] == choice["token_ids"][: most - at[index]]
+            assert generated[index][at[index] :] == choice["token_ids"][: max_tokens - at[index]]
             assert choice["weight_versions"][0]["version"] == "1"
 
 
-async def test_what_slime_aborts_ends_with_what_it_has(folder: Path, forking: ForkingProcess) -> None:
-    """slime's partial rollouts keep it, and request the rest later. It is long: a slow machine aborts it late."""
+async def test_a_request_that_slime_aborts_ends_with_its_output_tokens(folder: Path, forking: ForkingProcess) -> None:
+    """slime's partial rollouts keep the output, and request the rest later. The answer is long, since a slow machine
+    aborts it late."""
     sampling = {"temperature": 0.0, "ignore_eos": True}
     body = {"input_ids": [*range(10, 60)], "return_logprob": True, "rid": "sample-1"}
     short, long = ({**body, "sampling_params": sampling | {"max_new_tokens": number}} for number in (300, 900))
@@ -233,7 +237,7 @@ async def test_what_slime_aborts_ends_with_what_it_has(folder: Path, forking: Fo
 async def test_a_gateway_distinguishes_workers_with_two_versions(
     folder: Path, other: Path, forking: ForkingProcess
 ) -> None:
-    """Each group has one version. When all workers have the new version, all groups have it."""
+    """Each group has a single version. When all workers have the new version, all groups have it."""
     bodies = BODIES_OF_SERVERS[:2]  # of one prompt, so of one group
     async with AsyncExitStack() as stack:
         servers = Servers(folder, stack, forking, "--rl")
@@ -269,7 +273,7 @@ async def test_a_server_that_is_stopped_while_it_is_paused_lets_its_answers_end(
     body = chat("under way", STREAMED, n=2, max_tokens=200)
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         complete = await fetch_answer(cell.http, CHAT, body)
-        async with begun(cell, body) as (lines, reader):
+        async with started_stream(cell, body) as (lines, reader):
             await cell.http.post("/pause", params={"mode": "keep"})
             cell.signals.ask()
             assert (await read(lines, reader)).complete() == complete

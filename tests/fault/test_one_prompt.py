@@ -1,6 +1,6 @@
-"""Requests with one prompt, with separate prefill and decode: they share what is computed and fetched.
+"""Requests with the same prompt, with separate prefill and decode, share one prefill and one transfer.
 
-Each gets the answer that it gets alone, even if they arrive at the same time and their worker dies.
+Each answer is the same as without the other requests, even if they arrive at the same time and their worker dies.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ async def answered(cell: RunningCell, name: str) -> list[Answer]:
 
 
 async def expected(undisturbed: Undisturbed, name: str) -> list[Answer]:
-    """Returns the answers that each of them gets alone, from one engine."""
+    """Returns the answer to each request alone, from one engine."""
     bodies = [completion(name, STREAMED, n=1, seed=7 + number) for number in range(COUNT)]
     return [await undisturbed.answer(COMPLETIONS, body, dtype=DTYPE) for body in bodies]
 

@@ -64,7 +64,7 @@ async def test_prefill_restarted_at_the_same_address_is_not_taken_for_the_old_on
         assert sum(stats.transfer_failures.values()) == 1
         new = await pair.ticket(request("new", seed=1))
         assert await answer(pair.d, new) == undisturbed(folder, new)
-        assert (await pair.d.stats()).transfers == 1, "the new one is met without a restart of decode"
+        assert (await pair.d.stats()).transfers == 1, "decode connects to the new engine without a restart"
         await pair.check_prefill()
 
 
@@ -96,7 +96,7 @@ async def test_a_ticket_serves_only_its_own_prompt_and_number_of_readers(folder:
         assert stats.transfer_bytes == 38 * pair.d.info.bytes_per_block
         for _ in range(2):
             assert await answer(pair.d, with_ticket) == undisturbed(folder, with_ticket)
-            await pair.check_prefill()  # it knows of the second reader: the third one is too late
+            await pair.check_prefill()  # P has received the second acknowledgement: a third reader is too late
         stats = await pair.check_decode(failure=FailureKind.LEASE_ENDED)
         assert stats.transfers == 2
 
@@ -146,7 +146,7 @@ async def test_prefill_stops_during_a_pull_whose_client_leaves_and_continues_lat
         others = [group(f"o{i}", prompt_of(60, 20 + i), n=2, seed=i, max_tokens=80) for i in range(4)]
         answering = [asyncio.create_task(answer(pair.d, other)) for other in others]
         stats = await until(pair.d, lambda stats: stats.generated_tokens > 100)
-        assert (stats.pulls_open, stats.blocks_pulling) == (1, 38), "the blocks stay the pull's"
+        assert (stats.pulls_open, stats.blocks_pulling) == (1, 38), "the pull keeps its blocks"
         send(pair.p, signal.SIGCONT)
         await until(pair.d, lambda stats: stats.pulls_open == 0)
         for other, task in zip(others, answering, strict=True):
@@ -173,10 +173,10 @@ async def test_workers_of_another_cluster_or_kv_dtype_refuse_each_other_with_the
     folder: Path, forking: ForkingProcess
 ) -> None:
     other_kv = r"dtype is float32 here and bfloat16 there|bfloat16 here and float32"
-    async with worker_pair(folder, forking.spawn, prefill={"cluster_key": "ours"}) as pair:
+    async with worker_pair(folder, forking.spawn, prefill={"cluster_key": "one"}) as pair:
         others = await asyncio.gather(
             pair.start(Role.DECODE, cluster_key="another"),
-            pair.start(Role.DECODE, cluster_key="ours", dtype="bfloat16"),
+            pair.start(Role.DECODE, cluster_key="one", dtype="bfloat16"),
         )
         cases = zip((pair.d, *others), ("cluster key", "cluster key", other_kv), strict=True)
         for number, (decode, why) in enumerate(cases):

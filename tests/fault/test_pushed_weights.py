@@ -1,5 +1,5 @@
-"""A trainer gives new weights to a running server with `motet.weights.push`, or to all workers of a gateway: they
-answer as servers that were started on these weights, whatever dies."""
+"""A trainer pushes new weights to a running server with `motet.weights.push`, or to all workers of a gateway. They
+answer like servers that were started with these weights, whatever process dies."""
 
 import asyncio
 import hashlib
@@ -74,11 +74,11 @@ async def test_pushed_weights_equal_a_folders_and_outlive_the_trainer_and_engine
             assert await push(f"{cell.url}/v1", new_tensors, way=way, version=f"new by {way}") == f"new by {way}"
             assert await fetch_answer(cell.http, CHAT, BODY) == new
             assert cell.engine("decode-0").info.model_digest == digest
-            assert open_files() == 1, "that of the weights that serve"
+            assert open_files() == 1, "the file of the weights that serve"
         for worker in ("prefill-0", "decode-0"):
-            struck = cell.engine(worker)
-            kill(struck)
-            await struck.died.wait()
+            killed = cell.engine(worker)
+            kill(killed)
+            await killed.died.wait()
             await cell.restored()
             assert cell.engine(worker).info.weight_version == f"new by {Delivery.HTTP}"
         assert await fetch_answer(cell.http, CHAT, BODY) == new
@@ -115,7 +115,7 @@ async def test_a_push_goes_over_http_where_the_server_cannot_open_the_memory(
         assert await push(cell.url, new_tensors) == "1"
 
 
-async def test_a_gateway_gives_the_weights_to_all_workers_and_to_later_ones_too(
+async def test_a_gateway_sends_the_weights_to_all_workers_and_to_later_ones_too(
     folder: Path,
     other: Path,
     forking: ForkingProcess,
@@ -143,7 +143,7 @@ async def test_a_gateway_gives_the_weights_to_all_workers_and_to_later_ones_too(
         assert await push(gateway.url, new_tensors, way=Delivery.HTTP, version="three") == "three"
         await servers.restart(1)
         async with client_of(servers[1]) as own:
-            await until_version(own, "three", workers=1)  # the gateway may still have the report of the old process
+            await until_version(own, "three", workers=1)  # the gateway can still have the report of the old process
             await until_version(http, "three")
             assert [await answer(own, body) for body in BODIES_OF_ONE_PROMPT] == new
         assert (await http.post("/reset_prefix_cache")).json() == {"success": True}

@@ -1,7 +1,7 @@
 """Servers behind a gateway are restarted one after the other, and the gateway itself is killed, while clients send
 requests. `e2e/test_gateway` and `hosts` test a server that is cut off and continues.
 
-All tests of this module use the same two servers, and leave them as they found them.
+All tests of this module use the same two servers, and leave them running and idle.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-PATIENCE = ("--worker-timeout", "3")
+WORKER_TIMEOUT = ("--worker-timeout", "3")
 CLIENTS = len(BODIES)
-READS_S = 0.5
-"""Time between the answer and the next request of a client, in which a server can start."""
+PAUSE_S = 0.5
+"""Time between the answer and the next request of a client. It leaves processor time for a server that starts."""
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +70,10 @@ async def test_every_server_is_restarted_under_load_and_no_answer_is_lost(
             kind = place % len(BODIES)
             assert await answer(http, BODIES[kind]) == expected[kind]
             answers += 1
-            await asyncio.sleep(READS_S)
+            await asyncio.sleep(PAUSE_S)
 
     async with (
-        servers.gateway(servers[0].url, servers[1].url, settings=PATIENCE) as gateway,
+        servers.gateway(servers[0].url, servers[1].url, settings=WORKER_TIMEOUT) as gateway,
         client_of(gateway) as http,
         asyncio.TaskGroup() as clients,
     ):
@@ -92,7 +92,7 @@ async def test_a_killed_gateway_leaves_nothing_on_its_workers_and_the_next_one_s
     servers: Servers, expected: list[str]
 ) -> None:
     server = servers[0]
-    async with servers.gateway(server.url, settings=PATIENCE) as gateway, client_of(gateway) as http:
+    async with servers.gateway(server.url, settings=WORKER_TIMEOUT) as gateway, client_of(gateway) as http:
         with pytest.raises(httpx.TransportError):
             async with http.stream("POST", PATH, json=LONG) as response:
                 async for line in response.aiter_lines():
@@ -100,7 +100,7 @@ async def test_a_killed_gateway_leaves_nothing_on_its_workers_and_the_next_one_s
                         os.kill(gateway.pid, signal.SIGKILL)
         await servers.until_idle()
     async with (
-        servers.gateway(server.url, settings=PATIENCE, port=port_of(gateway)) as gateway,
+        servers.gateway(server.url, settings=WORKER_TIMEOUT, port=port_of(gateway)) as gateway,
         client_of(gateway) as http,
     ):
         assert [await answer(http, body) for body in BODIES] == expected

@@ -15,8 +15,9 @@ from tests.error_response import assert_error
 from tests.fault.answers import Answer, Body, Reader, fetch_answer, lines_of, read
 from tests.fault.fault_requests import CHAT, COMPLETIONS, STREAMED, chat, completion
 from tests.fault.faults import kill
-from tests.fault.running_cell import OFTEN, SECONDS, RunningCell
+from tests.fault.running_cell import MANY_RESTARTS, RunningCell
 from tests.forked import ForkingProcess
+from tests.patience import PATIENCE_S
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -44,7 +45,7 @@ async def order(cell: RunningCell, path: str, **query: str | int | bool) -> Any:
 
 
 @asynccontextmanager
-async def begun(cell: RunningCell, body: Body = LONG) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
+async def started_stream(cell: RunningCell, body: Body = LONG) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
     """Requests a long stream, and reads its first 20 chunks."""
     async with cell.http.stream("POST", CHAT, json=body) as response:
         lines, reader = lines_of(response), Reader()
@@ -52,7 +53,7 @@ async def begun(cell: RunningCell, body: Body = LONG) -> AsyncIterator[tuple[Asy
 
 
 def resident(cell: RunningCell, worker: str) -> int:
-    """Returns the bytes of an engine's memory that are its own."""
+    """Returns the size in bytes of an engine's resident memory, without shared memory."""
     pid = cell.engine(worker).info.pid
     assert pid is not None
     memory = psutil.Process(pid).memory_info()
@@ -60,7 +61,7 @@ def resident(cell: RunningCell, worker: str) -> int:
 
 
 async def fetched(cell: RunningCell) -> int:
-    """Returns the number of prompts whose KV has come from the prefill engine."""
+    """Returns the number of prompts whose KV was transferred from the prefill engine."""
     return sum([(await cell.stats(worker)).transfers for worker in ("decode-0", "decode-1")])
 
 
@@ -72,7 +73,7 @@ async def test_kept_streams_continue_and_kv_moves_between_engines_after_the_slee
         before = {worker: resident(cell, worker) for worker in WORKERS}
         complete, expected = await fetch_answer(cell.http, CHAT, LONG), await answers_of(cell)
         for _ in range(2):
-            async with begun(cell) as (lines, reader):
+            async with started_stream(cell) as (lines, reader):
                 assert await order(cell, "/sleep", level=level, mode="keep") == {"status": "sleeping", "level": level}
                 for worker in WORKERS:
                     assert before[worker] - resident(cell, worker) > 0.6 * KV_GB * 2**30
@@ -81,11 +82,11 @@ async def test_kept_streams_continue_and_kv_moves_between_engines_after_the_slee
                 await cell.until_submitted(1, queued=3)
                 assert await order(cell, "/wake_up", tags="weights") == {"status": "sleeping", "tags": ["weights"]}
                 assert not all(choice.finish_reason for choice in reader.answer.choices.values())
-                came = await fetched(cell)
+                transferred = await fetched(cell)
                 assert await order(cell, "/wake_up", tags="kv_cache") == {"status": "awake", "tags": ["kv_cache"]}
                 assert (await read(lines, reader)).complete() == complete
                 assert await queued == expected
-                assert await fetched(cell) > came
+                assert await fetched(cell) > transferred
         assert (await cell.http.get("/is_sleeping")).json() == {"is_sleeping": False}
         assert sum((await cell.stats("decode-0")).transfer_failures.values()) == 0
         await cell.check_nothing_left()
@@ -117,7 +118,7 @@ async def test_weights_of_an_update_come_back_and_weights_brought_during_the_sle
 
 
 @pytest.mark.parametrize("level", [1, 2])
-async def test_an_engine_that_dies_asleep_sleeps_again_and_the_cell_wakes_whole(
+async def test_an_engine_that_dies_asleep_sleeps_again_and_the_cell_wakes_up_complete(
     level: int, folder: Path, other: Path, forking: ForkingProcess
 ) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server=RL, kv_cache_gb=KV_GB) as cell:
@@ -126,9 +127,9 @@ async def test_an_engine_that_dies_asleep_sleeps_again_and_the_cell_wakes_whole(
         awake = resident(cell, "decode-0")
         await order(cell, "/sleep", level=level)
         for worker in ("prefill-0", "decode-0"):
-            struck = cell.engine(worker)
-            kill(struck)
-            await struck.died.wait()
+            killed = cell.engine(worker)
+            kill(killed)
+            await killed.died.wait()
             await cell.restored()
             assert awake - resident(cell, worker) > 0.6 * KV_GB * 2**30
         assert (await cell.http.get("/is_sleeping")).json() == {"is_sleeping": True}
@@ -138,9 +139,12 @@ async def test_an_engine_that_dies_asleep_sleeps_again_and_the_cell_wakes_whole(
 
 
 async def test_requests_wait_while_engines_sleep_and_then_are_refused(folder: Path, forking: ForkingProcess) -> None:
-    routing = RoutingConfig(engine_restarts=50, migration_wait_s=SECONDS, queue_timeout_s=0.3)
+    routing = RoutingConfig(engine_restarts=50, migration_wait_s=PATIENCE_S, queue_timeout_s=0.3)
     async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=routing, max_model_len=1024) as cell:
-        async with begun(cell, LONG | {"max_tokens": 800}) as (lines, reader):  # which is not over before
+        async with started_stream(cell, LONG | {"max_tokens": 800}) as (
+            lines,
+            reader,
+        ):  # long enough not to end before the sleep
             await order(cell, "/sleep", level=1)
             cut = (await read(lines, reader)).complete()
         assert {choice.finish_reason for choice in cut.choices.values()} == {"abort"}
@@ -157,7 +161,7 @@ async def test_requests_wait_while_engines_sleep_and_then_are_refused(folder: Pa
 async def test_a_server_that_is_stopped_asleep_lets_its_answers_end(folder: Path, forking: ForkingProcess) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         complete = await fetch_answer(cell.http, CHAT, LONG)
-        async with begun(cell) as (lines, reader):
+        async with started_stream(cell) as (lines, reader):
             await order(cell, "/sleep", level=2, mode="keep")
             cell.signals.ask()
             assert (await read(lines, reader)).complete() == complete
@@ -166,9 +170,9 @@ async def test_a_server_that_is_stopped_asleep_lets_its_answers_end(folder: Path
 async def test_an_emptied_prefix_cache_is_recomputed_on_all_engines_and_the_router_knows(
     folder: Path, forking: ForkingProcess
 ) -> None:
-    async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=OFTEN) as cell:
+    async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=MANY_RESTARTS) as cell:
         complete, expected = await fetch_answer(cell.http, CHAT, LONG), await answers_of(cell)
-        async with begun(cell) as (lines, reader):
+        async with started_stream(cell) as (lines, reader):
             assert await order(cell, "/reset_prefix_cache") == {"success": True}
             assert await order(cell, "/reset_prefix_cache", reset_running_requests=True) == {"success": True}
             assert (await read(lines, reader)).complete() == complete

@@ -1,4 +1,4 @@
-"""A gateway of vLLM servers that die, hang, refuse, lose KV, join and leave: all that clients read is right."""
+"""A gateway of vLLM servers that die, hang, refuse, lose KV, join and leave: all answers to clients are correct."""
 
 import asyncio
 from pathlib import Path
@@ -14,23 +14,23 @@ from tests.fault.vllm_fleet import VLLMFleet, vllm_fleet
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SEEDS = (1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 7)))
-"""Seeds of the runs; failures name them. The seed decides about requests and faults, but not about their times."""
+"""Seeds of the runs. A seed determines the requests and the faults, but not when they happen."""
 RUN_S = 3.0
 """Duration of the faults in a run, in seconds. They continue until there are MIN_ANSWERS answers."""
 CLIENTS = 12
 """Number of clients at the same time."""
 MIN_ANSWERS = 20
-"""Number of answers without which a run proves nothing. On a busy machine they take longer than RUN_S."""
+"""Minimum number of answers in a run. On a busy machine they take longer than RUN_S."""
 LEFT_TO_LEASES, FEW_LEFT = 0.1, 4
-"""Maximum share of a run's tickets, and number in addition, whose leases expire: tickets of clients that left at that
-moment, or that no worker could release. If the tickets of all clients that leave expired, the share would be a quarter.
-On a busy machine, 4 of 79 were seen."""
+"""Maximum share of a run's tickets, and number in addition, whose leases expire: their clients left during the prefill,
+or no worker could release them. If the tickets of all clients that leave expired, the share would be a quarter. On a
+busy machine, 4 of 79 were observed."""
 FAULTS = 2
 """Number of servers that have a fault at the same time."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_what_clients_read_is_right_whatever_happens_to_vllm_servers(
+async def test_answers_are_correct_whatever_happens_to_vllm_servers(
     folder: Path, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = asyncio.all_tasks()
@@ -52,10 +52,10 @@ def client_of(gateway: RunningGateway) -> httpx.AsyncClient:
 async def run(fleet: VLLMFleet, clients: Clients, random: Random) -> None:
     ends_s = asyncio.get_running_loop().time() + RUN_S
 
-    async def repeat(what: str, number: int) -> None:
-        own = Random(f"{random.random()} {what} {number}")
+    async def repeat(kind: str, number: int) -> None:
+        own = Random(f"{random.random()} {kind} {number}")
         while asyncio.get_running_loop().time() < ends_s or clients.ends["answered"] < MIN_ANSWERS:
-            if what == "client":
+            if kind == "client":
                 await clients.send_request(own)
             else:
                 await fleet.inject_fault(own)
@@ -68,7 +68,7 @@ async def run(fleet: VLLMFleet, clients: Clients, random: Random) -> None:
 
 
 def check_nothing_left(fleet: VLLMFleet) -> None:
-    """Fails if anything is left on a server, or in the gateway of any group."""
+    """Fails if anything is left of a group, on a server or in the gateway."""
     fleet.gateway.gateway.router.fleet.check()
     assert fleet.network.faults == []
     assert len(fleet.network.pinned) <= LEFT_TO_LEASES * len(fleet.network.prefilled) + FEW_LEFT

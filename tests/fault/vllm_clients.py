@@ -12,13 +12,13 @@ from tests.fault.answers import Answer, Body, Choice, Reader, complete_answer, l
 from tests.fault.fault_requests import CHAT, COMPLETIONS, STREAMED
 from tests.fault.vllm_fleet import TEXTS
 from tests.peers.fake_vllm import MODEL
-from tests.peers.vllm_tokens import EOS, Kind, goes_on, state_of, written
+from tests.peers.vllm_tokens import EOS, Kind, expected_tokens, is_continuation, state_of
 from tests.tiny_tokenizer import FIRST_BYTE_ID
 
 STOPS = ("e", "a", "7")
 STOP_IDS = {FIRST_BYTE_ID + ord(stop) for stop in STOPS}
 REFUSED = {"no_worker", "overloaded"}
-"""Errors that clients may get before the first byte, while no worker can answer."""
+"""Error codes that clients can get before the first byte, while no worker can answer."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Clients:
             check(body, answer)
 
     async def _answer(self, route: str, body: Body) -> Answer | None:
-        """Returns None if the request was refused or broken off in a way that is allowed."""
+        """Returns the answer, or None if the request was refused with an expected error."""
         if not body.get("stream"):
             response = await self.http.post(route, json=body)
             return complete_answer(response) if response.status_code == 200 else self._refused(response)
@@ -106,23 +106,24 @@ def check(body: Body, answer: Answer) -> None:
 
 
 def _check_choice(body: Body, prompt: list[int], index: int, choice: Choice) -> None:
-    tokens, seed, most = choice.token_ids, body.get("seed"), body["max_tokens"]
-    assert isinstance(most, int) and 0 < len(tokens) <= most
+    tokens, seed, max_tokens = choice.token_ids, body.get("seed"), body["max_tokens"]
+    assert isinstance(max_tokens, int) and 0 < len(tokens) <= max_tokens
     if "temperature" in body:
-        assert tokens == written(prompt, len(tokens)), (tokens, written(prompt, len(tokens)))
+        assert tokens == expected_tokens(prompt, len(tokens)), (tokens, expected_tokens(prompt, len(tokens)))
     elif isinstance(seed, int):
         assert continues_seeded(prompt, tokens, seed + index), (prompt, tokens, seed + index)
     else:
-        assert goes_on(prompt, tokens), (prompt, tokens)
+        assert is_continuation(prompt, tokens), (prompt, tokens)
     ends = STOP_IDS if "stop" in body else set()
     ends = ends if body["ignore_eos"] else ends | {EOS}
     assert not ends.intersection(tokens[:-1]), "it continued after its end"
     assert choice.finish_reason == ("stop" if tokens[-1] in ends else "length")
-    assert tokens[-1] in ends or len(tokens) == most
+    assert tokens[-1] in ends or len(tokens) == max_tokens
 
 
 def continues_seeded(prompt: list[int], tokens: list[int], seed: int) -> bool:
-    """Returns True if this can be a seeded choice: it follows its seed, and another seed after each move."""
+    """Returns True if these can be the tokens of a seeded choice: it uses its seed, and another seed after each
+    move."""
     state = state_of(prompt)
     started = {0: Kind(seed=signed_seed(seed))}
     for position, token in enumerate(tokens):

@@ -1,4 +1,4 @@
-"""Fake vLLM servers and a text upstream behind one gateway, and the faults that they have while clients read."""
+"""Fake vLLM servers and a text upstream with one gateway, and their faults while clients read."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,16 +17,16 @@ from motet.settings.server_config import RoutingConfig
 from tests.deploy.gateways import ADMIN, RunningGateway
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.fake_vllm import FakeVLLM
-from tests.peers.openai_script import Manners, Refused
+from tests.peers.openai_script import Behaviour, FixedAnswer
 from tests.peers.vllm_tickets import Network
 
 TEXTS = "texts"
 STEP_S = 0.004
-"""Time that a server takes for one token of a choice."""
-SETTLED_S = 60.0
-"""Time after which every call of the gateway to a server has ended: more than the longest time-out."""
+"""Time in seconds that a server takes for one step."""
+IDLE_LIMIT_S = 60.0
+"""Time in seconds within which every call of the gateway to a server ends: more than the longest time-out."""
 WAIT_S = 120.0
-"""Time that a group waits for a worker: longer than any fault lasts."""
+"""Time in seconds for which a group waits for a worker: longer than any fault lasts."""
 
 
 @dataclass
@@ -39,10 +39,10 @@ class VLLMFleet:
     texts: FakeOpenAI
     network: Network
     gateway: RunningGateway
-    _here: bool = False
-    """True if the guest was last added, and not removed."""
+    _has_guest: bool = False
+    """True if the guest was added and not removed since."""
     _faulty: set[int] = field(default_factory=set)
-    """Ports of the servers that have a fault now."""
+    """Ports of the servers that have a fault at this time."""
 
     @property
     def servers(self) -> list[FakeVLLM]:
@@ -65,16 +65,16 @@ class VLLMFleet:
         for server in self.servers:
             assert server.switches.healthy and not server.switches.pull_fails and not server.switches.pull_hangs
             server.switches.too_busy = 0
-        self.texts.manners.not_ok.clear()
+        self.texts.behaviour.next_errors.clear()
         for server in (self.prefill, *self.decodes):
             await self.gateway.until_state(name_of(server), WorkerState.READY)
 
     async def until_idle(self) -> None:
-        """Waits until no server has an open request and the gateway waits for no answer."""
+        """Waits until no server has an open request, and the gateway waits for no answer."""
         for server in self.servers:
             await _until_idle(server)
         await self.texts.until_idle()
-        for _ in range(int(SETTLED_S / STEP_S)):
+        for _ in range(int(IDLE_LIMIT_S / STEP_S)):
             members = self.gateway.gateway.router.fleet.members
             ready = [member.worker for member in members if member.state is WorkerState.READY]
             if not any(_has_open_call(worker) for worker in ready if worker is not None):
@@ -90,7 +90,7 @@ class VLLMFleet:
     async def _hang(self, server: FakeVLLM, random: Random) -> None:
         server.stop()
         await asyncio.sleep(random.uniform(0.0, 1.0))
-        server.go_on()
+        server.resume()
 
     async def _fail(self, server: FakeVLLM, random: Random) -> None:
         """Makes the server's fetches of KV fail for some time."""
@@ -111,18 +111,18 @@ class VLLMFleet:
     async def _overload(self, server: FakeVLLM, random: Random) -> None:
         """Makes the server refuse the next requests. The text upstream can refuse one too."""
         server.switches.too_busy = random.randint(1, 5)
-        busy = Refused.openai(503, "full", code="overloaded")
-        self.texts.manners.not_ok += [busy] * random.randint(0, 1)
+        busy = FixedAnswer.error(503, "full", code="overloaded")
+        self.texts.behaviour.next_errors += [busy] * random.randint(0, 1)
 
     async def _toggle_guest(self, server: FakeVLLM, random: Random) -> None:
         """Adds the guest, or removes it, no matter which server was chosen."""
-        if self._here:
+        if self._has_guest:
             drain_s = random.choice((0, 0.1, 5))
             await self.gateway.http.delete(f"/workers/guest?drain_timeout={drain_s}", headers=ADMIN)
         else:
             body = {"url": self.guest.url, "id": "guest", "role": "decode"}
             await self.gateway.http.post("/workers", json=body, headers=ADMIN)
-        self._here = not self._here
+        self._has_guest = not self._has_guest
 
 
 async def _until_idle(server: FakeVLLM) -> None:
@@ -147,13 +147,12 @@ def name_of(server: FakeVLLM) -> str:
 async def vllm_fleet(folder: Path) -> AsyncIterator[VLLMFleet]:
     network = Network()
     async with AsyncExitStack() as stack:
-        made = [
-            FakeVLLM(network=network, stepped=True, port=free_port()) for _ in range(4)
-        ]  # the same after each restart
-        servers = [await stack.enter_async_context(server) for server in made]
+        # The port of a server is the same after each restart.
+        fakes = [FakeVLLM(network=network, stepped=True, port=free_port()) for _ in range(4)]
+        servers = [await stack.enter_async_context(server) for server in fakes]
         prefill, one, other, guest = servers
         other.switches.scale_out = True
-        texts = await stack.enter_async_context(FakeOpenAI(Manners(models=({"id": TEXTS},))))
+        texts = await stack.enter_async_context(FakeOpenAI(Behaviour(models=({"id": TEXTS},))))
         pace = asyncio.create_task(_pace(servers))
         stack.callback(pace.cancel)
         workers = (f"{prefill.url},prefill", f"{one.url},decode", f"{other.url},decode", texts.url)

@@ -24,9 +24,6 @@ from tests.engines.native.drive import make_core, run
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import engine_config
 
-SECONDS = PATIENCE_S
-"""Time after which a client has its answer, even with faults on a busy machine. A forgotten lease would last longer."""
-
 
 @dataclass
 class WorkerPair:
@@ -39,7 +36,7 @@ class WorkerPair:
     started: list[NativeEngine] = field(default_factory=list)
 
     async def ticket(self, request: GenerateRequest, *, readers: int = 1) -> GenerateRequest:
-        """Returns the request with its ticket, so that only decoding is left to do."""
+        """Prefills the prompt on P, and returns the request with its ticket."""
         return msgspec.structs.replace(request, ticket=await self.p.prefill(request, readers=readers))
 
     async def meet(self) -> None:
@@ -48,11 +45,11 @@ class WorkerPair:
         await self.d.send(Connect(self.p.info.transfer))
 
     async def pull_posted(self) -> None:
-        """Waits until D's transfer thread has started the pull. It carries out orders in sequence, and polls every pull
-        between two orders that came separately."""
+        """Waits until D's transfer thread has started the pull. The thread carries out orders in sequence, and polls
+        every pull between two orders that arrived separately."""
         await until(self.d, lambda stats: stats.pulls_open == 1)
         with pytest.raises(EngineError, match="no address"):
-            await self.d.send(Connect(TransferAddress("nobody", "no address", 1)))
+            await self.d.send(Connect(TransferAddress("no-worker", "no address", 1)))
 
     async def start(self, role: Role, **changes: object) -> NativeEngine:
         """Starts another engine, which is closed with the others."""
@@ -61,7 +58,8 @@ class WorkerPair:
         return engine
 
     async def check_decode(self, *, failure: FailureKind | None = None) -> EngineStats:
-        """Checks that D holds nothing, and that one pull failed for this reason, or no pull without a reason."""
+        """Checks that D holds nothing, and that one pull failed for this reason; without a reason, that no pull
+        failed."""
         stats = await until(self.d, lambda s: s.pulls_open == 0)
         assert (stats.blocks_used, stats.blocks_pulling, stats.groups_running, stats.groups_waiting) == (0, 0, 0, 0)
         assert stats.transfer_failures == ({} if failure is None else {failure: 1})
@@ -78,7 +76,7 @@ class WorkerPair:
 async def worker_pair(
     folder: Path, spawn: Spawn, *, prefill: dict[str, object] | None = None, decode: dict[str, object] | None = None
 ) -> AsyncIterator[WorkerPair]:
-    """Starts both engines, with these settings in addition to the defaults, and ends what is left of them."""
+    """Starts both engines with these changed settings, and ends them afterwards."""
     engines = await asyncio.gather(
         start(folder, spawn, Role.PREFILL, **(prefill or {})),
         start(folder, spawn, Role.DECODE, **(decode or {})),
@@ -94,7 +92,7 @@ async def worker_pair(
 
 
 async def start(folder: Path, spawn: Spawn, role: Role, **changes: object) -> NativeEngine:
-    """Starts an engine that waits longer than a test lasts, unless the test changes that."""
+    """Starts an engine with time limits that are longer than a test, unless the test changes them."""
     fields = {"pull_timeout_s": 30.0, "heartbeat_timeout_s": 120.0, **changes}
     return await NativeEngine.start(engine_config(folder, role=role, **fields), spawn=spawn)
 
@@ -106,21 +104,23 @@ def send(engine: NativeEngine, number: signal.Signals) -> None:
 
 
 def stop(engine: NativeEngine) -> None:
-    """Returns when the process has stopped: on a busy machine its threads continue for some time."""
+    """Stops the process, and returns when it has stopped: on a busy machine its threads run for some time after the
+    signal."""
     send(engine, signal.SIGSTOP)
     assert engine.info.pid is not None
     os.waitid(os.P_PID, engine.info.pid, os.WSTOPPED)
 
 
 async def kill(engine: NativeEngine) -> None:
-    """Kills the process, and returns when the engine is known to be dead."""
+    """Kills the process, and returns when its client knows that it is dead."""
     send(engine, signal.SIGKILL)
     await engine.died.wait()
 
 
 async def until(engine: NativeEngine, holds: Callable[[EngineStats], bool]) -> EngineStats:
-    """Returns the first figures for which `holds` is true. The engine checks its state each time."""
-    async with asyncio.timeout(SECONDS):
+    """Polls the engine's figures until `holds` returns True, and returns them. The engine checks its state each
+    time."""
+    async with asyncio.timeout(PATIENCE_S):
         while not holds(stats := await engine.stats(check=True)):
             pass  # each call waits for an answer of the engine
     return stats
@@ -129,7 +129,7 @@ async def until(engine: NativeEngine, holds: Callable[[EngineStats], bool]) -> E
 async def answer(engine: Engine, request: GenerateRequest) -> dict[int, list[int]]:
     """Returns the tokens that the client of a group reads, by choice."""
     tokens: dict[int, list[int]] = {start.index: [] for start in request.choices}
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(PATIENCE_S):
         async for delta in engine.generate(request):
             for choice in delta.choices:
                 tokens[choice.index] += choice.token_ids
@@ -137,7 +137,7 @@ async def answer(engine: Engine, request: GenerateRequest) -> dict[int, list[int
 
 
 def undisturbed(folder: Path, request: GenerateRequest, *, dtype: str = "float32") -> dict[int, list[int]]:
-    """Returns the tokens that the client should read."""
+    """Returns the tokens that the client should get: those of an engine without faults."""
     plain = msgspec.structs.replace(request, ticket=None)
     return run(make_core(folder, dtype=dtype), [plain])[request.request_id].tokens
 

@@ -1,5 +1,5 @@
-"""A trainer broadcasts new weights over NCCL itself, from one GPU to another, or on one GPU where NCCL lets two ranks
-share it (from 2.30 on)."""
+"""A trainer broadcasts new weights over the real NCCL, from one GPU to another, or on one GPU if NCCL allows two ranks
+to share it (since version 2.30)."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -33,11 +33,11 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def trainer_s_gpu(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The second GPU, or the only one."""
+    """The device of the trainer: the second GPU, or the only one."""
     if torch.cuda.device_count() > 1:
         return "cuda:1"
     if torch.cuda.nccl.version()[:2] < SHARING:  # type: ignore[no-untyped-call]
-        pytest.skip("there is one GPU, and this NCCL lets no two ranks share it")
+        pytest.skip("there is one GPU, and this version of NCCL does not allow two ranks to share it")
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     return GPU
 
@@ -50,7 +50,7 @@ async def cell(folder: Path, forking: ForkingProcess) -> AsyncIterator[RunningCe
 
 
 @pytest.mark.parametrize("packed", [True, False])
-async def test_broadcast_weights_are_those_of_a_folder(
+async def test_broadcast_weights_equal_those_of_a_folder(
     cell: RunningCell, forking: ForkingProcess, trainer_s_gpu: str, packed: bool, folder: Path, tmp_path: Path
 ) -> None:
     other = save_tiny_tokenizer(save_tiny_model("llama", tmp_path, seed=4))
@@ -65,4 +65,4 @@ async def test_broadcast_weights_are_those_of_a_folder(
         for number in range(3):
             await running.prints(f"updated {number}")
     assert await fetch_answer(cell.http, CHAT, BODY) == old
-    assert open_files() == 1, "that of the weights that serve"
+    assert open_files() == 1, "the file of the weights that serve"

@@ -17,7 +17,7 @@ from tests.fault.answers import Answer, Body, Reader, complete_answer
 from tests.forked import ForkingProcess
 from tests.hosts.network import Host
 from tests.patience import PATIENCE_S
-from tests.status import SeenWorker, metric_sum
+from tests.status import ReportedWorker, metric_sum
 
 T = TypeVar("T")
 
@@ -41,15 +41,15 @@ class HostTotals(msgspec.Struct, frozen=True):
 
 
 class HostStatus(msgspec.Struct, frozen=True):
-    workers: list[SeenWorker]
+    workers: list[ReportedWorker]
     totals: HostTotals
 
     @property
-    def own(self) -> SeenWorker:
+    def own(self) -> ReportedWorker:
         """Returns the engine of a server with one engine."""
         return self.workers[0]
 
-    def worker(self, server: "Server") -> SeenWorker:
+    def worker(self, server: "Server") -> ReportedWorker:
         """Returns the worker as a gateway sees it."""
         (found,) = [worker for worker in self.workers if worker.address == server.url]
         return found

@@ -30,7 +30,7 @@ class RunningTrainer:
 @contextlib.asynccontextmanager
 async def trainer(plan: Plan, forking: ForkingProcess) -> AsyncIterator[RunningTrainer]:
     """Runs a trainer with this plan, and kills it at the end."""
-    process = await forking.talking("tests.nccl.trainer")
+    process = await forking.start_module("tests.nccl.trainer")
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(plan) + b"\n")
     running = RunningTrainer(process)

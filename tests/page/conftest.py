@@ -1,5 +1,5 @@
-"""A headless Chromium, and pages in it that may neither complain in the console nor ask anybody but their server; and
-servers whose engine writes as far as it is let."""
+"""A headless Chromium, and pages in it that may neither log errors nor send requests to other hosts than their server;
+and servers whose engine takes only the steps that a test allows."""
 
 import re
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 from motet.testing.fake_engine import Script
-from tests.page.asking import GatedServer, Start, worded
+from tests.page.user import GatedServer, Start, numbered_words
 from tests.patience import PATIENCE_S
 from tools.screenshots import CHROMIUM_FLAGS, chromium_path
 
 REFUSED = re.compile(r"Failed to load resource: (?:the server responded with a status of (\d+)|net::)")
-"""Chromium says so of each refusal and each connection that fails, whatever the page makes of it."""
+"""Chromium logs this for each error status and each failed connection, even if the page handles it."""
 
 expect.set_options(timeout=1000 * PATIENCE_S)
 
@@ -25,7 +25,7 @@ expect.set_options(timeout=1000 * PATIENCE_S)
 def start(folder: Path) -> Iterator[Start]:
     with ExitStack() as stack:
 
-        def start(script: Script = worded, **settings: Any) -> GatedServer:
+        def start(script: Script = numbered_words, **settings: Any) -> GatedServer:
             server = GatedServer(folder, script, **settings)
             stack.enter_context(server)
             return server
@@ -35,7 +35,7 @@ def start(folder: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One for a module: Playwright's loop counts as running in this thread for as long as it lives."""
+    """A browser for each module, since Playwright's event loop counts as running in this thread while it exists."""
     if (path := chromium_path()) is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     with (
@@ -47,13 +47,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def refusals() -> set[int]:
-    """The statuses with which the page may be refused, and 0 for a lost connection: none, unless a test adds them."""
+    """The error statuses that the page may get, and 0 for a lost connection. A test adds those that it expects."""
     return set()
 
 
 @pytest.fixture
 def page(browser: Browser, refusals: set[int]) -> Iterator[Page]:
-    complaints: list[str] = []
+    logged: list[str] = []
     hosts: set[str] = set()
 
     def note(request: Request) -> None:
@@ -63,15 +63,17 @@ def page(browser: Browser, refusals: set[int]) -> Iterator[Page]:
     with browser.new_context() as context:
         page = context.new_page()
         page.set_default_timeout(1000 * PATIENCE_S)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: logged.append(str(error)))
+        page.on(
+            "console", lambda message: logged.append(message.text) if message.type in ("error", "warning") else None
+        )
         page.on("request", note)
         yield page
-        assert [one for one in complaints if _refused_with(one) not in refusals] == []
+        assert [one for one in logged if _error_status(one) not in refusals] == []
         assert len(hosts) <= 1
 
 
-def _refused_with(complaint: str) -> int | None:
-    """Returns None if it is about something else."""
-    match = REFUSED.match(complaint)
+def _error_status(line: str) -> int | None:
+    """Returns the status that a logged line reports, 0 for a lost connection, or None for any other line."""
+    match = REFUSED.match(line)
     return None if match is None else int(match[1] or 0)

@@ -1,4 +1,4 @@
-"""The page for everybody: axe finds nothing wrong in it, and no hand needs a mouse."""
+"""The accessibility of the page: axe finds no violation, and everything works with the keyboard alone."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Locator, Page, expect
 
 from motet.types import ChoiceStart, GenerateRequest
-from tests.page.asking import WORDS, Start, choices, give_key, text_of
+from tests.page.user import WORDS, Start, choices, enter_key, text_of
 from tests.tiny_tokenizer import fake_answer
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
@@ -19,30 +19,30 @@ AXE = """async (tags) => {
     if (document.documentElement.scrollWidth > innerWidth) wrong.push("the page scrolls sideways");
     return [wrong, passes.some(({ id }) => id === "color-contrast")];
 }"""
-MOST_STOPS = 60
-"""More than the page has places for the keyboard's focus, while it shows eight choices."""
+MAX_STOPS = 60
+"""More than the number of elements of the page that can have the focus, while it shows eight choices."""
 SHADED = """spans => spans.forEach((span, place) => {
     span.className = `s${place % 5}`;
     span.textContent = "word"; // axe does not judge the contrast of a single letter
 })"""
-HEARD = """() => {
-    window.heard = [];
-    const note = (changes) => changes.forEach(({ target }) => target.textContent && heard.push(target.textContent));
+RECORD_ANNOUNCEMENTS = """() => {
+    window.announced = [];
+    const note = (changes) => changes.forEach(({ target }) => target.textContent && announced.push(target.textContent));
     for (const one of document.querySelectorAll("[role=status], [role=alert], [role=log], [aria-live]"))
         new MutationObserver(note).observe(one, { childList: true, characterData: true, subtree: true });
 }"""
 
 
 def uneven(_: GenerateRequest, start: ChoiceStart) -> list[int]:
-    """Every other answer is short."""
+    """Returns the tokens of an answer. Every second answer is short."""
     return fake_answer(f"{start.index}: {WORDS}" if start.index % 2 else "no")
 
 
-def found_wrong(page: Page) -> list[str]:
+def violations_in(page: Page) -> list[str]:
     wrong, contrast_seen = page.evaluate(AXE, WCAG)
     assert contrast_seen
-    found: list[str] = wrong
-    return found
+    violations: list[str] = wrong
+    return violations
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 360)])
@@ -60,7 +60,7 @@ def test_axe_finds_nothing_wrong(page: Page, refusals: set[int], start: Start, s
     spans = page.locator(".text span")
     expect(spans.nth(11)).to_be_attached()
     spans.evaluate_all(SHADED)
-    assert found_wrong(page) == []
+    assert violations_in(page) == []
     animations = "document.getAnimations().length"
     assert page.evaluate(animations) == 0
     page.emulate_media(reduced_motion="no-preference")
@@ -73,32 +73,32 @@ def test_axe_finds_nothing_wrong(page: Page, refusals: set[int], start: Start, s
     page.get_by_role("tab", name="Workers").click()
     expect(page.locator("#worker-rows tr")).to_have_count(1)
     expect(page.get_by_role("alert")).to_be_visible()
-    assert found_wrong(page) == []
+    assert violations_in(page) == []
     refusals.add(401)
     page.click("#admin-key")
-    give_key(page, "wrong")
+    enter_key(page, "wrong")
     expect(page.locator("#key-why")).to_be_visible()
-    assert found_wrong(page) == []
+    assert violations_in(page) == []
 
 
-def go_to(page: Page, there: Locator, key: str) -> None:
-    """Presses a key until the focus is there, and sees it at each place."""
-    for _ in range(MOST_STOPS):
+def go_to(page: Page, target: Locator, key: str) -> None:
+    """Presses a key until the element has the focus, and checks that the focus is visible at each step."""
+    for _ in range(MAX_STOPS):
         page.keyboard.press(key)
         style, width = page.evaluate(
             "(({ outlineStyle, outlineWidth }) => [outlineStyle, outlineWidth])"
             "(getComputedStyle(document.activeElement))"
         )
         assert (style, width) == ("solid", "3px")
-        if there.evaluate("one => one === document.activeElement"):
+        if target.evaluate("one => one === document.activeElement"):
             return
-    raise AssertionError(f"{there} cannot be reached with {key}")
+    raise AssertionError(f"{target} cannot be reached with {key}")
 
 
-def test_all_is_done_from_the_keyboard_and_only_milestones_are_spoken(page: Page, start: Start) -> None:
+def test_the_keyboard_is_enough_and_only_milestones_are_announced(page: Page, start: Start) -> None:
     server = start()
     page.goto(server.url)
-    page.evaluate(HEARD)
+    page.evaluate(RECORD_ANNOUNCEMENTS)
     expect(page.locator("#model option")).to_have_count(1)
     go_to(page, page.locator("#prompt"), "Tab")
     page.keyboard.press("Control+A")
@@ -120,7 +120,7 @@ def test_all_is_done_from_the_keyboard_and_only_milestones_are_spoken(page: Page
     page.keyboard.press("Enter")
     server.go(200)
     expect(page.locator(".receipt")).to_have_count(2)
-    expect(choices(page, "over")).to_have_count(12)  # it is shown with the last text, and maybe after the receipt
+    expect(choices(page, "over")).to_have_count(12)  # shown with the last text, which can be after the receipt
     assert text_of(page, 11) == f"11: {WORDS}"
     go_to(page, page.locator("#prompt"), "Shift+Tab")
     page.keyboard.press("Control+Enter")
@@ -136,5 +136,5 @@ def test_all_is_done_from_the_keyboard_and_only_milestones_are_spoken(page: Page
     assert page.locator("#workers :is(button, .act):visible").count() == 0
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#form")).to_be_visible()
-    asked = [f"{count} choices {event}." for count in (8, 4, 8) for event in ("are requested", "have ended")]
-    assert page.evaluate("heard") == asked
+    expected = [f"{count} choices {event}." for count in (8, 4, 8) for event in ("are requested", "have ended")]
+    assert page.evaluate("announced") == expected

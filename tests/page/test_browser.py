@@ -1,4 +1,4 @@
-"""The page in a real browser, with a scripted engine behind the server."""
+"""The page in a real browser, with a server that has a scripted engine."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,18 @@ from playwright.sync_api import Page, expect
 
 from bench.servers.ports import free_port
 from motet.errors import EngineError
-from tests.page.asking import WORDS, GatedServer, Start, ask, choices, click, give_key, stored, text_of, worded
+from tests.page.user import (
+    WORDS,
+    GatedServer,
+    Start,
+    choices,
+    click,
+    enter_key,
+    numbered_words,
+    send_request,
+    stored,
+    text_of,
+)
 from tests.patience import PATIENCE_S
 from tests.tiny_tokenizer import fake_answer
 
@@ -17,24 +28,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 OWNED = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>&amp;<b>bold</b>"
 OWNED += " \u05e9\u05dc\u05d5\u05dd \U0001f469\u200d\U0001f467 e\u0301"
-"""Markup, then Hebrew, a picture of three code points, and a letter of two."""
+"""Markup, then Hebrew, an emoji of three code points, and a letter of two."""
 
 
 def test_eight_choices_stream_one_is_stopped_and_four_more_follow(page: Page, start: Start) -> None:
     server = start()
-    ask(page, server, clicks=3)
+    send_request(page, server, clicks=3)
     expect(choices(page, "waiting")).to_have_count(8)
     server.go(5)
     expect(choices(page, "writing")).to_have_count(8)
     expect(page.locator(".facts").first).to_contain_text("5 tokens")
-    written = "3: alp"
-    expect(page.locator(".choice .text").nth(3)).to_have_text(written)  # a look may tell of tokens before they come
+    generated = "3: alp"
+    expect(page.locator(".choice .text").nth(3)).to_have_text(
+        generated
+    )  # a poll can report tokens before they are streamed
     with page.expect_response("**/choices/3"):
         page.get_by_role("button", name="Stop choice 3").click()
     server.go(200)
     expect(choices(page, "over")).to_have_count(8)
     assert [text_of(page, index) for index in range(8)] == [
-        written if index == 3 else f"{index}: {WORDS}" for index in range(8)
+        generated if index == 3 else f"{index}: {WORDS}" for index in range(8)
     ]
     expect(page.locator(".facts").nth(3)).to_contain_text("stopped · 5 tokens")
     expect(page.locator(".receipt")).to_have_count(1)
@@ -50,7 +63,7 @@ def test_eight_choices_stream_one_is_stopped_and_four_more_follow(page: Page, st
 
 def test_tokens_that_are_reported_before_they_stream_are_counted_once(page: Page, start: Start) -> None:
     server = start()
-    ask(page, server, n="1")
+    send_request(page, server, n="1")
     server.go(3)
     facts, text = page.locator(".facts"), page.locator(".choice .text")
     expect(facts).to_contain_text("3 tokens")
@@ -60,15 +73,15 @@ def test_tokens_that_are_reported_before_they_stream_are_counted_once(page: Page
     server.go(2)
     expect(text).to_have_text("0: alp")
     expect(facts).to_contain_text("5 tokens")
-    whole = f"0: {WORDS}"
+    complete = f"0: {WORDS}"
     server.go(1000)
-    expect(text).to_have_text(whole)
-    expect(facts).to_contain_text(f"ended · {len(fake_answer(whole))} tokens")
+    expect(text).to_have_text(complete)
+    expect(facts).to_contain_text(f"ended · {len(fake_answer(complete))} tokens")
 
 
 def test_all_choices_are_stopped(page: Page, start: Start) -> None:
     server = start()
-    ask(page, server, n="3")
+    send_request(page, server, n="3")
     server.go(4)
     expect(choices(page, "writing")).to_have_count(3)
     page.click("#stop-all")
@@ -81,7 +94,7 @@ def test_the_choices_of_a_large_group_fit_on_a_phone(page: Page, start: Start) -
     server = start()
     server.go(1000)
     page.set_viewport_size({"width": 360, "height": 740})
-    ask(page, server, n="128")
+    send_request(page, server, n="128")
     expect(choices(page, "over")).to_have_count(128)
     expect(page.locator(".tail")).to_have_count(128)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -149,7 +162,7 @@ def test_a_busy_server_returns_a_503(page: Page, refusals: set[int], start: Star
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
     server.go(2)
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S):
-        ask(page, server)
+        send_request(page, server)
         expect(page.get_by_role("alert")).to_contain_text("requests")
         expect(page.locator(".choice")).to_have_count(0)
 
@@ -166,16 +179,16 @@ def test_keys_are_requested_in_both_views_and_forgotten_with_the_page(
     page.keyboard.press("Escape")
     expect(problem).to_contain_text("You didn't provide an API key.")
     page.get_by_role("tab", name="Workers").click()
-    give_key(page, "wr\u014dng")
-    expect(page.locator("#key:invalid")).to_be_visible()  # no browser sends such a key
-    give_key(page, "wrong")
+    enter_key(page, "wr\u014dng")
+    expect(page.locator("#key:invalid")).to_be_visible()  # browsers send no such key
+    enter_key(page, "wrong")
     expect(dialog).to_contain_text("Incorrect API key provided.")
     page.click("#key-cancel")
     expect(problem).to_contain_text("Incorrect API key provided.")
     expect(page.locator("#worker-rows tr")).to_have_count(0)
     page.get_by_role("tab", name="Ask").click()
     page.click("#send")
-    give_key(page, "sesame")
+    enter_key(page, "sesame")
     expect(choices(page, "over")).to_have_count(8)
     expect(problem).to_be_hidden()
     expect(page.locator("#model option")).to_have_count(1)
@@ -184,13 +197,13 @@ def test_keys_are_requested_in_both_views_and_forgotten_with_the_page(
     expect(page.locator("#worker-rows tr")).to_have_count(1)
     admin.click()
     expect(dialog).to_contain_text("Admin key of this server")
-    give_key(page, "sesame")
+    enter_key(page, "sesame")
     expect(dialog).to_contain_text("Incorrect admin key provided.")
-    give_key(page, "boss")
+    enter_key(page, "boss")
     expect(page.locator("#admin-note")).to_have_text("The page has the admin key until it is closed.")
     assert stored(page) == [0, 0, "", f"{server.url}/"]
     page.reload()
-    give_key(page, "sesame")
+    enter_key(page, "sesame")
     page.get_by_role("tab", name="Workers").click()
     expect(admin).to_have_text("Enter the key")
 
@@ -198,7 +211,7 @@ def test_keys_are_requested_in_both_views_and_forgotten_with_the_page(
 def test_a_stream_that_fails_ends_with_the_server_s_message(page: Page, start: Start) -> None:
     server = start()
     server.engine.scenario.fail_after = {3: EngineError("the engine has had enough")}
-    ask(page, server, n="2")
+    send_request(page, server, n="2")
     server.go(4)
     expect(page.get_by_role("alert")).to_have_text("the engine has had enough")
     expect(choices(page, "over")).to_have_count(2)
@@ -210,7 +223,7 @@ def test_a_broken_connection_is_reported(page: Page, refusals: set[int], start: 
     server = start()
     chunk = {"id": "x", "choices": [{"index": 0, "delta": {"content": "half"}, "finish_reason": None}]}
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {json.dumps(chunk)}\n\n"))
-    ask(page, server, n="1")
+    send_request(page, server, n="1")
     expect(page.get_by_role("alert")).to_have_text("The connection to the server was lost.")
     expect(page.locator(".facts")).to_contain_text("broken off")
     page.context.set_offline(True)
@@ -218,17 +231,19 @@ def test_a_broken_connection_is_reported(page: Page, refusals: set[int], start: 
     expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
 
 
-def test_a_silent_server_is_announced_and_can_be_left(page: Page, refusals: set[int], start: Start) -> None:
+def test_a_silent_server_is_announced_and_its_choices_can_be_stopped(
+    page: Page, refusals: set[int], start: Start
+) -> None:
     refusals.add(0)
     server = start()
-    ask(page, server, n="2")
+    send_request(page, server, n="2")
     server.go(2)
     expect(choices(page, "writing")).to_have_count(2)
-    said = page.locator("#announcement")
+    announcement = page.locator("#announcement")
     page.route("**/v1/groups/**", lambda route: route.abort())
-    expect(said).to_have_text("The server does not answer at this moment.")
+    expect(announcement).to_have_text("The server does not answer at this moment.")
     page.unroute("**/v1/groups/**")
-    expect(said).to_have_text("The server answers again.")
+    expect(announcement).to_have_text("The server answers again.")
     page.route("**/v1/groups/**", lambda route: route.abort())
     page.click("#stop-all")
     expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
@@ -236,18 +251,18 @@ def test_a_silent_server_is_announced_and_can_be_left(page: Page, refusals: set[
     expect(page.locator("#send")).to_be_enabled()
 
 
-def test_a_server_that_is_started_again_is_asked_as_before(page: Page, refusals: set[int], folder: Path) -> None:
+def test_a_restarted_server_gets_requests_as_before(page: Page, refusals: set[int], folder: Path) -> None:
     refusals.update((0, 404))
     problem, rows = page.get_by_role("alert"), page.locator("#worker-rows tr")
-    port = free_port()  # which nobody takes meanwhile
-    first = GatedServer(folder, worded, port=port)
+    port = free_port()  # not used by other processes in between
+    first = GatedServer(folder, numbered_words, port=port)
     with first:
         first.go(1000)
-        ask(page, first, n="2")
+        send_request(page, first, n="2")
         expect(page.locator(".receipt")).to_have_count(1)
     page.get_by_role("tab", name="Workers").click()
     expect(problem).to_have_text("The server cannot be reached.")
-    second = GatedServer(folder, worded, port=port)
+    second = GatedServer(folder, numbered_words, port=port)
     with second:
         second.go(1000)
         expect(rows).to_have_count(1)

@@ -1,4 +1,4 @@
-"""The page in a real browser, with a cell of real engines behind the server."""
+"""The page in a real browser, with a cell of real engines."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 from motet.deploy.child import ChildServer
 from tests.forked import ForkingProcess
 from tests.hosts.servers import eventually
-from tests.page.asking import WORDS, GatedServer, choices, give_key, text_of, worded
+from tests.page.user import WORDS, GatedServer, choices, enter_key, numbered_words, text_of
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import TINY
 
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 ADMIN_KEY = "boss"
 N, TOKENS, SEED = 8, 400, 7
 SCHEMA = {"type": "array", "minItems": 50, "items": {"type": "string", "minLength": 12, "maxLength": 16}}
-"""No answer is over before its most tokens."""
-EMPTY = [(0, 0), (0, 0)]
+"""A form so long that every answer ends at its maximum number of tokens."""
+IDLE = [(0, 0), (0, 0)]
 PROMPT = "the hand in the sand and then the other hand"
 
 
@@ -46,7 +46,7 @@ def pids(cell: ChildServer) -> dict[str, int]:
     return {id: pid for id, one in workers(cell).items() if isinstance(pid := one["pid"], int)}
 
 
-def whole(cell: ChildServer) -> bool:
+def is_complete(cell: ChildServer) -> bool:
     return all(one["state"] == "ready" for one in workers(cell).values())
 
 
@@ -58,8 +58,8 @@ def undisturbed(cell: ChildServer) -> list[str]:
     return [choice["message"]["content"] for choice in answer.json()["choices"]]
 
 
-def ask(page: Page, cell: ChildServer) -> None:
-    """Asks, and returns once all choices are being written."""
+def send_request(page: Page, cell: ChildServer) -> None:
+    """Sends the request, and waits until all choices run."""
     page.fill("#prompt", PROMPT)
     page.fill("#max-tokens", str(TOKENS))
     page.fill("#seed", str(SEED))
@@ -69,17 +69,17 @@ def ask(page: Page, cell: ChildServer) -> None:
     eventually(lambda: running(cell) == N, bool)
 
 
-def test_an_engine_is_killed_and_its_choices_end_as_if_nothing_had_been(page: Page, cell: ChildServer) -> None:
-    eventually(lambda: whole(cell), bool)
+def test_an_engine_is_killed_and_its_choices_end_as_if_undisturbed(page: Page, cell: ChildServer) -> None:
+    eventually(lambda: is_complete(cell), bool)
     expected = undisturbed(cell)
     page.goto(cell.url)
     page.get_by_role("tab", name="Workers").click()
     page.click("#admin-key")
-    give_key(page, ADMIN_KEY)
+    enter_key(page, ADMIN_KEY)
     expect(page.locator("#worker-rows tr")).to_have_count(2)
     page.get_by_role("tab", name="Ask").click()
     engines = pids(cell)
-    ask(page, cell)
+    send_request(page, cell)
     for pid in engines.values():
         os.kill(pid, signal.SIGSTOP)  # so that they do not end before they are killed
     kill = page.get_by_role("button", name="Kill decode-")
@@ -93,14 +93,14 @@ def test_an_engine_is_killed_and_its_choices_end_as_if_nothing_had_been(page: Pa
     assert page.locator(".choice .text").all_text_contents() == expected
     moved = page.locator('.choice[data-moved="true"] .facts b')
     expect(moved).to_have_text([f"{killed} → {other}"] * N)
-    eventually(lambda: whole(cell), bool)
+    eventually(lambda: is_complete(cell), bool)
 
 
 def test_an_engine_is_killed_in_the_table_of_workers_by_the_admin_key_alone(
     page: Page, refusals: set[int], cell: ChildServer
 ) -> None:
     refusals.add(401)
-    eventually(lambda: whole(cell), bool)
+    eventually(lambda: is_complete(cell), bool)
     before = pids(cell)
     page.goto(cell.url)
     page.get_by_role("tab", name="Workers").click()
@@ -108,34 +108,34 @@ def test_an_engine_is_killed_in_the_table_of_workers_by_the_admin_key_alone(
     kill.click()
     why = page.locator("#key-why")
     expect(why).to_contain_text("admin key")
-    give_key(page, "wrong")
+    enter_key(page, "wrong")
     expect(why).to_contain_text("Incorrect admin key provided.")
     assert pids(cell) == before
-    give_key(page, ADMIN_KEY)
+    enter_key(page, ADMIN_KEY)
     expect(page.locator("#announcement")).to_have_text("decode-1 was killed.")
-    eventually(lambda: whole(cell) and pids(cell)["decode-1"] != before["decode-1"], bool)
+    eventually(lambda: is_complete(cell) and pids(cell)["decode-1"] != before["decode-1"], bool)
     expect(page.locator("#worker-rows tr").nth(1)).to_contain_text("ready")
 
 
 def test_a_worker_is_drained_and_the_models_of_a_gateway_get_requests(
     page: Page, refusals: set[int], cell: ChildServer, folder: Path, forking: ForkingProcess
 ) -> None:
-    """One of its workers is a cell, the other a server that takes texts, as any OpenAI-compatible one does."""
+    """One worker is a cell, the other is a text upstream."""
     refusals.update((401, 503))
-    texts = GatedServer(folder, worded, name="texts")
+    texts = GatedServer(folder, numbered_words, name="texts")
     with (
         texts,
         forking.server(
             ["--worker", cell.url, "--worker", f"{texts.url},openai", "--admin-key", ADMIN_KEY], command="gateway"
         ) as gateway,
     ):
-        eventually(lambda: whole(gateway), bool)
+        eventually(lambda: is_complete(gateway), bool)
         page.goto(gateway.url)
         expect(page.locator("#model option")).to_have_text(["tiny", "texts"])
         page.get_by_role("tab", name="Workers").click()
         row, drain = page.locator("#worker-rows tr").first, page.get_by_role("button", name="Drain").first
         drain.click()
-        give_key(page, ADMIN_KEY)
+        enter_key(page, ADMIN_KEY)
         expect(page.locator("#announcement")).to_contain_text("gets no new groups.")
         expect(row).to_contain_text("draining")
         expect(drain).to_be_disabled()
@@ -143,16 +143,16 @@ def test_a_worker_is_drained_and_the_models_of_a_gateway_get_requests(
         page.click("#send")
         expect(page.get_by_role("alert")).to_contain_text("drain")
         page.select_option("#model", "texts")
-        writing = choices(page, "writing")
+        generating = choices(page, "writing")
 
-        def written_by() -> int:
-            texts.go(1)  # each choice is a request there, and they take turns
-            return writing.count()
+        def number_generating() -> int:
+            texts.go(1)  # a single step: each choice is a request of its own, and the requests get steps in turn
+            return generating.count()
 
-        with page.expect_response("**/v1/groups/*") as looked:
+        with page.expect_response("**/v1/groups/*") as polled:
             page.click("#send")
-            eventually(written_by, (8).__eq__)
-        assert looked.value.ok
+            eventually(number_generating, (8).__eq__)
+        assert polled.value.ok
         page.get_by_role("button", name="Stop choice 3").click()
         expect(page.locator(".facts").nth(3)).to_contain_text("stopped")
         assert f"0: {WORDS}".startswith(text_of(page, 7) or "none")
@@ -163,13 +163,13 @@ def test_a_worker_is_drained_and_the_models_of_a_gateway_get_requests(
         expect(page.get_by_role("alert")).to_be_hidden()
 
 
-def test_a_reload_in_mid_stream_leaves_nothing(page: Page, cell: ChildServer) -> None:
-    eventually(lambda: whole(cell), bool)
+def test_a_reload_during_a_stream_leaves_nothing(page: Page, cell: ChildServer) -> None:
+    eventually(lambda: is_complete(cell), bool)
     page.goto(cell.url)
-    with page.expect_request("**/v1/groups/*") as looked:
-        ask(page, cell)
+    with page.expect_request("**/v1/groups/*") as polled:
+        send_request(page, cell)
     page.reload()
-    eventually(lambda: [(one["groups_running"], one["blocks_used"]) for one in workers(cell).values()], EMPTY.__eq__)
-    group = urlsplit(looked.value.url).path
+    eventually(lambda: [(one["groups_running"], one["blocks_used"]) for one in workers(cell).values()], IDLE.__eq__)
+    group = urlsplit(polled.value.url).path
     eventually(lambda: httpx.get(f"{cell.url}{group}", timeout=PATIENCE_S).status_code, (404).__eq__)
     expect(page.locator(".choice")).to_have_count(0)

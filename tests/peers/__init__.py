@@ -1,1 +1,1 @@
-"""Servers of other engines, played on real sockets."""
+"""Fake servers of other engines, on real sockets."""

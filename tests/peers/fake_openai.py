@@ -7,20 +7,20 @@ import ssl
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
-from tests.peers.openai_script import Asked, Manners, Refused, Script
+from tests.peers.openai_script import Behaviour, FixedAnswer, OpenAIRequest, Script
 
 
 class FakeOpenAI:
-    """A played server that runs while the `async with` lasts."""
+    """A fake server that runs while the `async with` lasts."""
 
-    def __init__(self, manners: Manners | None = None, *, tls: ssl.SSLContext | None = None) -> None:
-        self.manners = manners or Manners()
-        self.asked: list[Asked] = []
+    def __init__(self, behaviour: Behaviour | None = None, *, tls: ssl.SSLContext | None = None) -> None:
+        self.behaviour = behaviour or Behaviour()
+        self.requests: list[OpenAIRequest] = []
         """All requests for choices, in order."""
-        self.listed = 0
-        """Number of times that a client asked for its models."""
+        self.num_listings = 0
+        """Number of times that a client listed the models."""
         self.running = 0
-        self.most_running = 0
+        self.max_running = 0
         self.arrived = asyncio.Semaphore(0)
         self.gate: asyncio.Semaphore | None = None
         self._tls = tls
@@ -35,7 +35,7 @@ class FakeOpenAI:
         await self.close()
 
     async def close(self) -> None:
-        """Stops the server and breaks every connection. May be called twice."""
+        """Stops the server and breaks every connection. A second call changes nothing."""
         self._server.close()
         for task in self._connections:
             task.cancel()
@@ -46,14 +46,14 @@ class FakeOpenAI:
     def url(self) -> str:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
-    def shut(self) -> asyncio.Semaphore:
-        """Makes each piece of a stream, and each whole answer, wait for the gate from now on."""
+    def close_gate(self) -> asyncio.Semaphore:
+        """Makes each following chunk of a stream, and each complete answer, wait for a permit of the returned gate."""
         self.arrived = asyncio.Semaphore(0)
         self.gate = asyncio.Semaphore(0)
         return self.gate
 
     async def until_idle(self) -> None:
-        """Waits until no answer is under way; the test's time-out is the limit."""
+        """Waits until no request is being answered. The test's time-out is the limit."""
         while self.running:
             self._idle.clear()
             await self._idle.wait()
@@ -66,7 +66,7 @@ class FakeOpenAI:
             while await self._serve_one(reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the other side has gone, or the test has ended
+            pass  # the client has disconnected, or the test has ended
         finally:
             self._connections.discard(task)
             writer.transport.abort()
@@ -79,25 +79,26 @@ class FakeOpenAI:
         headers = {name.lower(): value.strip() for name, _, value in (item.partition(":") for item in lines)}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         if method == "GET":
-            self.listed += 1
-            listed = {"object": "list", "data": [{"object": "model", **card} for card in self.manners.models]}
+            self.num_listings += 1
+            models = {"object": "list", "data": [{"object": "model", **card} for card in self.behaviour.models]}
             await _send(
-                writer, self._locked(headers) or self.manners.listing or Refused(200, json.dumps(listed).encode())
+                writer,
+                self._key_error(headers) or self.behaviour.listing or FixedAnswer(200, json.dumps(models).encode()),
             )
             return True
-        asked = Asked(path, headers, json.loads(body))
-        self.asked.append(asked)
+        request = OpenAIRequest(path, headers, json.loads(body))
+        self.requests.append(request)
         self.arrived.release()
-        if refused := self._refusal(asked):
-            await _send(writer, refused)
+        if error := self._error(request):
+            await _send(writer, error)
             return True
-        with self._under_way():
-            return await self._while_connected(reader, self._answer(asked, writer))
+        with self._counted_as_running():
+            return await self._while_connected(reader, self._answer(request, writer))
 
     @contextlib.contextmanager
-    def _under_way(self) -> Iterator[None]:
+    def _counted_as_running(self) -> Iterator[None]:
         self.running += 1
-        self.most_running = max(self.most_running, self.running)
+        self.max_running = max(self.max_running, self.running)
         try:
             yield
         finally:
@@ -105,45 +106,45 @@ class FakeOpenAI:
             self._idle.set()
 
     async def _while_connected(self, reader: asyncio.StreamReader, answer: Coroutine[Any, Any, bool]) -> bool:
-        """Stops when the other side goes, as servers do."""
+        """Stops answering when the client disconnects, as servers do."""
         answering = asyncio.ensure_future(answer)
-        gone = asyncio.ensure_future(reader.read(1))
+        disconnected = asyncio.ensure_future(reader.read(1))
         try:
-            await asyncio.wait([answering, gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([answering, disconnected], return_when=asyncio.FIRST_COMPLETED)
             return bool(answering.done() and answering.result())
         finally:
             answering.cancel()
-            gone.cancel()
-            await asyncio.gather(answering, gone, return_exceptions=True)
+            disconnected.cancel()
+            await asyncio.gather(answering, disconnected, return_exceptions=True)
 
-    def _locked(self, headers: dict[str, str]) -> Refused | None:
-        if self.manners.key is not None and headers.get("authorization") != f"Bearer {self.manners.key}":
-            return Refused.openai(401, "Incorrect API key provided.", code="invalid_api_key")
+    def _key_error(self, headers: dict[str, str]) -> FixedAnswer | None:
+        if self.behaviour.key is not None and headers.get("authorization") != f"Bearer {self.behaviour.key}":
+            return FixedAnswer.error(401, "Incorrect API key provided.", code="invalid_api_key")
         return None
 
-    def _refusal(self, asked: Asked) -> Refused | None:
-        if locked := self._locked(asked.headers):
-            return locked
-        if self.manners.not_ok:
-            return self.manners.not_ok.pop(0)
-        if asked.path in self.manners.no_routes:
-            return Refused(404, b'{"detail":"Not Found"}')
-        for name in sorted(self.manners.refuses):
-            if asked.body.get(name) is not None and not (name == "n" and asked.body["n"] == 1):
-                return Refused.openai(400, f"no {name} here", param=name, code="unsupported_value")
+    def _error(self, request: OpenAIRequest) -> FixedAnswer | None:
+        if error := self._key_error(request.headers):
+            return error
+        if self.behaviour.next_errors:
+            return self.behaviour.next_errors.pop(0)
+        if request.path in self.behaviour.no_routes:
+            return FixedAnswer(404, b'{"detail":"Not Found"}')
+        for name in sorted(self.behaviour.refuses):
+            if request.body.get(name) is not None and not (name == "n" and request.body["n"] == 1):
+                return FixedAnswer.error(400, f"no {name} here", param=name, code="unsupported_value")
         return None
 
-    async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> bool:
-        script = Script(asked, self.manners)
-        if not asked.body.get("stream"):
-            await self._step()
+    async def _answer(self, request: OpenAIRequest, writer: asyncio.StreamWriter) -> bool:
+        script = Script(request, self.behaviour)
+        if not request.body.get("stream"):
+            await self._wait_for_gate()
             if script.hangs:
                 await asyncio.Event().wait()
             if any(choice.breaks for choice in script.choices):
-                await _send(writer, Refused.openai(500, "the model fell over"))
+                await _send(writer, FixedAnswer.error(500, "the model failed"))
                 return False
             headers = (("content-type", "application/json"), ("connection", "close"))
-            await _send(writer, Refused(200, json.dumps(script.whole()).encode(), headers))
+            await _send(writer, FixedAnswer(200, json.dumps(script.complete()).encode(), headers))
             return False
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
@@ -160,18 +161,18 @@ class FakeOpenAI:
 
     async def _paced(self, script: Script) -> AsyncIterator[bytes | None]:
         for event in script.events():
-            await self._step()
+            await self._wait_for_gate()
             yield event
             if script.hangs:
                 await asyncio.Event().wait()
 
-    async def _step(self) -> None:
+    async def _wait_for_gate(self) -> None:
         if self.gate is not None:
             await self.gate.acquire()
 
 
-async def _send(writer: asyncio.StreamWriter, answer: Refused) -> None:
+async def _send(writer: asyncio.StreamWriter, answer: FixedAnswer) -> None:
     headers = "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
-    head = f"HTTP/1.1 {answer.status} Told\r\ncontent-length: {len(answer.body)}\r\n{headers}\r\n"
+    head = f"HTTP/1.1 {answer.status} Status\r\ncontent-length: {len(answer.body)}\r\n{headers}\r\n"
     writer.write(head.encode() + answer.body)
     await writer.drain()

@@ -1,15 +1,15 @@
-"""A vLLM 0.32 server that is played on a real socket, in the test's own loop.
+"""A fake vLLM 0.32 server on a real socket, in the test's own event loop.
 
     async with FakeVLLM(network=network, stepped=True) as server:
-        ...                                   # ask server.url
+        ...                                   # requests to server.url
         await server.until(lambda: server.open == 1)
-        server.step(3)                        # every open request writes three more tokens a choice
-        server.run()                          # from now on nothing waits for steps
+        server.step(3)                        # every choice of every open request gets three tokens
+        server.run()                          # from now on no request waits for steps
         ...
-        server.check()                        # nothing is open, pinned or wrong
+        server.check()                        # no request is open, no KV is pinned, no fault was seen
 
-`vllm_tokens.py` has what it writes, `vllm_asked.py` what it refuses. Servers with the same `Network` can fetch KV from
-each other. `switches` make it an older server, one with other settings, or one that fails.
+`vllm_tokens.py` generates its tokens, `vllm_requests.py` checks its requests. Servers with the same `Network` can fetch
+KV from each other. With `switches` it behaves as an older server, as one with other settings, or as one that fails.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from uuid import uuid4
 
 from aiohttp import web
 
-from tests.peers.vllm_asked import Asked, Refused, check, completion_asked, generate_asked
-from tests.peers.vllm_books import Books
-from tests.peers.vllm_engine import BROKEN, PlayedEngine
+from tests.peers.vllm_counters import VLLMCounters
+from tests.peers.vllm_engine import BROKEN, FakeVLLMEngine
+from tests.peers.vllm_requests import RequestRefused, VLLMRequest, check, parse_completion, parse_generate
 from tests.peers.vllm_shapes import Json, Shapes, event
 from tests.peers.vllm_switches import Switches
 from tests.peers.vllm_tickets import Network
 
 MODEL = "smollm2"
-TURNS_TO_LET_IN = 3
-"""Turns of the loop that a new connection takes until the server lists it. If asyncio closed it earlier, it would
-neither be answered nor broken."""
+TURNS_TO_ACCEPT = 3
+"""Number of iterations of the event loop until the server lists a new connection. If asyncio closed it earlier, the
+client would see neither an answer nor a broken connection."""
 
 
-class Named(NamedTuple):
-    """The names that the headers of a request give it."""
+class RequestNames(NamedTuple):
+    """The ids in the headers of a request."""
 
     request_id: str | None
     session_id: str | None
@@ -44,8 +44,8 @@ class Named(NamedTuple):
 
 
 @dataclass
-class FakeVLLM(PlayedEngine):
-    """A played server that runs while the `async with` lasts. `kill` and `start` in between keep its port."""
+class FakeVLLM(FakeVLLMEngine):
+    """A fake server that runs while the `async with` lasts. `kill` and `start` in between keep its port."""
 
     model: str = MODEL
     adapters: tuple[str, ...] = ()
@@ -58,12 +58,12 @@ class FakeVLLM(PlayedEngine):
     port: int = 0
 
     def __post_init__(self) -> None:
-        books = Books(self.model, self.block_size, self.num_blocks)
-        super().__init__(books, self.network, self.switches, self.max_model_len, stepped=self.stepped)
-        self.asked: list[Asked] = []
-        """All requests for tokens that were not refused."""
-        self.named: list[Named] = []
-        """The names of all requests with a prompt, also of refused ones."""
+        counters = VLLMCounters(self.model, self.block_size, self.num_blocks)
+        super().__init__(counters, self.network, self.switches, self.max_model_len, stepped=self.stepped)
+        self.requests: list[VLLMRequest] = []
+        """All requests for tokens that were not refused, in order."""
+        self.request_names: list[RequestNames] = []
+        """The ids of all requests with a prompt, including refused requests."""
 
     async def __aenter__(self) -> "FakeVLLM":
         await self.start()
@@ -80,15 +80,15 @@ class FakeVLLM(PlayedEngine):
 
     @property
     def open(self) -> int:
-        """Number of requests for tokens that are not answered yet."""
-        return self.books.open
+        """Number of requests for tokens without a complete answer."""
+        return self.counters.open
 
     @property
     def models(self) -> list[str]:
         return [self.model, *self.adapters]
 
     def check(self) -> None:
-        """Checks that nothing is left of any request, and that no client did what corrupts KV."""
+        """Fails if anything is left of a request, or if a client did something that corrupts KV."""
         assert self.network.faults == []
         assert (self.open, self.network.pulling, self.network.pinned) == (0, 0, [])
 
@@ -103,7 +103,7 @@ class FakeVLLM(PlayedEngine):
                 web.get("/v1/models", self._models),
                 web.post("/tokenize", self._tokenize),
                 web.post("/v1/completions", self._completions),
-                web.post("/inference/v1/generate", self._generate),
+                web.post("/inference/v1/generate", self._generate_route),
             ]
         )
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.0)
@@ -112,14 +112,14 @@ class FakeVLLM(PlayedEngine):
         self.port = self._listener.getsockname()[1]
         await web.SockSite(self._runner, self._listener).start()
         self.id = str(uuid4())
-        self.books.begin()
+        self.counters.reset()
 
     async def kill(self) -> None:
-        """Acts as after SIGKILL: connections break and everything held is lost. May be called twice."""
+        """Simulates SIGKILL: connections break, and all KV that was held is lost. A second call changes nothing."""
         if self._listener.fileno() < 0:
             return
         asyncio.get_running_loop().remove_reader(self._listener)
-        for _ in range(TURNS_TO_LET_IN):
+        for _ in range(TURNS_TO_ACCEPT):
             await asyncio.sleep(0)
         server = self._runner.server
         for connection in list(server.connections) if server else ():
@@ -140,7 +140,7 @@ class FakeVLLM(PlayedEngine):
             return web.json_response({"error": "Unauthorized"}, status=401)
         try:
             return await handler(request)
-        except Refused as refused:
+        except RequestRefused as refused:
             return web.json_response(refused.body, status=refused.status)
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -150,8 +150,8 @@ class FakeVLLM(PlayedEngine):
         return web.json_response({"version": "0.32.0"})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        pinned_blocks, tells_blocks = self.pinned_blocks(), self.switches.tells_blocks
-        return web.Response(text=self.books.text(pinned_blocks=pinned_blocks, tells_blocks=tells_blocks))
+        pinned_blocks, reports_blocks = self.pinned_blocks(), self.switches.reports_blocks
+        return web.Response(text=self.counters.text(pinned_blocks=pinned_blocks, reports_blocks=reports_blocks))
 
     async def _event_sources(self, _: web.Request) -> web.Response:
         if self.switches.event_sources is None:
@@ -176,66 +176,66 @@ class FakeVLLM(PlayedEngine):
 
     def _record_names(self, request: web.Request) -> None:
         names = map(request.headers.get, ("x-request-id", "x-session-id", "traceparent"))
-        self.named.append(Named(*names))
+        self.request_names.append(RequestNames(*names))
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         self._record_names(request)
         body = await request.json()
         try:
-            asked = completion_asked(body)
-            self._let_in(asked)
-        except Refused:
+            parsed = parse_completion(body)
+            self._admit(parsed)
+        except RequestRefused:
             ticket = body.get("kv_transfer_params")
             if self.switches.connector and isinstance(ticket, dict) and ticket.get("do_remote_prefill"):
-                self.network.refuse(ticket)  # vLLM tells the prefill server; clients release tickets so
+                self.network.refuse(ticket)  # vLLM notifies the prefill server; clients release tickets in this way
                 self.changed()
             raise
-        return await self._answer(request, asked)
+        return await self._answer(request, parsed)
 
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
+    async def _generate_route(self, request: web.Request) -> web.StreamResponse:
         self._record_names(request)
         if not self.switches.scale_out:
-            raise Refused(403, "This endpoint needs --enable-scale-out.", kind="Forbidden")
-        asked = generate_asked(await request.json())
-        self._let_in(asked)
-        return await self._answer(request, asked)
+            raise RequestRefused(403, "This endpoint needs --enable-scale-out.", kind="Forbidden")
+        parsed = parse_generate(await request.json())
+        self._admit(parsed)
+        return await self._answer(request, parsed)
 
-    def _let_in(self, asked: Asked) -> None:
+    def _admit(self, parsed: VLLMRequest) -> None:
         if not self.switches.healthy:
             raise BROKEN
         if self.switches.too_busy:
             self.switches.too_busy -= 1
-            raise Refused(503, "The server is overloaded.", kind="ServiceUnavailableError")
-        if self.switches.refuses_priority and asked.body.get("priority", 0) != 0:
-            raise Refused(400, "Got priority but priority scheduling is not enabled.")
+            raise RequestRefused(503, "The server is overloaded.", kind="ServiceUnavailableError")
+        if self.switches.refuses_priority and parsed.body.get("priority", 0) != 0:
+            raise RequestRefused(400, "Got priority but priority scheduling is not enabled.")
         models = [model for model in self.models if model not in self.switches.lost]
-        check(asked, models=models, max_model_len=self.max_model_len)
-        self.asked.append(asked)
+        check(parsed, models=models, max_model_len=self.max_model_len)
+        self.requests.append(parsed)
 
-    async def _answer(self, request: web.Request, asked: Asked) -> web.StreamResponse:
-        async with self.booked(asked) as before:
-            id = f"generate-tokens-{uuid4().hex[:16]}" if asked.scale_out else f"cmpl-{uuid4().hex[:16]}"
-            shapes = Shapes(id, asked.model or self.model, asked, self.switches.token_ids)
-            if asked.stream:
+    async def _answer(self, request: web.Request, parsed: VLLMRequest) -> web.StreamResponse:
+        async with self.counted(parsed) as before:
+            id = f"generate-tokens-{uuid4().hex[:16]}" if parsed.scale_out else f"cmpl-{uuid4().hex[:16]}"
+            shapes = Shapes(id, parsed.model or self.model, parsed, self.switches.token_ids)
+            if parsed.stream:
                 return await self._stream(request, shapes, before)
-            async for children in self.write(asked, before):
+            async for children in self.generate(parsed, before):
                 if all(child.finish_reason for child in children):
                     break
-            return web.json_response(shapes.whole(children, self.ticket(asked)))
+            return web.json_response(shapes.complete(children, self.ticket(parsed)))
 
     async def _stream(self, request: web.Request, shapes: Shapes, before: int) -> web.StreamResponse:
-        asked = shapes.asked
+        parsed = shapes.request
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         try:
-            async for children in self.write(asked, before):
+            async for children in self.generate(parsed, before):
                 for child in children:
-                    full = len(child.tokens) - child.told >= self.switches.tokens_a_chunk
-                    if full or (child.finish_reason and child.told < len(child.tokens)):
-                        await response.write(event(shapes.piece(child)))
-            if asked.include_usage:
-                await response.write(event(shapes.last_piece(children)))
-        except Refused as refused:
+                    full = len(child.tokens) - child.num_sent >= self.switches.tokens_a_chunk
+                    if full or (child.finish_reason and child.num_sent < len(child.tokens)):
+                        await response.write(event(shapes.chunk(child)))
+            if parsed.include_usage:
+                await response.write(event(shapes.usage_chunk(children)))
+        except RequestRefused as refused:
             await response.write(event(dict(refused.body)))
         await response.write(b"data: [DONE]\n\n")
         return response

@@ -1,7 +1,7 @@
-"""What a played OpenAI-compatible server answers, and the ways in which it can deviate.
+"""The answers of a fake OpenAI-compatible server, and the ways in which they can deviate from OpenAI's.
 
-Its answers follow from the prompt and the seed alone, so that tests can compare n choices of one request with n
-requests: choice i with seed s is `<prompt> <s + i> ...`, one word a piece.
+An answer depends only on the prompt and the seed, so that tests can compare n choices of one request with n requests:
+choice i with seed s is `<prompt> <s + i> ...`, one word for each chunk.
 """
 
 import json
@@ -16,57 +16,61 @@ Json = dict[str, Any]
 
 
 class Index(Enum):
+    """The index of choices in streams and complete answers."""
+
     OWN = auto()
     ZERO = auto()
-    """All choices have number 0."""
+    """All choices have index 0."""
     ABSENT = auto()
 
 
 class Usage(Enum):
+    """The place of the usage in a stream."""
+
     END = auto()
-    """A stream has it in a chunk without choices, if the client asks for it."""
+    """A chunk without choices has it, if the request sets `include_usage`."""
     EACH = auto()
-    """The last chunk of each choice has it, asked for or not."""
+    """The last chunk of each choice has it, request for or not."""
     NONE = auto()
 
 
 class Break(Enum):
-    """How a stream goes on after its first piece."""
+    """What happens to a stream after its first chunk."""
 
     EVENT = auto()
     """An error event comes, and the stream ends."""
     CUT = auto()
     """The connection breaks."""
     SILENCE = auto()
-    """The stream ends as if all were well."""
+    """The stream ends without an error."""
 
 
 @dataclass(frozen=True)
-class Refused:
-    """An answer that a request gets instead of the usual one."""
+class FixedAnswer:
+    """An answer that is sent instead of the usual one, mostly an error."""
 
     status: int
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def openai(cls, status: int, message: str, *, param: str | None = None, code: str | None = None) -> "Refused":
-        error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
-        return cls(status, json.dumps({"error": error}).encode(), (("content-type", "application/json"),))
+    def error(cls, status: int, message: str, *, param: str | None = None, code: str | None = None) -> "FixedAnswer":
+        body = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+        return cls(status, json.dumps({"error": body}).encode(), (("content-type", "application/json"),))
 
 
 @dataclass
-class Manners:
-    """The ways in which a server deviates. By default it does not."""
+class Behaviour:
+    """The behaviour of a fake server. By default it does not deviate from OpenAI's."""
 
     ignores_n: bool = False
     index: Index = Index.OWN
-    """How choices are numbered in streams."""
+    """The `index` of choices in streams."""
     finishes_at_end: bool = False
-    """All choices finish together, after the last piece of any."""
+    """All choices finish together, after the last chunk of every choice."""
     never_finishes: bool = False
     ends_with: str = "stop"
-    """The `finish_reason` of a choice that has written all its words."""
+    """The `finish_reason` of a choice that has all its words."""
     finish_twice: bool = False
     usage: Usage = Usage.END
     no_done: bool = False
@@ -77,21 +81,23 @@ class Manners:
     refuses: frozenset[str] = frozenset()
     """Fields that get a 400; `n` only above 1."""
     breaks: dict[int, Break] = field(default_factory=dict)
-    """How choices break off, by seed."""
+    """What happens to choices after their first chunk, by seed."""
     hangs: frozenset[int] = frozenset()
-    """Seeds of choices that write their first piece and then no more."""
+    """Seeds of choices that send their first chunk and nothing after it."""
     no_routes: frozenset[str] = frozenset()
-    not_ok: list[Refused] = field(default_factory=list)
+    next_errors: list[FixedAnswer] = field(default_factory=list)
     """Errors for the next requests, one for each."""
     key: str | None = None
     """The only API key that the server accepts."""
-    listing: Refused | None = None
+    listing: FixedAnswer | None = None
     """What the server sends instead of the list of its models."""
     models: tuple[Json, ...] = ({"id": "m", "max_model_len": 4096},)
 
 
 @dataclass(frozen=True)
-class Asked:
+class OpenAIRequest:
+    """A request for choices, as the fake server received it."""
+
     path: str
     headers: dict[str, str]
     body: Json
@@ -108,36 +114,36 @@ class Choice:
 class Script:
     """The answer of the server to one request."""
 
-    def __init__(self, asked: Asked, manners: Manners) -> None:
-        self._chat = asked.path == CHAT
-        self._manners = manners
-        body = asked.body
-        self._wants_usage = (body.get("stream_options") or {}).get("include_usage", False)
+    def __init__(self, request: OpenAIRequest, behaviour: Behaviour) -> None:
+        self._chat = request.path == CHAT
+        self._behaviour = behaviour
+        body = request.body
+        self._include_usage = (body.get("stream_options") or {}).get("include_usage", False)
         prompts = [body["messages"][-1]["content"]] if self._chat else body["prompt"]
         prompts = prompts if isinstance(prompts, list) and not isinstance(prompts[0], int) else [prompts]
-        n = 1 if manners.ignores_n else body.get("n") or 1
-        most = body.get("max_completion_tokens") or body.get("max_tokens") or 16
+        n = 1 if behaviour.ignores_n else body.get("n") or 1
+        max_words = body.get("max_completion_tokens") or body.get("max_tokens") or 16
         self.prompts = prompts
-        self.hangs = (body.get("seed") or 0) in manners.hangs
+        self.hangs = (body.get("seed") or 0) in behaviour.hangs
         self.choices = [
-            _choice(at * n + i, prompt, (body.get("seed") or 0) + i, most, manners)
+            _choice(at * n + i, prompt, (body.get("seed") or 0) + i, max_words, behaviour)
             for at, prompt in enumerate(prompts)
             for i in range(n)
         ]
 
-    def whole(self) -> Json:
-        choices = [self._whole_choice(choice) for choice in self.choices]
-        if self._manners.index is Index.ABSENT:
+    def complete(self) -> Json:
+        choices = [self._complete_choice(choice) for choice in self.choices]
+        if self._behaviour.index is Index.ABSENT:
             for choice in choices:
                 del choice["index"]
-        told = {} if self._manners.usage is Usage.NONE else {"usage": self._usage(self.choices)}
+        usage = {} if self._behaviour.usage is Usage.NONE else {"usage": self._usage(self.choices)}
         kind = "chat.completion" if self._chat else "text_completion"
-        return {**self._head(kind), "choices": choices, **told}
+        return {**self._head(kind), "choices": choices, **usage}
 
     def events(self) -> Iterator[bytes | None]:
-        """Yields the events of a stream. None means that the connection breaks."""
-        manners = self._manners
-        late: list[bytes | None] = []
+        """Yields the events of a stream, and None where the connection breaks."""
+        behaviour = self._behaviour
+        last_chunks: list[bytes | None] = []
         for step in range(max(len(choice.words) for choice in self.choices) + 1):
             for choice in self.choices:
                 if step < len(choice.words):
@@ -145,20 +151,20 @@ class Script:
                     if choice.breaks is not None:
                         yield from self._broken(choice.breaks)
                         return
-                elif step == len(choice.words) and not manners.never_finishes:
-                    late.append(self._event(self._chunk(choice, "", finish=choice.finish)))
-            if not manners.finishes_at_end:
-                yield from late
-                late = [] if not manners.finish_twice else late
-        yield from late
-        if manners.usage is Usage.END and self._wants_usage:
+                elif step == len(choice.words) and not behaviour.never_finishes:
+                    last_chunks.append(self._event(self._chunk(choice, "", finish=choice.finish)))
+            if not behaviour.finishes_at_end:
+                yield from last_chunks
+                last_chunks = [] if not behaviour.finish_twice else last_chunks
+        yield from last_chunks
+        if behaviour.usage is Usage.END and self._include_usage:
             yield self._event({**self._head(self._kind), "choices": [], "usage": self._usage(self.choices)})
-        if not manners.no_done:
-            yield b"data: [DONE]" + 2 * manners.line_end
+        if not behaviour.no_done:
+            yield b"data: [DONE]" + 2 * behaviour.line_end
 
     def _broken(self, how: Break) -> Iterator[bytes | None]:
         if how is Break.EVENT:
-            yield self._event({"error": {"message": "the model fell over", "type": "server_error", "code": 500}})
+            yield self._event({"error": {"message": "the model failed", "type": "server_error", "code": 500}})
         elif how is Break.CUT:
             yield None
 
@@ -167,52 +173,52 @@ class Script:
         return "chat.completion.chunk" if self._chat else "text_completion"
 
     def _head(self, kind: str) -> Json:
-        return {"id": "theirs", "object": kind, "created": 1, "model": "m-1", "system_fingerprint": "fp"}
+        return {"id": "fake", "object": kind, "created": 1, "model": "m-1", "system_fingerprint": "fp"}
 
     def _chunk(self, choice: "Choice", text: str, *, first: bool = False, finish: str | None = None) -> Json:
-        manners = self._manners
-        said: Json = {"text": text, "logprobs": None}
+        behaviour = self._behaviour
+        content: Json = {"text": text, "logprobs": None}
         if self._chat:
             delta: Json = {"content": text} if text else {}
-            if not manners.no_role and (first or manners.role_everywhere):
+            if not behaviour.no_role and (first or behaviour.role_everywhere):
                 delta = {"role": "assistant", **delta}
-            said = {"delta": delta, "logprobs": {"content": [{"token": text, "logprob": -0.5}]} if text else None}
-        told = {"usage": self._usage([choice])} if finish and manners.usage is Usage.EACH else {}
-        index = {} if manners.index is Index.ABSENT else {"index": self._number(choice)}
-        return {**self._head(self._kind), "choices": [{**index, **said, "finish_reason": finish}], **told}
+            content = {"delta": delta, "logprobs": {"content": [{"token": text, "logprob": -0.5}]} if text else None}
+        usage = {"usage": self._usage([choice])} if finish and behaviour.usage is Usage.EACH else {}
+        index = {} if behaviour.index is Index.ABSENT else {"index": self._number(choice)}
+        return {**self._head(self._kind), "choices": [{**index, **content, "finish_reason": finish}], **usage}
 
-    def _whole_choice(self, choice: "Choice") -> Json:
+    def _complete_choice(self, choice: "Choice") -> Json:
         text = "".join(choice.words)
         if self._chat:
-            said: Json = {"message": {"role": "assistant", "content": text, "refusal": None}, "logprobs": None}
+            content: Json = {"message": {"role": "assistant", "content": text, "refusal": None}, "logprobs": None}
         else:
-            said = {"text": text, "logprobs": None}
+            content = {"text": text, "logprobs": None}
         return {
             "index": choice.number,
-            **said,
-            "finish_reason": None if self._manners.never_finishes else choice.finish,
+            **content,
+            "finish_reason": None if self._behaviour.never_finishes else choice.finish,
         }
 
     def _number(self, choice: "Choice") -> int:
-        return 0 if self._manners.index is Index.ZERO else choice.number
+        return 0 if self._behaviour.index is Index.ZERO else choice.number
 
     def _usage(self, choices: "list[Choice]") -> Json:
         prompt = sum(len(str(prompt)) for prompt in self.prompts)
-        written = sum(len(choice.words) for choice in choices)
+        output = sum(len(choice.words) for choice in choices)
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": written,
-            "total_tokens": prompt + written,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": len(self.prompts)},
         }
 
     def _event(self, chunk: Json) -> bytes:
-        end = self._manners.line_end
-        comment = b": still here" + 2 * end if self._manners.comments else b""
+        end = self._behaviour.line_end
+        comment = b": still running" + 2 * end if self._behaviour.comments else b""
         return comment + b"data: " + json.dumps(chunk).encode() + 2 * end
 
 
-def _choice(number: int, prompt: object, seed: int, most: int, manners: Manners) -> Choice:
+def _choice(number: int, prompt: object, seed: int, max_words: int, behaviour: Behaviour) -> Choice:
     words = [f"{prompt}", f" {seed}", *(f" w{i}" for i in range(abs(seed) % 4))]
-    finish = "length" if len(words) > most else manners.ends_with
-    return Choice(number, words[:most], finish, manners.breaks.get(seed))
+    finish = "length" if len(words) > max_words else behaviour.ends_with
+    return Choice(number, words[:max_words], finish, behaviour.breaks.get(seed))

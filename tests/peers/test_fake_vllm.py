@@ -1,4 +1,4 @@
-"""The played vLLM server does what tests of its clients rely on."""
+"""Tests of the fake vLLM server: the behaviour that tests of its clients rely on."""
 
 import asyncio
 import json
@@ -10,12 +10,12 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.peers.fake_vllm import MODEL, FakeVLLM
 from tests.peers.vllm_tickets import Held, Network
-from tests.peers.vllm_tokens import EOS, goes_on, written
+from tests.peers.vllm_tokens import EOS, expected_tokens, is_continuation
 
 pytestmark = pytest.mark.anyio
 
 PROMPT = list(range(10, 50))
-ASK = {"do_remote_decode": True, "do_remote_prefill": False}
+TICKET_REQUEST = {"do_remote_decode": True, "do_remote_prefill": False}
 TOKENS = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
 
 
@@ -24,35 +24,42 @@ async def complete(server: FakeVLLM, **fields: object) -> httpx.Response:
         return await client.post("/v1/completions", json={"prompt": PROMPT, **TOKENS, **fields})
 
 
+async def ticket_of(server: FakeVLLM) -> dict[str, Any]:
+    """Prefills PROMPT on the server, and returns the ticket."""
+    response = await complete(server, max_tokens=1, kv_transfer_params=TICKET_REQUEST)
+    ticket: dict[str, Any] = response.json()["kv_transfer_params"]
+    return ticket
+
+
 def tokens_of(response: httpx.Response) -> list[list[int]]:
     assert response.status_code == 200, response.text
     return [choice["token_ids"] for choice in response.json()["choices"]]
 
 
-def pieces_of(response: httpx.Response) -> list[dict[str, Any]]:
+def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
 
 
-async def test_a_choice_that_is_resumed_with_its_written_tokens_goes_on_as_if_undisturbed() -> None:
+async def test_a_choice_resumed_with_its_output_tokens_continues_as_if_undisturbed() -> None:
     async with FakeVLLM() as server:
-        (whole,) = tokens_of(await complete(server, temperature=0))
-        assert whole == written(PROMPT, 12)
-        (rest,) = tokens_of(await complete(server, temperature=0, prompt=PROMPT + whole[:5], max_tokens=7))
-        assert whole[5:] == rest
-        drawn = tokens_of(await complete(server, n=3))
-        assert len({tuple(tokens) for tokens in drawn}) == 3
-        (rest,) = tokens_of(await complete(server, prompt=PROMPT + drawn[2][:5], max_tokens=7))
-        assert drawn[2][5:] == rest
-        assert all(goes_on(PROMPT, tokens) for tokens in drawn)
-        assert not goes_on(PROMPT, [*drawn[0][:3], *drawn[1][3:]])
+        (complete_tokens,) = tokens_of(await complete(server, temperature=0))
+        assert complete_tokens == expected_tokens(PROMPT, 12)
+        (rest,) = tokens_of(await complete(server, temperature=0, prompt=PROMPT + complete_tokens[:5], max_tokens=7))
+        assert complete_tokens[5:] == rest
+        sampled = tokens_of(await complete(server, n=3))
+        assert len({tuple(tokens) for tokens in sampled}) == 3
+        (rest,) = tokens_of(await complete(server, prompt=PROMPT + sampled[2][:5], max_tokens=7))
+        assert sampled[2][5:] == rest
+        assert all(is_continuation(PROMPT, tokens) for tokens in sampled)
+        assert not is_continuation(PROMPT, [*sampled[0][:3], *sampled[1][3:]])
         server.check()
 
 
 async def test_a_choice_ends_at_a_stop_token_or_eos_and_not_before_min_tokens() -> None:
     async with FakeVLLM() as server:
-        third = written(PROMPT, 3)[2]
+        third = expected_tokens(PROMPT, 3)[2]
         (choice,) = (await complete(server, temperature=0, stop_token_ids=[third])).json()["choices"]
         assert (len(choice["token_ids"]), choice["finish_reason"], choice["stop_reason"]) == (3, "stop", third)
         (choice,) = (await complete(server, temperature=0, stop_token_ids=[third], min_tokens=3)).json()["choices"]
@@ -64,13 +71,13 @@ async def test_a_choice_ends_at_a_stop_token_or_eos_and_not_before_min_tokens() 
 async def test_a_ticket_is_read_once_and_a_second_read_is_a_fault_with_wrong_tokens() -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
-        ticket = (await complete(prefill, max_tokens=1, kv_transfer_params=ASK)).json()["kv_transfer_params"]
+        ticket = await ticket_of(prefill)
         assert network.pinned == [ticket["remote_request_id"]]
         (tokens,) = tokens_of(await complete(decode, temperature=0, kv_transfer_params=ticket))
-        assert tokens == written(PROMPT, 12)
+        assert tokens == expected_tokens(PROMPT, 12)
         decode.check()
         (tokens,) = tokens_of(await complete(decode, temperature=0, kv_transfer_params=ticket))
-        assert tokens != written(PROMPT, 12)
+        assert tokens != expected_tokens(PROMPT, 12)
         assert len(network.faults) == 1
         assert network.reads(ticket["remote_request_id"]) == 2
 
@@ -79,16 +86,16 @@ async def test_a_ticket_for_another_prompt_or_several_choices_is_a_fault() -> No
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
         for fields in ({"prompt": PROMPT[:-1]}, {"n": 2}):
-            ticket = (await complete(prefill, max_tokens=1, kv_transfer_params=ASK)).json()["kv_transfer_params"]
+            ticket = await ticket_of(prefill)
             await complete(decode, kv_transfer_params=ticket, **fields)
         assert len(network.faults) == 2
 
 
-async def test_a_rejected_completion_releases_its_ticket_and_no_other_dialect_does() -> None:
+async def test_a_rejected_completion_releases_its_ticket_and_the_other_dialect_does_not() -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
         decode.switches.scale_out = True
-        ticket = (await complete(prefill, max_tokens=1, kv_transfer_params=ASK)).json()["kv_transfer_params"]
+        ticket = await ticket_of(prefill)
         body = {"token_ids": [1], "sampling_params": {"n": 2, "temperature": 0}, "kv_transfer_params": ticket}
         async with httpx.AsyncClient(base_url=decode.url, timeout=PATIENCE_S) as client:
             assert (await client.post("/inference/v1/generate", json=body)).status_code == 400
@@ -104,34 +111,34 @@ async def test_a_rejected_completion_releases_its_ticket_and_no_other_dialect_do
 async def test_a_pull_that_hangs_is_ended_by_its_client_and_one_from_a_dead_server_fails() -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
-        ticket = (await complete(prefill, max_tokens=1, kv_transfer_params=ASK)).json()["kv_transfer_params"]
+        ticket = await ticket_of(prefill)
         decode.switches.pull_hangs = True
-        asking = asyncio.create_task(complete(decode, kv_transfer_params=ticket))
+        answering = asyncio.create_task(complete(decode, kv_transfer_params=ticket))
         await decode.until(lambda: network.pulling == 1)
-        asking.cancel()
-        await decode.until(lambda: decode.books.aborted == 1)
+        answering.cancel()
+        await decode.until(lambda: decode.counters.aborted == 1)
         decode.check()
         decode.switches.pull_hangs = False
-        ticket = (await complete(prefill, max_tokens=1, kv_transfer_params=ASK)).json()["kv_transfer_params"]
+        ticket = await ticket_of(prefill)
         await prefill.kill()
         assert (await complete(decode, kv_transfer_params=ticket)).status_code == 500
         streamed = await complete(decode, kv_transfer_params=ticket, stream=True)
-        assert pieces_of(streamed)[-1]["error"]["code"] == 500
+        assert chunks_of(streamed)[-1]["error"]["code"] == 500
 
 
 async def test_a_test_controls_the_progress_and_a_killed_server_returns_as_a_new_one() -> None:
     async with FakeVLLM(stepped=True) as server:
-        asking = asyncio.create_task(complete(server))
+        answering = asyncio.create_task(complete(server))
         await server.until(lambda: server.open == 1)
         server.step(5)
-        await server.until(lambda: server.books.generated_tokens == 5)
-        assert not asking.done()
-        started_s, engine_id = server.books.started_s, server.id
+        await server.until(lambda: server.counters.generated_tokens == 5)
+        assert not answering.done()
+        started_s, engine_id = server.counters.started_s, server.id
         await server.kill()
         with pytest.raises(httpx.HTTPError):
-            await asking
+            await answering
         await server.start()
-        assert server.books.started_s > started_s and server.id != engine_id
+        assert server.counters.started_s > started_s and server.id != engine_id
         server.run()
         assert len(tokens_of(await complete(server))[0]) == 12
         server.check()
@@ -156,7 +163,7 @@ async def test_it_refuses_the_requests_that_vllm_refuses(fields: dict[str, objec
         assert (await complete(server, **fields)).status_code == status
 
 
-async def test_it_answers_the_questions_of_a_probe() -> None:
+async def test_it_answers_the_requests_of_a_probe() -> None:
     async with (
         FakeVLLM(adapters=("adapter",)) as server,
         httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as client,

@@ -1,9 +1,9 @@
-"""The JSON of vLLM 0.32's answers with tokens, in both dialects."""
+"""The JSON of vLLM 0.32's answers to requests for tokens, in both dialects."""
 
 import json
 from dataclasses import dataclass, field
 
-from tests.peers.vllm_asked import Asked, Sampling
+from tests.peers.vllm_requests import Sampling, VLLMRequest
 from tests.peers.vllm_tokens import EOS, VOCAB_SIZE, Kind, state_of
 
 Json = dict[str, object]
@@ -13,7 +13,7 @@ FINGERPRINT = "vllm-0.32.0-42872a81"
 
 @dataclass
 class Child:
-    """A choice that is being written."""
+    """A choice that is being generated."""
 
     index: int
     kind: Kind
@@ -21,11 +21,11 @@ class Child:
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | None = None
-    told: int = 0
-    """Number of tokens in the pieces sent so far."""
+    num_sent: int = 0
+    """Number of tokens in the chunks that were sent."""
 
-    def write(self, sampling: Sampling, room: int) -> None:
-        """Adds one token. `room` is the number of tokens that fit into the context."""
+    def generate(self, sampling: Sampling, max_tokens: int) -> None:
+        """Adds one token. `max_tokens` is the number of output tokens that fit into the context."""
         early = len(self.tokens) < sampling.min_tokens
         ends = sampling.stops if sampling.ignore_eos else sampling.stops | {EOS}
         token = self.kind.token(self.state, len(self.tokens), ends if early else ())
@@ -35,13 +35,13 @@ class Child:
             self.finish_reason = "stop"
         elif token in sampling.stops:
             self.finish_reason, self.stop_reason = "stop", token
-        elif len(self.tokens) >= min(sampling.max_tokens, room):
+        elif len(self.tokens) >= min(sampling.max_tokens, max_tokens):
             self.finish_reason = "length"
 
-    def tell(self) -> list[int]:
-        """Returns the tokens that were not sent yet."""
-        news, self.told = self.tokens[self.told :], len(self.tokens)
-        return news
+    def take_unsent(self) -> list[int]:
+        """Returns the tokens that were not sent, and counts them as sent."""
+        new_tokens, self.num_sent = self.tokens[self.num_sent :], len(self.tokens)
+        return new_tokens
 
 
 @dataclass(frozen=True)
@@ -50,38 +50,38 @@ class Shapes:
 
     id: str
     model: str
-    asked: Asked
+    request: VLLMRequest
     token_ids: bool = True
 
-    def piece(self, child: Child) -> Json:
-        """Makes a chunk of what the choice has written since the last one."""
-        first, news = child.told == 0, child.tell()
-        if self.asked.scale_out:
-            choices = [self._generated(child, news)]
+    def chunk(self, child: Child) -> Json:
+        """Returns the chunk with the tokens of the choice that were not sent."""
+        first, new_tokens = child.num_sent == 0, child.take_unsent()
+        if self.request.scale_out:
+            choices = [self._generated(child, new_tokens)]
             return {"request_id": self.id, "usage": None, "output_mode": "tokens", "choices": choices}
-        choice = self._completed(child, news)
-        if self._tells_ids:
-            prompt = self.asked.prompt if first else None
-            choice |= {"prompt_token_ids": prompt, "token_ids": news}
+        choice = self._completed(child, new_tokens)
+        if self._sends_ids:
+            prompt = self.request.prompt if first else None
+            choice |= {"prompt_token_ids": prompt, "token_ids": new_tokens}
         return {**self._head, "choices": [choice]}
 
-    def last_piece(self, children: list[Child]) -> Json:
-        """Makes the chunk with the usage."""
-        if self.asked.scale_out:
+    def usage_chunk(self, children: list[Child]) -> Json:
+        """Returns the chunk with the usage."""
+        if self.request.scale_out:
             usage = self._usage(children)
             return {"request_id": self.id, "usage": usage, "output_mode": "tokens", "choices": []}
         return {**self._head, "choices": [], "usage": self._usage(children), "system_fingerprint": FINGERPRINT}
 
-    def whole(self, children: list[Child], ticket: object = None) -> Json:
+    def complete(self, children: list[Child], ticket: object = None) -> Json:
         usage = {**self._usage(children), "prompt_tokens_details": None, "completion_tokens_details": None}
         tail: Json = {"usage": usage, "kv_transfer_params": ticket, "ec_transfer_params": None, "metrics": None}
-        if self.asked.scale_out:
-            choices = [self._generated(child, child.tell()) for child in children]
+        if self.request.scale_out:
+            choices = [self._generated(child, child.take_unsent()) for child in children]
             head: Json = {"request_id": self.id, "model": self.model, "created": CREATED, "output_mode": "tokens"}
             return {**head, **tail, "choices": choices, "prompt_logprobs": None, "prompt_token_ids": None}
         return {
             **self._head,
-            "choices": [self._whole_choice(child) for child in children],
+            "choices": [self._complete_choice(child) for child in children],
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
             **tail,
@@ -92,60 +92,60 @@ class Shapes:
         return {"id": self.id, "object": "text_completion", "created": CREATED, "model": self.model}
 
     @property
-    def _tells_ids(self) -> bool:
-        return self.token_ids and self.asked.return_token_ids
+    def _sends_ids(self) -> bool:
+        return self.token_ids and self.request.return_token_ids
 
-    def _whole_choice(self, child: Child) -> Json:
-        told = self._tells_ids
+    def _complete_choice(self, child: Child) -> Json:
+        with_ids = self._sends_ids
         return {
-            **self._completed(child, child.tell()),
-            "token_ids": child.tokens if told else None,
+            **self._completed(child, child.take_unsent()),
+            "token_ids": child.tokens if with_ids else None,
             "prompt_logprobs": None,
-            "prompt_token_ids": self.asked.prompt if told else None,
+            "prompt_token_ids": self.request.prompt if with_ids else None,
             "routed_experts": None,
         }
 
-    def _completed(self, child: Child, news: list[int]) -> Json:
+    def _completed(self, child: Child, new_tokens: list[int]) -> Json:
         return {
             "index": child.index,
-            "text": "".join(map(letter, news)),
-            "logprobs": None if self.asked.sampling.logprobs is None else self._logprobs(news),
+            "text": "".join(map(letter, new_tokens)),
+            "logprobs": None if self.request.sampling.logprobs is None else self._logprobs(new_tokens),
             "finish_reason": child.finish_reason,
             "stop_reason": child.stop_reason,
         }
 
-    def _generated(self, child: Child, news: list[int]) -> Json:
-        count = self.asked.sampling.logprobs
-        content = [] if count is None else [ranked(token, max(count, 1)) for token in news]
+    def _generated(self, child: Child, new_tokens: list[int]) -> Json:
+        count = self.request.sampling.logprobs
+        content = [] if count is None else [ranked(token, max(count, 1)) for token in new_tokens]
         return {
             "index": child.index,
             "finish_reason": child.finish_reason,
             "stop_reason": child.stop_reason,
-            "token_ids": news,
+            "token_ids": new_tokens,
             "routed_experts": None,
             "sampling_mask": None,
             "weight_versions": None,
             "logprobs": None if count is None else {"content": content},
         }
 
-    def _logprobs(self, news: list[int]) -> Json:
-        assert self.asked.sampling.logprobs is not None
-        name = (lambda token: f"token_id:{token}") if self.asked.tokens_as_ids else letter
-        tops = [likely(token, self.asked.sampling.logprobs + 1) for token in news]
+    def _logprobs(self, new_tokens: list[int]) -> Json:
+        assert self.request.sampling.logprobs is not None
+        name = (lambda token: f"token_id:{token}") if self.request.tokens_as_ids else letter
+        tops = [likely(token, self.request.sampling.logprobs + 1) for token in new_tokens]
         return {
-            "text_offset": [0] * len(news),
+            "text_offset": [0] * len(new_tokens),
             "token_logprobs": [top[0][1] for top in tops],
-            "tokens": [name(token) for token in news],
+            "tokens": [name(token) for token in new_tokens],
             "top_logprobs": [{name(token): logprob for token, logprob in top} for top in tops],
         }
 
     def _usage(self, children: list[Child]) -> Json:
-        prompt, made = len(self.asked.prompt), sum(len(child.tokens) for child in children)
-        return {"prompt_tokens": prompt, "total_tokens": prompt + made, "completion_tokens": made}
+        prompt, output = len(self.request.prompt), sum(len(child.tokens) for child in children)
+        return {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
 
 
 def letter(token: int) -> str:
-    """Returns some text. A client that asks with tokens does not read it."""
+    """Returns the text of a token. Clients that send tokens do not read it."""
     return chr(ord("A") + token % 26)
 
 
@@ -155,7 +155,7 @@ def likely(token: int, count: int) -> list[tuple[int, float]]:
 
 
 def ranked(token: int, count: int) -> Json:
-    """The tokens-only dialect counts the sampled token among the k log-probabilities."""
+    """Returns a token's log-probabilities in the tokens-only dialect, where the sampled token is one of the k."""
     top = [
         {"token_id": id, "logprob": logprob, "rank": rank} for rank, (id, logprob) in enumerate(likely(token, count), 1)
     ]

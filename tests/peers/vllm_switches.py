@@ -1,4 +1,4 @@
-"""Switches that make a played vLLM server older, set it up in another way, or make it fail."""
+"""Switches with which a fake vLLM server behaves as an older version, has other settings, or fails."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from tests.peers.vllm_shapes import Json
 
 @dataclass
 class Switches:
-    """Tests may change these at any time."""
+    """Tests can change the fields at any time."""
 
     scale_out: bool = False
     """If off, `/inference/v1/generate` is a 403."""
     token_ids: bool = True
     """If off, the server does not know `return_token_ids`."""
-    tells_blocks: bool = True
-    """If off, the size and number of blocks in its figures are `None`."""
+    reports_blocks: bool = True
+    """If off, the size and number of blocks in its metrics are `None`."""
     event_sources: Json | None = None
-    """None stands for an older server, which answers 404."""
+    """The answer of `/kv_event_sources`. None simulates an older server, which answers 404."""
     connector: bool = True
-    """If off, the server makes no tickets and ignores those that it gets."""
+    """If off, the server makes no tickets, and ignores the tickets that it gets."""
     tokens_of_text: list[int] | None = None
-    """The tokens that `/tokenize` makes of any text. None means that there is no such route."""
+    """The tokens that `/tokenize` returns for any text. None means that the server does not have the route."""
     refuses_priority: bool = False
     healthy: bool = True
     """If off, the engine is dead."""
@@ -31,8 +31,8 @@ class Switches:
     pull_hangs: bool = False
     tokens_a_chunk: int = 1
     fail_after: int | None = None
-    """Number of tokens a choice after which the engine fails every request."""
+    """Number of tokens per choice after which the engine fails every request."""
     lost: tuple[str, ...] = ()
-    """Adapters that it has no more, though it still lists them."""
+    """Adapters that the server still lists but no longer has."""
     too_busy: int = 0
-    """Number of requests for tokens that are still to be refused with 503."""
+    """Number of following requests for tokens that are refused with 503."""

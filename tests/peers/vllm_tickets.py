@@ -1,14 +1,14 @@
-"""KV on its way between played vLLM servers: who holds what for whom, and what clients did wrong."""
+"""KV transfers between fake vLLM servers: the blocks that wait for a reader, and the faults of clients."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from uuid import uuid4
 
-from tests.peers.vllm_tokens import Draws, state_of
+from tests.peers.vllm_tokens import SampledChoices, state_of
 
 
 class Held(Enum):
-    """The fate of a prefilled prompt's blocks."""
+    """State of a prefilled prompt's blocks."""
 
     PINNED = auto()
     READ = auto()
@@ -32,11 +32,11 @@ class Prefilled:
 
 @dataclass
 class Network:
-    """What the servers of one test know of each other. `faults` are the client's: a test asserts that it has none."""
+    """State that the servers of one test share. `faults` are errors of the client: tests assert that there are none."""
 
     prefilled: dict[str, Prefilled] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
-    draws: Draws = field(default_factory=Draws)
+    sampled: SampledChoices = field(default_factory=SampledChoices)
     transfers: int = 0
     """Number of reads of KV. Each choice of a request with a ticket is one."""
     pulling: int = 0
@@ -49,19 +49,19 @@ class Network:
         return self.prefilled[ticket].reads
 
     def expire(self) -> None:
-        """Ends the leases of all tickets that nobody used."""
+        """Expires the leases of all tickets that no server has read."""
         for entry in self.prefilled.values():
             if entry.held is Held.PINNED:
                 entry.held = Held.EXPIRED
 
     def lose(self, engine_id: str) -> None:
-        """Notes that the server that held them is dead."""
+        """Marks the blocks of a dead server as lost."""
         for entry in self.prefilled.values():
             if entry.engine_id == engine_id:
                 entry.held = Held.LOST
 
     def pin(self, engine_id: str, prompt: list[int], block_size: int) -> dict[str, object]:
-        """Returns the ticket, as `NixlConnector` writes it."""
+        """Holds the blocks of a prompt, and returns the ticket in the form of vLLM's `NixlConnector`."""
         entry = Prefilled(f"cmpl-{uuid4().hex[:16]}-0-{uuid4().hex[:8]}", engine_id, state_of(prompt), len(prompt))
         self.prefilled[entry.id] = entry
         return {
@@ -81,13 +81,13 @@ class Network:
         }
 
     def refuse(self, ticket: dict[str, object]) -> None:
-        """Notes that a decode server rejected a request with this ticket, and told the server that holds the blocks."""
+        """Frees the blocks of a ticket: a decode server rejected its request, and notified their owner."""
         entry = self._entry(ticket)
         if entry is not None and entry.held is Held.PINNED:
             entry.held = Held.REJECTED
 
     def read(self, ticket: dict[str, object], prompt: list[int]) -> "Read":
-        """Reads the KV for one sequence."""
+        """Reads the KV for one sequence, and records a fault if the client should not have sent this ticket."""
         entry = self._entry(ticket)
         if entry is None or entry.held is Held.LOST:
             return Read.FAILED
@@ -107,9 +107,9 @@ class Network:
 
 
 class Read(Enum):
-    """How a fetch ended."""
+    """Outcome of a fetch."""
 
     FETCHED = auto()
     STALE = auto()
-    """The blocks are somebody else's by now: a real server writes nonsense and does not notice."""
+    """The blocks belong to another prompt: a real server generates wrong tokens and does not notice."""
     FAILED = auto()

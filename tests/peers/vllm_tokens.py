@@ -1,13 +1,13 @@
-"""The tokens of the played vLLM: a pure function of those before, so that equality is the oracle.
+"""The tokens of the fake vLLM server: a pure function of the tokens before them, so that equality is the oracle.
 
-Each token is a hash of all tokens before it, prompt and written ones. So a choice that is asked for again, with its
-prompt and what was written, goes on as the undisturbed one would. Three kinds differ in how they begin:
+Each token is a hash of all tokens before it, of the prompt and of the output. So a choice that is resumed, with its
+prompt and its output tokens, continues like an undisturbed choice. There are three kinds:
 
     greedy      the hash alone: all choices of a prompt are the same
-    unseeded    the first token is drawn: the k-th choice over one prompt (k = 0, 1, ...) begins with a hash of the
-                prompt and k; a prompt that ends in tokens written here is a choice that goes on, and nothing is drawn
-    seeded      a token is a hash of those before, the seed and its place in this request; so a seeded choice that is
-                resumed goes on differently, as with vLLM, whose generator starts anew
+    unseeded    the first token of the k-th choice of a prompt (k = 0, 1, ...) is a hash of the prompt and k; a prompt
+                that ends in tokens that these servers have generated belongs to a resumed choice, and k is 0
+    seeded      a token is a hash of the tokens before it, the seed and its position in this request; so a seeded choice
+                that is resumed continues differently, as in vLLM, whose random generator starts again
 """
 
 import struct
@@ -17,14 +17,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 VOCAB_SIZE = 259
-"""Tokens that it may write: bytes and special ones, as in the tiny tokenizer without its merges."""
+"""Number of tokens that it can generate: bytes and special tokens, as in the tiny tokenizer without its merges."""
 KNOWN_TOKENS = 512
-"""Tokens that it may read. They include all that the tiny tokenizer makes of texts."""
+"""Number of tokens that a prompt can have. They include all tokens that the tiny tokenizer makes of texts."""
 EOS = 0
 
 
 def state_of(tokens: Sequence[int], state: int = 0) -> int:
-    """Returns the state after these tokens; `state` is the one before them."""
+    """Returns the state after these tokens; `state` is the state before them."""
     return zlib.crc32(struct.pack(f"<{len(tokens)}q", *tokens), state)
 
 
@@ -41,45 +41,48 @@ class Kind:
     """How a choice is sampled."""
 
     seed: int | None = None
-    draw: int = 0
-    """It is 0 also for greedy choices and for those that go on."""
+    number: int = 0
+    """Number of an unseeded choice among the choices of its prompt; 0 for greedy and resumed choices."""
     wrong: bool = False
     """True if the choice reads another prompt's KV."""
 
-    def token(self, state: int, place: int, banned: Collection[int] = ()) -> int:
+    def token(self, state: int, position: int, banned: Collection[int] = ()) -> int:
         if self.wrong:
             return token_at(state, -1, banned=banned)
         if self.seed is not None:
-            return token_at(state, self.seed, place, banned=banned)
-        return token_at(state, *((self.draw,) if self.draw and place == 0 else ()), banned=banned)
+            return token_at(state, self.seed, position, banned=banned)
+        return token_at(state, *((self.number,) if self.number and position == 0 else ()), banned=banned)
 
 
-def written(prompt: Sequence[int], num_tokens: int, kind: Kind | None = None) -> list[int]:
-    """Returns the first tokens of a choice that ignores the end of sequence, greedy by default."""
+def expected_tokens(prompt: Sequence[int], num_tokens: int, kind: Kind | None = None) -> list[int]:
+    """Returns the first output tokens of a choice that ignores the end-of-sequence token, greedy by default."""
     kind, state, tokens = kind or Kind(), state_of(prompt), []
-    for place in range(num_tokens):
-        tokens.append(kind.token(state, place))
+    for position in range(num_tokens):
+        tokens.append(kind.token(state, position))
         state = state_of(tokens[-1:], state)
     return tokens
 
 
-def goes_on(prompt: Sequence[int], tokens: Sequence[int]) -> bool:
-    """Returns True if an unseeded choice is right after its first token, wherever and however often it was resumed."""
-    return all(token == token_at(state_of([*prompt, *tokens[:place]])) for place, token in enumerate(tokens) if place)
+def is_continuation(prompt: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Returns True if all tokens after the first are correct for an unseeded choice, no matter where it was resumed."""
+    return all(
+        token == token_at(state_of([*prompt, *tokens[:position]])) for position, token in enumerate(tokens) if position
+    )
 
 
 @dataclass
-class Draws:
-    """The unseeded choices that began, and everything that was written, on all servers of one test."""
+class SampledChoices:
+    """Unseeded choices of each prompt, and the states after all generated tokens, on all servers of one test."""
 
-    _drawn: Counter[int] = field(default_factory=Counter)
-    _written: set[int] = field(default_factory=set)
+    _started: Counter[int] = field(default_factory=Counter)
+    _generated: set[int] = field(default_factory=set)
 
-    def draw(self, prompt_state: int) -> int:
-        if prompt_state in self._written:
+    def next_number(self, prompt_state: int) -> int:
+        """Returns the `Kind.number` of a new unseeded choice."""
+        if prompt_state in self._generated:
             return 0
-        self._drawn[prompt_state] += 1
-        return self._drawn[prompt_state] - 1
+        self._started[prompt_state] += 1
+        return self._started[prompt_state] - 1
 
-    def wrote(self, state: int) -> None:
-        self._written.add(state)
+    def note_generated(self, state: int) -> None:
+        self._generated.add(state)

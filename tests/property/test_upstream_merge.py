@@ -11,10 +11,10 @@ from motet.engines.openai import DONE, EventSplitter
 from motet.engines.upstream.bodies import PieceReader
 from motet.engines.upstream.text_source import TextRoute
 from tests.engines.upstream.fake_upstream import GroupAnswer
-from tests.peers.openai_script import CHAT, Asked, Manners, Script, Usage
+from tests.peers.openai_script import CHAT, Behaviour, OpenAIRequest, Script, Usage
 
-manners = st.builds(
-    Manners,
+behaviour = st.builds(
+    Behaviour,
     finishes_at_end=st.booleans(),
     finish_twice=st.booleans(),
     usage=st.sampled_from(Usage),
@@ -26,9 +26,9 @@ manners = st.builds(
 )
 
 
-def asked(route: TextRoute, n: int, seed: int) -> Asked:
+def asked(route: TextRoute, n: int, seed: int) -> OpenAIRequest:
     prompt: dict[str, Any] = {"messages": [{"content": "hi"}]} if route == CHAT else {"prompt": "hi"}
-    return Asked(route, {}, {**prompt, "n": n, "seed": seed, "stream_options": {"include_usage": True}})
+    return OpenAIRequest(route, {}, {**prompt, "n": n, "seed": seed, "stream_options": {"include_usage": True}})
 
 
 def read(data: bytes, cuts: list[int], pieces: PieceReader) -> GroupAnswer:
@@ -48,14 +48,14 @@ def stream_of(script: Script) -> bytes:
 
 
 @given(
-    how=manners,
+    how=behaviour,
     route=st.sampled_from(TextRoute),
     n=st.integers(1, 4),
     seed=st.integers(-5, 5),
     cuts=st.lists(st.integers(0, 10_000), max_size=20),
 )
 def test_a_stream_of_n_choices_equals_n_streams_of_one(
-    how: Manners, route: TextRoute, n: int, seed: int, cuts: list[int]
+    how: Behaviour, route: TextRoute, n: int, seed: int, cuts: list[int]
 ) -> None:
     chat = route is TextRoute.CHAT
     together = read(stream_of(Script(asked(route, n, seed), how)), cuts, PieceReader(0, n, chat=chat))
@@ -66,7 +66,7 @@ def test_a_stream_of_n_choices_equals_n_streams_of_one(
             stream_of(Script(asked(route, 1, seed + number), ignoring)), cuts, PieceReader(number, 1, chat=chat)
         )
         alone.choices |= single.choices
-    correct = Script(asked(route, n, seed), Manners()).whole()
+    correct = Script(asked(route, n, seed), Behaviour()).complete()
     assert together.choices == alone.choices
     texts = [(choice.get("message") or {"content": choice.get("text")})["content"] for choice in correct["choices"]]
     assert together.texts == texts

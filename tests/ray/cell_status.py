@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tests.status import SeenWorker
+from tests.status import ReportedWorker
 
 
 class Transfer(msgspec.Struct, frozen=True):
@@ -14,7 +14,7 @@ class Transfer(msgspec.Struct, frozen=True):
     port: int
 
 
-class RayWorkerStatus(SeenWorker, frozen=True, kw_only=True):
+class RayWorkerStatus(ReportedWorker, frozen=True, kw_only=True):
     role: str
     transfer: Transfer | None
 

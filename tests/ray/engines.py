@@ -27,7 +27,7 @@ import psutil
 
 from motet.engines.native.spawn import engine_environ
 from motet.settings.server_config import environment
-from tests.forked import MESSAGE_BYTES, ROOT, ForkingProcess, Order, become, import_everything, leave, run_engine
+from tests.forked import MESSAGE_BYTES, ROOT, ForkingProcess, Order, apply_order, import_everything, leave, run_engine
 
 STDERR = 2
 NAME = "engine-{}"
@@ -101,7 +101,7 @@ def fork_for_all(listening: socket.socket, folder: Path) -> int:
                 listening.close()
                 (client, _, _) = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
                 Path("/proc/self/comm").write_text(NAME.format(client))
-                become(msgspec.json.decode(message, type=Order), streams)
+                apply_order(msgspec.json.decode(message, type=Order), streams)
                 break
             with contextlib.suppress(BrokenPipeError):  # the requesting process has been killed
                 connection.send(str(pid or folder).encode())

@@ -1,4 +1,4 @@
-"""Checks what is true of every answer of a gateway: each choice comes once, ends once, and is counted right."""
+"""Reads answers of a gateway and checks them: each choice is sent once, ends once, and is counted correctly."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Choice:
 
 @dataclass
 class Answer:
-    """The answer to one request, as far as it has come."""
+    """The part of an answer that has arrived."""
 
     n: int
     choices: dict[int, Choice] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Answer:
         return [self.choices[index].text for index in sorted(self.choices)]
 
     def take(self, event: Body) -> None:
-        """Takes a whole answer, or a piece of one."""
+        """Adds a complete answer, or one chunk."""
         if "error" in event:
             assert isinstance(event["error"], dict)
             self.error = event["error"]
@@ -49,7 +49,7 @@ class Answer:
             self.usage = usage
 
     def check(self, num_tokens: int) -> None:
-        """Checks that all n choices are there, and that each has so many tokens."""
+        """Checks that the answer has all n choices, and that each has this number of tokens."""
         assert self.error is None, self.error
         assert sorted(self.choices) == list(range(self.n))
         assert [choice.finish_reasons for choice in self.choices.values()] == [["length"]] * self.n
@@ -62,8 +62,8 @@ def text_of(choice: dict[str, dict[str, str]]) -> str:
     return choice.get("message", choice.get("delta", {})).get("content") or ""
 
 
-def ask(url: str, route: str, body: Body) -> Answer:
-    """Asks for an answer, streamed or not as the body says, and returns it whole."""
+def request(url: str, route: str, body: Body) -> Answer:
+    """Requests an answer, streamed if the body says so, and returns it when it is complete."""
     n = body.get("n", 1)
     assert isinstance(n, int)
     answer = Answer(n)

@@ -25,13 +25,13 @@ def vllm_folder() -> Path:
 def weights() -> Path:
     default = Smollm2(cache_folder(environment()))
     if not default.folder.is_dir():
-        pytest.skip("the default model is not here: motet models pull")
+        pytest.skip("the default model is not installed: motet models pull")
     return default.folder
 
 
 @pytest.fixture(scope="module")
 def pair(vllm_folder: Path, weights: Path) -> Iterator[tuple[RealVLLM, RealVLLM]]:
-    """The first server is asked through `/v1/completions`, the second through `/inference/v1/generate`."""
+    """Two servers: the first gets requests at `/v1/completions`, the second at `/inference/v1/generate`."""
     with ExitStack() as stack:
         plain = stack.enter_context(real_vllm(vllm_folder, weights, 0))
         scale_out = stack.enter_context(real_vllm(vllm_folder, weights, 1, SCALE_OUT))

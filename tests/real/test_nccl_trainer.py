@@ -1,4 +1,5 @@
-"""vLLM's own trainer code brings weights to our server over NCCL: a library that moves bytes through sockets."""
+"""vLLM's own trainer code sends weights to a Motet server over NCCL, which is replaced by a library that moves bytes
+through sockets."""
 
 import asyncio
 from asyncio.subprocess import DEVNULL, PIPE
@@ -30,7 +31,7 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.parametrize("form", ["packed", "one by one"])
-async def test_vllm_s_trainer_brings_the_weights_of_a_folder(
+async def test_vllm_s_trainer_sends_the_weights_of_a_folder(
     vllm_folder: Path, folder: Path, forking: ForkingProcess, tmp_path: Path, form: str
 ) -> None:
     library = fake_nccl(tmp_path)
@@ -47,8 +48,8 @@ async def test_vllm_s_trainer_brings_the_weights_of_a_folder(
 
 
 async def send(vllm_folder: Path, arguments: list[str], library: str) -> None:
-    ours = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
-    environ = {**ours, "VLLM_NCCL_SO_PATH": library, "VLLM_NO_USAGE_STATS": "1"}
+    kept = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+    environ = {**kept, "VLLM_NCCL_SO_PATH": library, "VLLM_NO_USAGE_STATS": "1"}
     command = (str(vllm_folder / "bin" / "python"), str(SCRIPT), *arguments)
     trainer = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, env=environ)
     _, errors = await trainer.communicate()

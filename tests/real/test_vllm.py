@@ -1,4 +1,4 @@
-"""Real vLLM servers behind a gateway, together and with prefill and decode apart, in both dialects."""
+"""Real vLLM servers with a gateway, for prefill and decode together and separately, in both dialects."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,7 +12,7 @@ import pytest
 
 from bench.servers.vllm import MODEL_NAME
 from motet.deploy.child import ChildServer
-from tests.real.answers import Answer, Body, ask, streaming
+from tests.real.answers import Answer, Body, request, streaming
 from tests.real.vllm_servers import BYTES, SUSPECT, TRANSFERS, RealVLLM, gateway, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(400)]
@@ -25,30 +25,30 @@ ROUTES = ("/v1/completions", "/v1/chat/completions")
 
 @dataclass(frozen=True)
 class Cell:
-    """A gateway, and its prefill and decode servers, which are the same one if they are not apart."""
+    """A gateway with its prefill server and its decode server, which can be the same server."""
 
     gateway: ChildServer
     prefill: RealVLLM
     decode: RealVLLM
 
     @property
-    def apart(self) -> bool:
+    def is_separate(self) -> bool:
         return self.prefill is not self.decode
 
-    def ask(self, route: str, prompt: str, **fields: object) -> Answer:
-        return ask(self.gateway.url, route, body_of(route, prompt, **fields))
+    def answer(self, route: str, prompt: str, **fields: object) -> Answer:
+        return request(self.gateway.url, route, body_of(route, prompt, **fields))
 
 
-def unknown() -> str:
-    """Makes a prompt that no cache knows."""
+def new_prompt() -> str:
+    """Returns a prompt that is in no cache."""
     return f"{uuid4()}. {LONG}"
 
 
 def body_of(route: str, prompt: str, **fields: object) -> Body:
     messages = [{"role": "user", "content": prompt}]
-    asked: Body = {"prompt": prompt} if route == ROUTES[0] else {"messages": messages}
+    prompt_field: Body = {"prompt": prompt} if route == ROUTES[0] else {"messages": messages}
     options: Body = {"stream_options": {"include_usage": True}} if fields.get("stream") else {}
-    return {"model": MODEL_NAME, **asked, **options, **fields}
+    return {"model": MODEL_NAME, **prompt_field, **options, **fields}
 
 
 @pytest.fixture(scope="module", params=["together", "completions", "generate"])
@@ -78,63 +78,63 @@ def cell(
 @pytest.mark.parametrize(
     ("n", "route", "stream"), [(1, ROUTES[0], False), (3, ROUTES[1], True), (8, ROUTES[0], True), (8, ROUTES[1], False)]
 )
-def test_n_choices_are_written_finished_and_counted_once_with_one_transfer(
+def test_n_choices_are_sent_finished_and_counted_once_with_one_transfer(
     cell: Cell, n: int, route: str, stream: bool
 ) -> None:
     transfers = cell.decode.metric(TRANSFERS)
-    answer = cell.ask(route, unknown(), n=n, stream=stream, **GREEDY)
+    answer = cell.answer(route, new_prompt(), n=n, stream=stream, **GREEDY)
     answer.check(TOKENS)
     assert len(set(answer.texts)) == 1
-    if cell.apart:
-        until(lambda: cell.decode.metric(TRANSFERS) == transfers + 1, "the prompt's KV was not moved once")
+    if cell.is_separate:
+        until(lambda: cell.decode.metric(TRANSFERS) == transfers + 1, "the prompt's KV was not transferred once")
         assert cell.decode.metric(BYTES) > 0
 
 
-def test_greedy_choices_are_vllm_s_own_answer(cell: Cell) -> None:
-    (expected,) = choices_of(cell.decode.ask(prompt=LONG, **GREEDY))
-    assert cell.ask(ROUTES[0], LONG, n=8, **GREEDY).texts == [expected] * 8
+def test_greedy_choices_equal_vllm_s_own_answer(cell: Cell) -> None:
+    (expected,) = choices_of(cell.decode.answer(prompt=LONG, **GREEDY))
+    assert cell.answer(ROUTES[0], LONG, n=8, **GREEDY).texts == [expected] * 8
 
 
 def test_choice_i_of_a_seeded_group_is_vllm_s_answer_to_that_seed_plus_i(cell: Cell) -> None:
-    """The answers are short: in bf16 the rest of a batch may decide between tokens that are almost equal."""
+    """The answers are short: in bf16 the rest of a batch can decide between tokens of almost equal probability."""
     seeded = {"max_tokens": 2, "temperature": 1.0, "ignore_eos": True}
-    expected = [choices_of(cell.decode.ask(prompt=LONG, seed=40 + i, **seeded))[0] for i in range(3)]
-    assert cell.ask(ROUTES[0], LONG, n=3, seed=40, **seeded).texts == expected
+    expected = [choices_of(cell.decode.answer(prompt=LONG, seed=40 + i, **seeded))[0] for i in range(3)]
+    assert cell.answer(ROUTES[0], LONG, n=3, seed=40, **seeded).texts == expected
 
 
-def test_unseeded_choices_differ_and_move_the_prompt_once(cell: Cell) -> None:
+def test_unseeded_choices_differ_and_their_prompt_is_transferred_once(cell: Cell) -> None:
     transfers, computed = cell.decode.metric(TRANSFERS), cell.decode.local("local_compute")
-    answer = cell.ask(ROUTES[0], unknown(), n=8, max_tokens=16, ignore_eos=True, stream=True)
+    answer = cell.answer(ROUTES[0], new_prompt(), n=8, max_tokens=16, ignore_eos=True, stream=True)
     answer.check(16)
     assert len(set(answer.texts)) > 1
-    if cell.apart:
-        until(lambda: cell.decode.metric(TRANSFERS) == transfers + 1, "the prompt's KV was not moved once")
+    if cell.is_separate:
+        until(lambda: cell.decode.metric(TRANSFERS) == transfers + 1, "the prompt's KV was not transferred once")
         recomputed = cell.decode.local("local_compute") - computed
         assert recomputed < 8 * 128, "siblings compute less than a block each"
 
 
-def test_allowed_and_named_tokens_are_vllm_s_own(cell: Cell) -> None:
-    """The two routes list log-probabilities differently; behind the gateway they are the same."""
+def test_allowed_and_named_tokens_equal_vllm_s_own(cell: Cell) -> None:
+    """The two routes list log-probabilities differently; the gateway's list is the same for both."""
     allowed, named = [260, 28, 378, 1], [28, 1, 5]
     sampling = {"temperature": 0, "max_tokens": 3, "allowed_token_ids": allowed, "ignore_eos": True}
     fields = {"logprobs": 1, "logprob_token_ids": named, "return_tokens_as_token_ids": True}
-    (expected,) = logprobs_of(cell.decode.ask(prompt=LONG, **sampling, **fields))
+    (expected,) = logprobs_of(cell.decode.answer(prompt=LONG, **sampling, **fields))
     body = body_of(ROUTES[0], LONG, **sampling, **fields, n=2)
     answer = httpx.post(f"{cell.gateway.url}{ROUTES[0]}", json=body, timeout=60).json()
-    drawn = [int(token.removeprefix("token_id:")) for token in expected["tokens"]]
-    assert set(drawn) <= set(allowed)
-    for told in logprobs_of(answer):
-        assert told["tokens"] == expected["tokens"]
-        for mine, theirs, token in zip(told["top_logprobs"], expected["top_logprobs"], drawn, strict=True):
-            assert list(mine) == [f"token_id:{one}" for one in dict.fromkeys((token, *named))]
-            assert mine == pytest.approx(theirs, abs=0.1)
+    sampled = [int(token.removeprefix("token_id:")) for token in expected["tokens"]]
+    assert set(sampled) <= set(allowed)
+    for logprobs in logprobs_of(answer):
+        assert logprobs["tokens"] == expected["tokens"]
+        for top, expected_top, token in zip(logprobs["top_logprobs"], expected["top_logprobs"], sampled, strict=True):
+            assert list(top) == [f"token_id:{one}" for one in dict.fromkeys((token, *named))]
+            assert top == pytest.approx(expected_top, abs=0.1)
 
 
-def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(cell: Cell) -> None:
-    for written in (0, 1, 5):
-        body = body_of(ROUTES[0], unknown(), n=3, max_tokens=500, ignore_eos=True, stream=True)
+def test_a_client_that_leaves_at_any_point_leaves_nothing(cell: Cell) -> None:
+    for num_events in (0, 1, 5):
+        body = body_of(ROUTES[0], new_prompt(), n=3, max_tokens=500, ignore_eos=True, stream=True)
         with streaming(cell.gateway.url, ROUTES[0], body) as events:
-            for _ in range(written):
+            for _ in range(num_events):
                 next(events)
     for one in (cell.prefill, cell.decode):
         until(lambda one=one: one.holds_nothing, f"{one.url} still holds blocks")  # type: ignore[misc]

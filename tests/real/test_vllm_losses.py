@@ -1,4 +1,4 @@
-"""Real vLLM servers are killed while they work: what the client sees."""
+"""Real vLLM servers are killed while they work: clients get complete answers or a clear error."""
 
 import json
 import socket
@@ -12,18 +12,18 @@ import httpx
 import pytest
 
 from bench.servers.vllm import MODEL_NAME
-from tests.real.answers import Answer, Body, ask, streaming
+from tests.real.answers import Answer, Body, request, streaming
 from tests.real.test_vllm import LONG, ROUTES
 from tests.real.vllm_servers import SUSPECT, RealVLLM, gateway, real_vllm, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(400)]
 
 VERY_LONG = " ".join([LONG] * 5)
-IN_PIECES = ("--max-num-batched-tokens", "256")
+IN_CHUNKS = ("--max-num-batched-tokens", "256")
 DONE = "vllm:request_success_total"
 MIGRATION_WAIT_S = 2
 LEASE_S = 30
-"""The time after which vLLM gives up a ticket that nobody used. It is vLLM's own."""
+"""Time in seconds after which vLLM releases a ticket that was not read. It is vLLM's own setting."""
 BODY: Body = {
     "model": MODEL_NAME,
     "prompt": LONG,
@@ -38,9 +38,10 @@ BODY: Body = {
 
 @pytest.fixture(scope="module")
 def pair(vllm_folder: Path, weights: Path) -> Iterator[tuple[RealVLLM, RealVLLM]]:
-    """A prefill and a decode server. They compute prompts in pieces, so that a test can see one under way."""
+    """A prefill and a decode server. They compute prompts in chunks, so that a test can observe an unfinished
+    prefill."""
     with ExitStack() as stack:
-        both = [stack.enter_context(real_vllm(vllm_folder, weights, core, *IN_PIECES)) for core in (0, 1)]
+        both = [stack.enter_context(real_vllm(vllm_folder, weights, core, *IN_CHUNKS)) for core in (0, 1)]
         for one in both:
             one.server.wait_until_ready()
         yield both[0], both[1]
@@ -48,7 +49,7 @@ def pair(vllm_folder: Path, weights: Path) -> Iterator[tuple[RealVLLM, RealVLLM]
 
 @pytest.fixture
 def another(vllm_folder: Path, weights: Path) -> Iterator[RealVLLM]:
-    """A server on the core of the one that was killed."""
+    """A server on the core of the killed server."""
     with real_vllm(vllm_folder, weights, 0) as server:
         server.server.wait_until_ready()
         yield server
@@ -57,12 +58,12 @@ def another(vllm_folder: Path, weights: Path) -> Iterator[RealVLLM]:
 def test_a_ticket_is_released_when_its_client_leaves_while_decode_hangs(
     pair: tuple[RealVLLM, RealVLLM], weights: Path, tmp_path: Path
 ) -> None:
-    """The two have met before: until its first transfer a vLLM server only connects, and reports nothing until it has
-    something else to do."""
+    """The servers are connected by an earlier transfer: during its first one, a vLLM server only connects, and reports
+    nothing until it has other work."""
     prefill, decode = pair
     workers = ("--worker", f"{prefill.url},prefill", "--worker", f"{decode.url},decode")
     with gateway(weights, tmp_path, *workers) as server:
-        ask(server.url, ROUTES[0], {**BODY, "max_tokens": 1}).check(1)
+        request(server.url, ROUTES[0], {**BODY, "max_tokens": 1}).check(1)
         until(lambda: prefill.holds_nothing, "the ticket that was used is still held")
         prefilled = prefill.metric(DONE)
         with decode.stopped():
@@ -81,12 +82,12 @@ def test_a_prompt_is_computed_by_decode_when_its_prefill_server_is_killed(
     body = {**BODY, "prompt": VERY_LONG, "max_tokens": 8}
     with gateway(weights, tmp_path, "--worker", f"{prefill.url},prefill", "--worker", f"{decode.url},decode") as server:
         with ThreadPoolExecutor(max_workers=1) as threads:
-            asking = threads.submit(ask, server.url, ROUTES[0], body)
+            answering = threads.submit(request, server.url, ROUTES[0], body)
             until(lambda: prefill.metric("vllm:num_requests_running") > 0, "nothing is prefilled")
             prefill.kill()
-            answer = asking.result()
+            answer = answering.result()
         answer.check(8)
-        assert ask(server.url, ROUTES[0], body).texts == answer.texts
+        assert request(server.url, ROUTES[0], body).texts == answer.texts
     until(lambda: decode.holds_nothing, "decode still holds blocks")
     assert SUSPECT not in decode.log
 
@@ -97,24 +98,24 @@ def test_an_answer_continues_on_another_server_or_fails_if_there_is_none(
     servers = [another, pair[1]]
     workers = [part for one in servers for part in ("--worker", one.url)]
     with gateway(weights, tmp_path, *workers, "--migration-wait", str(MIGRATION_WAIT_S)) as server:
-        undisturbed = ask(server.url, ROUTES[0], BODY)
+        undisturbed = request(server.url, ROUTES[0], BODY)
         undisturbed.check(60)
-        moved, writing = interrupted(server.url, servers)
+        moved, killed = interrupted(server.url, servers)
         moved.check(60)
         assert len(set(moved.texts)) == 1
-        assert moved.texts[0][:40] == undisturbed.texts[0][:40], "what was sent before stands"
+        assert moved.texts[0][:40] == undisturbed.texts[0][:40], "text that was sent before the move is unchanged"
 
-        (survivor,) = [one for one in servers if one is not writing]
-        began_s = time.monotonic()
+        (survivor,) = [one for one in servers if one is not killed]
+        started_s = time.monotonic()
         cut, _ = interrupted(server.url, [survivor])
         assert cut.error is not None and cut.error["type"] == "server_error"
-        assert time.monotonic() - began_s < 30
+        assert time.monotonic() - started_s < 30
         assert SUSPECT not in survivor.log
 
 
 @contextmanager
 def sent(url: str, body: Body) -> Iterator[None]:
-    """A client that leaves at the end of the block, without an answer."""
+    """Sends a request, whose client disconnects at the end of the context without reading."""
     address, content = httpx.URL(url), json.dumps(body).encode()
     head = f"POST {ROUTES[0]} HTTP/1.1\r\nhost: {address.host}\r\ncontent-type: application/json\r\n"
     with socket.create_connection((address.host, address.port or 80)) as connection:
@@ -128,8 +129,8 @@ def interrupted(url: str, servers: list[RealVLLM]) -> tuple[Answer, RealVLLM]:
     with streaming(url, ROUTES[0], BODY) as events:
         while len(answer.choices) < 3 or min(map(len, answer.texts)) < 40:
             answer.take(next(events))
-        (writing,) = [one for one in servers if one.metric("vllm:num_requests_running") > 0]
-        writing.kill()
+        (generating,) = [one for one in servers if one.metric("vllm:num_requests_running") > 0]
+        generating.kill()
         for event in events:
             answer.take(event)
-    return answer, writing
+    return answer, generating

@@ -1,4 +1,4 @@
-"""Two real vLLM servers with a core each, which can exchange KV, and gateways in front of them."""
+"""Real vLLM servers with a core each, which can exchange KV, and gateways in front of them."""
 
 import contextlib
 import json
@@ -52,16 +52,16 @@ class RealVLLM:
         self.server.log.seek(0)
         return self.server.log.read().decode(errors="replace")
 
-    def ask(self, **body: object) -> dict[str, object]:
-        """Asks the server directly, without a gateway."""
+    def answer(self, **body: object) -> dict[str, object]:
+        """Sends a request to the server directly, and returns the answer."""
         response = httpx.post(f"{self.url}/v1/completions", json={"model": MODEL_NAME, **body}, timeout=PATIENCE_S)
         assert response.status_code == httpx.codes.OK, response.text
-        found: dict[str, object] = response.json()
-        return found
+        answer: dict[str, object] = response.json()
+        return answer
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stops the server: it is there, and answers nothing."""
+        """Stops the server during the context: its process exists, but answers nothing."""
         self.server.process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -69,7 +69,7 @@ class RealVLLM:
             self.server.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kills the server with its engine, which would outlive it for a while."""
+        """Kills the server with its engine, which would run for some time after it."""
         server = psutil.Process(self.server.process.pid)
         for process in (*server.children(recursive=True), server):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -79,7 +79,7 @@ class RealVLLM:
 
 @contextlib.contextmanager
 def real_vllm(folder: Path, model: Path, core: int, *arguments: str) -> Iterator[RealVLLM]:
-    """Starts a server, and does not wait until it is ready."""
+    """Starts a server without waiting until it is ready."""
     connector = ("--kv-transfer-config", json.dumps(CONNECTOR))
     environ = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "VLLM_CPU_KVCACHE_SPACE": "1"}
     with peer_server(VLLMSetup(folder, model, (core,), (*connector, *arguments), environ)) as server:
@@ -88,15 +88,15 @@ def real_vllm(folder: Path, model: Path, core: int, *arguments: str) -> Iterator
 
 @contextlib.contextmanager
 def gateway(model: Path, tmp: Path, *arguments: str) -> Iterator[ChildServer]:
-    """`arguments` are its workers and other flags."""
+    """Runs a gateway. `arguments` are its workers and other flags."""
     own = ("--tokenizer", str(model), "--bypass-tokens", "0", "--worker-timeout", "20", *arguments)
-    there = {**environment(), "TMPDIR": str(tmp)}
-    with ChildServer(list(own), command="gateway", environ=there) as server:
+    environ = {**environment(), "TMPDIR": str(tmp)}
+    with ChildServer(list(own), command="gateway", environ=environ) as server:
         yield server
 
 
 def until(holds: Callable[[], bool], otherwise: str) -> None:
-    """Asks again and again, since vLLM's counters follow at their own pace."""
+    """Polls a condition until it holds. vLLM updates its counters with a delay."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, otherwise

@@ -1,9 +1,9 @@
-"""vLLM's trainer engine for NCCL as it is, with vLLM's HTTP client: it brings each safetensors file to the server.
+"""vLLM's unchanged trainer engine for NCCL, with vLLM's HTTP client: it sends each safetensors file to the server.
 
     vllm_trainer.py SERVER PACKED FILE [FILE...]
 
 `VLLM_NCCL_SO_PATH` names a library that moves bytes in main memory. Streams and the device, which torch for the CPU
-does not have, are replaced by what does nothing.
+does not have, are replaced by objects that do nothing.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ BUFFER_BYTES = 40_000
 
 
 class NoStream:
-    """All is done when a call returns."""
+    """A stream whose work is complete when a call returns."""
 
     cuda_stream = 0
 
@@ -38,7 +38,7 @@ class NoStream:
 
 
 class Files(WeightSource):
-    """The tensors of one file after the other."""
+    """The tensors of each file in turn."""
 
     def __init__(self, files: list[str]) -> None:
         self._files = files

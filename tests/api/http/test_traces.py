@@ -9,7 +9,7 @@ import pytest
 from motet.tracing.spans import SpanRecord
 from tests.api.serving import Serving, WatchedEngine, group_lines, saying
 from tests.api.text_models import TextServing
-from tests.peers.openai_script import Manners
+from tests.peers.openai_script import Behaviour
 from tests.tracing.recorded import RecordedTracer
 
 pytestmark = pytest.mark.anyio
@@ -139,29 +139,29 @@ async def test_a_malformed_header_starts_a_new_trace_and_is_not_logged(
 
 async def test_a_request_that_is_not_sampled_has_no_span_and_passes_its_headers_on(serve_texts: TextServing) -> None:
     tracer = RecordedTracer()
-    before = await serve_texts(Manners(), tracer=tracer)
+    before = await serve_texts(Behaviour(), tracer=tracer)
     await before.served.http.post(CHAT, json=before.ask(), headers=NOT_SAMPLED)
     assert tracer.records == []
-    (asked,) = before.peers[0].asked
-    assert asked.headers["traceparent"] == NOT_SAMPLED["traceparent"]
-    assert "tracestate" not in asked.headers
+    (request,) = before.peers[0].requests
+    assert request.headers["traceparent"] == NOT_SAMPLED["traceparent"]
+    assert "tracestate" not in request.headers
 
 
 async def test_without_traces_the_headers_of_a_client_are_passed_on(serve_texts: TextServing) -> None:
-    before = await serve_texts(Manners())
+    before = await serve_texts(Behaviour())
     await before.served.http.post(CHAT, json=before.ask(), headers=SAMPLED)
-    (asked,) = before.peers[0].asked
-    assert {name: asked.headers[name] for name in SAMPLED} == SAMPLED
+    (request,) = before.peers[0].requests
+    assert {name: request.headers[name] for name in SAMPLED} == SAMPLED
 
 
 async def test_a_text_upstream_is_called_inside_the_span_of_the_group(serve_texts: TextServing) -> None:
     tracer = RecordedTracer()
-    before = await serve_texts(Manners(), tracer=tracer)
+    before = await serve_texts(Behaviour(), tracer=tracer)
     await before.served.http.post(CHAT, json=before.ask(n=2), headers=SAMPLED)
     group = tracer.one("chat texts")
-    for asked in before.peers[0].asked:
-        assert asked.headers["traceparent"] == f"00-{TRACE}-{group.span_id}-01"
-        assert asked.headers["tracestate"] == "a=1"
+    for request in before.peers[0].requests:
+        assert request.headers["traceparent"] == f"00-{TRACE}-{group.span_id}-01"
+        assert request.headers["tracestate"] == "a=1"
     assert group.attributes["gen_ai.response.finish_reasons"] == ("stop", "stop")
     assert tracer.children(group) == ["choice", "choice"]
 
@@ -187,7 +187,7 @@ async def test_the_span_of_a_choice_that_a_policy_starts_later_starts_then(serve
 
 async def test_so_does_that_of_a_choice_on_a_text_upstream(serve_texts: TextServing) -> None:
     tracer = RecordedTracer()
-    before = await serve_texts(Manners(), tracer=tracer)
+    before = await serve_texts(Behaviour(), tracer=tracer)
     await before.served.http.post(CHAT, json=before.ask(n=3, group={"start": 1}))
     await_each_other(tracer.one("chat texts"))
 

@@ -8,7 +8,7 @@ from motet.engines.upstream.upstream_server import UpstreamOptions
 from tests.api.serving import chunks, next_chunk, streamed_or_not
 from tests.api.text_models import TextGateway, TextServing, joined, texts_of
 from tests.error_response import assert_error
-from tests.peers.openai_script import CHAT, COMPLETIONS, Manners, Refused
+from tests.peers.openai_script import CHAT, COMPLETIONS, Behaviour, FixedAnswer
 
 pytestmark = pytest.mark.anyio
 
@@ -36,8 +36,8 @@ async def answered(gateway: TextGateway, path: str, **fields: object) -> dict[st
 @both_routes
 @streamed_or_not
 async def test_choices_begin_until_the_answers_agree(serve_texts: TextServing, path: str, stream: bool) -> None:
-    gateway = await serve_texts(Manners())
-    received = gateway.peers[0].asked
+    gateway = await serve_texts(Behaviour())
+    received = gateway.peers[0].requests
     plain = await answered(gateway, path, n=8, seed=5, stream=stream)
     received.clear()
     steered = await answered(gateway, path, n=8, seed=5, stream=stream, group=AGREE)
@@ -66,7 +66,7 @@ async def test_choices_begin_until_the_answers_agree(serve_texts: TextServing, p
 async def test_choices_that_are_not_needed_are_ended_on_the_server(
     serve_texts: TextServing, path: str, stream: bool
 ) -> None:
-    gateway = await serve_texts(Manners(hangs=frozenset({5, 6})))
+    gateway = await serve_texts(Behaviour(hangs=frozenset({5, 6})))
     answer = await answered(gateway, path, n=3, seed=4, stream=stream, group={"stop_when": {"finished": 1}})
     assert answer["ends"] == {0: "stop", 1: "abort", 2: "abort"}
     assert texts_of(answer)[0] == "hi 4"
@@ -80,7 +80,7 @@ async def test_choices_that_are_not_needed_are_ended_on_the_server(
 
 
 async def test_each_choice_has_a_role_once_also_if_it_is_ended_before_it_has_begun(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners(hangs=frozenset({5})), options=UpstreamOptions(max_singles=2))
+    gateway = await serve_texts(Behaviour(hangs=frozenset({5})), options=UpstreamOptions(max_singles=2))
     response = await gateway.chat(n=4, seed=4, stream=True, group={"stop_when": {"finished": 1}})
     deltas = [choice for chunk in chunks(response) for choice in chunk["choices"]]
     assert sorted(choice["index"] for choice in deltas if "role" in choice["delta"]) == [0, 1, 2, 3]
@@ -88,7 +88,7 @@ async def test_each_choice_has_a_role_once_also_if_it_is_ended_before_it_has_beg
 
 
 async def test_choices_that_were_ended_are_left_out_on_wish(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners(hangs=frozenset({4, 6})))
+    gateway = await serve_texts(Behaviour(hangs=frozenset({4, 6})))
     group = {"stop_when": {"finished": 2}, "keep": "finished"}
     answer = (await gateway.chat(n=4, seed=4, group=group)).json()
     assert [choice["index"] for choice in answer["choices"]] == [1, 3]
@@ -97,7 +97,7 @@ async def test_choices_that_were_ended_are_left_out_on_wish(serve_texts: TextSer
 
 @streamed_or_not
 async def test_each_prompt_is_steered_by_itself(serve_texts: TextServing, stream: bool) -> None:
-    gateway = await serve_texts(Manners())
+    gateway = await serve_texts(Behaviour())
     answer = await answered(gateway, COMPLETIONS, prompt=["a", "b"], n=9, seed=5, stream=stream, group=AGREE)
     assert texts_of(answer) == [f"{p} {rest}" for p in "ab" for rest in ("5 w0", "6 w0 w1", "7 w0 w1 w2", "8", "9 w0")]
     assert sorted(answer["ends"]) == [0, 1, 2, 3, 4, 9, 10, 11, 12, 13]
@@ -108,11 +108,11 @@ async def test_each_prompt_is_steered_by_itself(serve_texts: TextServing, stream
 
 
 async def test_a_choice_that_begins_later_is_tried_again_where_it_was_refused(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners(), Manners())
+    gateway = await serve_texts(Behaviour(), Behaviour())
     for peer in gateway.peers:
-        peer.manners.not_ok = [Refused(503)]
+        peer.behaviour.next_errors = [FixedAnswer(503)]
     assert_error(await gateway.chat(n=2, seed=4, group={"start": 1}), status=503, code="overloaded")
-    gateway.peers[0].manners.not_ok = [Refused(503)]
+    gateway.peers[0].behaviour.next_errors = [FixedAnswer(503)]
     answer = (await gateway.chat(n=2, seed=4, group={"start": 1})).json()
     assert texts_of(answer) == ["hi 4", "hi 5 w0"]
 
@@ -134,15 +134,15 @@ async def test_a_choice_that_begins_later_is_tried_again_where_it_was_refused(se
 async def test_what_texts_cannot_give_and_what_no_group_can_is_refused_by_name(
     serve_texts: TextServing, fields: dict[str, object], param: str
 ) -> None:
-    gateway = await serve_texts(Manners())
+    gateway = await serve_texts(Behaviour())
     assert_error(await gateway.complete(n=4, **fields), status=400, param=param)
-    assert gateway.peers[0].asked == []
+    assert gateway.peers[0].requests == []
 
 
 async def test_a_client_looks_at_its_group_and_ends_choices_of_it(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners(hangs=frozenset({4, 5, 6})))
+    gateway = await serve_texts(Behaviour(hangs=frozenset({4, 5, 6})))
     peer, http = gateway.peers[0], gateway.served.http
-    peer.shut().release()
+    peer.close_gate().release()
     body = gateway.ask(n=4, seed=4, stream=True, group={"start": 2})
     async with http.stream("POST", CHAT, json=body) as response:
         lines = response.aiter_lines()

@@ -13,7 +13,7 @@ from motet.settings.server_config import ServerConfig
 from tests.api.serving import MODEL, chunks, events, group_lines, streamed_or_not
 from tests.api.text_models import TEXTS, TextServing, joined, texts_of
 from tests.error_response import assert_error
-from tests.peers.openai_script import CHAT, Break, Manners, Refused, Usage
+from tests.peers.openai_script import CHAT, Behaviour, Break, FixedAnswer, Usage
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 async def test_n_choices_come_with_one_head_and_one_usage(
     serve_texts: TextServing, ignores_n: bool, stream: bool
 ) -> None:
-    gateway = await serve_texts(Manners(ignores_n=ignores_n))
+    gateway = await serve_texts(Behaviour(ignores_n=ignores_n))
     options = {"stream_options": {"include_usage": True}} if stream else {}
     response = await gateway.chat(n=3, seed=4, stream=stream, **options)
     assert response.status_code == 200
@@ -50,7 +50,7 @@ async def test_n_choices_come_with_one_head_and_one_usage(
 
 @streamed_or_not
 async def test_prompts_are_numbered_as_for_our_own_models(serve_texts: TextServing, stream: bool) -> None:
-    gateway = await serve_texts(Manners(ignores_n=True))
+    gateway = await serve_texts(Behaviour(ignores_n=True))
     response = await gateway.complete(prompt=["a", "b"], n=2, seed=4, stream=stream)
     answer = joined(chunks(response)) if stream else response.json()
     assert texts_of(answer) == ["a 4", "a 5 w0", "b 4", "b 5 w0"]
@@ -73,7 +73,7 @@ async def test_prompts_are_numbered_as_for_our_own_models(serve_texts: TextServi
 async def test_a_foreign_finish_reason_becomes_openai_s_and_is_kept_as_stop_reason(
     serve_texts: TextServing, stream: bool, sent: str, shown: str
 ) -> None:
-    gateway = await serve_texts(Manners(ends_with=sent))
+    gateway = await serve_texts(Behaviour(ends_with=sent))
     response = await gateway.chat(n=2, stream=stream)
     choices = (
         [choice for chunk in chunks(response) for choice in chunk["choices"]] if stream else response.json()["choices"]
@@ -85,7 +85,7 @@ async def test_a_foreign_finish_reason_becomes_openai_s_and_is_kept_as_stop_reas
 
 
 async def test_the_official_client_reads_choices_as_they_come(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners(ignores_n=True, finishes_at_end=True, role_everywhere=True))
+    gateway = await serve_texts(Behaviour(ignores_n=True, finishes_at_end=True, role_everywhere=True))
     texts = ["", "", ""]
     ends: list[int] = []
     stream = await gateway.served.openai.chat.completions.create(
@@ -104,19 +104,19 @@ async def test_the_official_client_reads_choices_as_they_come(serve_texts: TextS
 
 
 async def test_our_own_models_beside_a_text_model_answer_as_ever(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners())
+    gateway = await serve_texts(Behaviour())
     assert texts_of((await gateway.served.chat(model=MODEL)).json()) == ["hello 0"]
     assert_error(await gateway.served.chat(model="none"), status=404, code="model_not_found")
     assert (await gateway.served.chat(model=5)).json()["error"]["code"] == "invalid_type"
     assert (await gateway.served.http.post(CHAT, content=b"no json")).status_code == 400
-    assert gateway.peers[0].asked == []
+    assert gateway.peers[0].requests == []
 
 
 async def test_the_only_model_need_not_be_named(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners(), with_tokens=False)
+    gateway = await serve_texts(Behaviour(), with_tokens=False)
     response = await gateway.served.http.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "seed": 4})
     assert texts_of(response.json()) == ["hi 4"]
-    assert gateway.peers[0].asked[0].body["model"] == TEXTS
+    assert gateway.peers[0].requests[0].body["model"] == TEXTS
 
 
 BAD_FIELDS: dict[str, tuple[dict[str, object], str, str]] = {
@@ -136,22 +136,22 @@ BAD_FIELDS: dict[str, tuple[dict[str, object], str, str]] = {
 @pytest.mark.parametrize("name", list(BAD_FIELDS))
 async def test_fields_that_we_must_understand_are_refused_in_our_own_words(serve_texts: TextServing, name: str) -> None:
     fields, param, code = BAD_FIELDS[name]
-    gateway = await serve_texts(Manners())
+    gateway = await serve_texts(Behaviour())
     of_texts = (await gateway.chat(**fields)).json()["error"]
     of_tokens = (await gateway.served.http.post(CHAT, json=gateway.ask(**fields) | {"model": MODEL})).json()["error"]
     assert (of_texts["param"], of_texts["code"]) == (param, code)
     assert of_texts == of_tokens
-    assert gateway.peers[0].asked == []
+    assert gateway.peers[0].requests == []
 
 
 async def test_too_many_choices_or_prompts_are_refused(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners(), config=ServerConfig(served_model_name="", max_choices=4))
+    gateway = await serve_texts(Behaviour(), config=ServerConfig(served_model_name="", max_choices=4))
     assert (await gateway.complete(prompt=["a", "b", "c"], n=2)).json()["error"]["code"] == "too_many_choices"
 
 
 @streamed_or_not
 async def test_a_refusal_is_passed_on_with_its_status_and_words(serve_texts: TextServing, stream: bool) -> None:
-    gateway = await serve_texts(Manners(refuses=frozenset({"tools"})))
+    gateway = await serve_texts(Behaviour(refuses=frozenset({"tools"})))
     response = await gateway.chat(n=2, stream=stream, tools=[{}])
     assert response.status_code == 400
     assert response.json()["error"] == {
@@ -163,19 +163,21 @@ async def test_a_refusal_is_passed_on_with_its_status_and_words(serve_texts: Tex
 
 
 async def test_tools_and_forms_go_to_the_server_as_they_came(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners())
+    gateway = await serve_texts(Behaviour())
     custom = {"type": "custom", "custom": {"name": "run", "format": {"type": "text"}}}
     fields = {"tools": [custom], "tool_choice": "required", "response_format": {"type": "json_object"}, "top_k": None}
     call = {"id": "1", "type": "custom", "custom": {"name": "run", "input": "ls"}}
     turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "and then?"}]
     assert (await gateway.served.http.post(CHAT, json=gateway.ask(**fields) | {"messages": turns})).status_code == 200
-    sent = gateway.peers[0].asked[0].body
+    sent = gateway.peers[0].requests[0].body
     assert {name: sent[name] for name in fields} | {"messages": sent["messages"]} == fields | {"messages": turns}
 
 
 async def test_a_rate_limit_of_the_server_is_passed_on_with_its_retry_after(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners())
-    gateway.peers[0].manners.not_ok = [Refused(429, b'{"error":{"message":"slow"}}', (("retry-after", "9"),))]
+    gateway = await serve_texts(Behaviour())
+    gateway.peers[0].behaviour.next_errors = [
+        FixedAnswer(429, b'{"error":{"message":"slow"}}', (("retry-after", "9"),))
+    ]
     response = await gateway.chat()
     assert (response.status_code, response.headers["retry-after"]) == (429, "9")
 
@@ -184,8 +186,8 @@ async def test_a_rate_limit_of_the_server_is_passed_on_with_its_retry_after(serv
 async def test_a_stream_that_breaks_ends_with_an_error_event_that_names_the_choice(
     serve_texts: TextServing, how: Break
 ) -> None:
-    gateway = await serve_texts(Manners(ignores_n=True, breaks={5: how}))
-    gate = gateway.peers[0].shut()
+    gateway = await serve_texts(Behaviour(ignores_n=True, breaks={5: how}))
+    gate = gateway.peers[0].close_gate()
     gate.release()
     async with gateway.served.http.stream("POST", CHAT, json=gateway.ask(n=2, seed=4, stream=True)) as response:
         for _ in range(20):  # after the first token
@@ -200,8 +202,8 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_that_names_the_choi
 
 
 async def test_a_request_goes_to_another_server_if_one_fails_at_once(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners(), Manners())
-    gateway.peers[0].manners.not_ok = [Refused(503)]
+    gateway = await serve_texts(Behaviour(), Behaviour())
+    gateway.peers[0].behaviour.next_errors = [FixedAnswer(503)]
     response = await gateway.chat(seed=4)
     assert texts_of(response.json()) == ["hi 4"]
     assert response.headers[WORKER_HEADER] == "texts-1"
@@ -212,9 +214,9 @@ async def test_a_request_goes_to_another_server_if_one_fails_at_once(serve_texts
 async def test_a_client_that_leaves_ends_everything_on_the_server(
     serve_texts: TextServing, n: int, stream: bool
 ) -> None:
-    gateway = await serve_texts(Manners(ignores_n=True))
+    gateway = await serve_texts(Behaviour(ignores_n=True))
     peer = gateway.peers[0]
-    peer.shut()
+    peer.close_gate()
     request = asyncio.create_task(gateway.chat(n=n, stream=stream))
     for _ in range(n):
         await peer.arrived.acquire()
@@ -228,9 +230,9 @@ async def test_a_client_that_leaves_ends_everything_on_the_server(
 
 async def test_admission_and_key_limits_hold_for_text_models_too(serve_texts: TextServing) -> None:
     config = ServerConfig(served_model_name="", max_waiting_groups=1, key_max_choices=2)
-    gateway = await serve_texts(Manners(), config=config)
+    gateway = await serve_texts(Behaviour(), config=config)
     peer = gateway.peers[0]
-    gate = peer.shut()
+    gate = peer.close_gate()
     first = asyncio.create_task(gateway.chat(seed=4))
     await peer.arrived.acquire()
     waiting = await gateway.chat()
@@ -244,7 +246,7 @@ async def test_admission_and_key_limits_hold_for_text_models_too(serve_texts: Te
 async def test_a_request_is_logged_once_with_what_it_used(
     serve_texts: TextServing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gateway = await serve_texts(Manners(ignores_n=True))
+    gateway = await serve_texts(Behaviour(ignores_n=True))
     with caplog.at_level("INFO", logger="motet.api"):
         headers = {"x-request-id": "mine", "x-session-id": "s"}
         await gateway.served.http.post(CHAT, json=gateway.ask(n=2, seed=4), headers=headers)
@@ -252,12 +254,12 @@ async def test_a_request_is_logged_once_with_what_it_used(
     names = ("request_id", "status", "model", "worker", "n", "finished")
     assert [fields[name] for name in names] == ["mine", 200, TEXTS, "texts-0", 2, 2]
     assert (fields["prompt_tokens"], fields["completion_tokens"]) == (2, 5)
-    sent = gateway.peers[0].asked[0].headers
+    sent = gateway.peers[0].requests[0].headers
     assert (sent["x-request-id"], sent["x-session-id"]) == ("mine", "s")
 
 
 async def test_usage_that_the_server_did_not_send_is_null(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners(ignores_n=True, usage=Usage.NONE))
+    gateway = await serve_texts(Behaviour(ignores_n=True, usage=Usage.NONE))
     assert (await gateway.chat(n=2)).json()["usage"] is None
     streamed = await gateway.chat(n=2, stream=True, stream_options={"include_usage": True})
     assert chunks(streamed)[-1]["usage"] is None
@@ -268,22 +270,22 @@ async def test_a_key_of_this_server_never_reaches_a_text_server(
     serve_texts: TextServing, gateway_has_keys: bool
 ) -> None:
     config = ServerConfig(served_model_name="", api_keys=("ours",) if gateway_has_keys else ())
-    gateway = await serve_texts(Manners(), options=UpstreamOptions(pass_key=True), config=config)
+    gateway = await serve_texts(Behaviour(), options=UpstreamOptions(pass_key=True), config=config)
     headers = {"authorization": "Bearer ours"}
     assert (await gateway.served.http.post(CHAT, json=gateway.ask(), headers=headers)).status_code == 200
-    sent = gateway.peers[0].asked[0].headers.get("authorization")
+    sent = gateway.peers[0].requests[0].headers.get("authorization")
     assert sent == (None if gateway_has_keys else "Bearer ours")
 
 
 async def test_a_body_that_breaks_off_reaches_no_server(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners())
+    gateway = await serve_texts(Behaviour())
     await gateway.served.break_off("/v1/completions")
-    assert gateway.peers[0].asked == []
+    assert gateway.peers[0].requests == []
 
 
 @pytest.mark.slow
 async def test_a_body_that_is_too_large_is_refused(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Manners(), config=ServerConfig(served_model_name="", max_body_bytes=100))
+    gateway = await serve_texts(Behaviour(), config=ServerConfig(served_model_name="", max_body_bytes=100))
 
     async def parts() -> AsyncIterator[bytes]:
         yield b"x" * 101

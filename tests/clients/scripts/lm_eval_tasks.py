@@ -41,39 +41,39 @@ OUTPUT = Path("output")
 
 
 def run(kind: str, route: str, tasks: str, more: str, *flags: str) -> dict[str, Any]:
-    """Returns the results of each task; `OUTPUT` has all that lm-eval wrote."""
+    """Returns the results of each task; `OUTPUT` has all files of lm-eval."""
     shutil.rmtree(OUTPUT, ignore_errors=True)
     model = f"model={MODEL},base_url={URL}/{route},max_retries=1{more}"
     command = [str(Path(sys.executable).with_name("lm_eval")), "run", "--model", kind, "--model_args", model]
     files = ["--include_path", ".", "--tasks", tasks, "--output_path", str(OUTPUT), "--log_samples"]
     done = subprocess.run([*command, *files, *flags], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (written,) = OUTPUT.rglob("results_*.json")
-    results: dict[str, Any] = json.loads(written.read_text())["results"]
+    (file,) = OUTPUT.rglob("results_*.json")
+    results: dict[str, Any] = json.loads(file.read_text())["results"]
     return results
 
 
 def different() -> list[int]:
-    """Returns how many different answers each question of the last run had, of eight."""
-    (written,) = OUTPUT.rglob("samples_sums_*.jsonl")
-    samples = [json.loads(line) for line in written.read_text().splitlines()]
+    """Returns the number of different answers, of eight, to each question of the last run."""
+    (file,) = OUTPUT.rglob("samples_sums_*.jsonl")
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
     answers = {sample["doc_id"]: sample["resps"][0] for sample in samples}
     assert all(len(repeats) == 8 for repeats in answers.values())
     return [len(set(repeats)) for repeats in answers.values()]
 
 
 def ask_once() -> None:
-    told = run("local-completions", "completions", "boats,boats_text", ",num_concurrent=1")
-    assert told["boats"]["acc,none"] == 1.0
-    assert "exact_match,none" in told["boats_text"]
-    told = run("local-chat-completions", "chat/completions", "boats_text", "", "--apply_chat_template")
-    assert "exact_match,none" in told["boats_text"]
+    results = run("local-completions", "completions", "boats,boats_text", ",num_concurrent=1")
+    assert results["boats"]["acc,none"] == 1.0
+    assert "exact_match,none" in results["boats_text"]
+    results = run("local-chat-completions", "chat/completions", "boats_text", "", "--apply_chat_template")
+    assert "exact_match,none" in results["boats_text"]
 
 
 def ask_eight_times() -> None:
     """A request for each repeat, and one request with the prompt eight times; then all with one seed."""
-    told = run("local-completions", "completions", "sums", ",num_concurrent=8,max_length=8192")
-    assert {"exact_match,first", "exact_match,maj@8"} <= set(told["sums"])
+    results = run("local-completions", "completions", "sums", ",num_concurrent=8,max_length=8192")
+    assert {"exact_match,first", "exact_match,maj@8"} <= set(results["sums"])
     assert len(different()) == 4 and min(different()) > 1
     run("local-completions", "completions", "sums", "", "--batch_size", "8")
     assert min(different()) > 1

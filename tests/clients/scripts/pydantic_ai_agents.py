@@ -27,17 +27,17 @@ def main() -> None:
         assert isinstance(run.output, Boat)
         assert run.usage.output_tokens > 0
 
-    asked: list[str] = []
+    cities: list[str] = []
     agent = Agent(model, output_type=ToolOutput(Boat), model_settings=settings)
 
     @agent.tool_plain
     def get_weather(city: Literal["Paris", "Rome"]) -> str:
         """Tells the weather of a city."""
-        asked.append(city)
+        cities.append(city)
         return "rain"
 
     assert isinstance(agent.run_sync(QUESTION).output, Boat)
-    assert set(asked) <= {"Paris", "Rome"}
+    assert set(cities) <= {"Paris", "Rome"}
 
     with Agent(model, model_settings=ModelSettings(max_tokens=8, seed=SEED)).run_stream_sync(QUESTION) as stream:
         pieces = list(stream.stream_text(delta=True))

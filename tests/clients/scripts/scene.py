@@ -1,7 +1,7 @@
-"""What the scripts of all clients in Python ask, and of whom. Nothing here needs more than the standard library.
+"""The requests of all client scripts in Python, and the server's address. Needs only the standard library.
 
-Every value has few possible texts, so an answer of a small model is complete before `MAX_TOKENS`. Scripts give a seed,
-or temperature 0 where a client cannot say one, so that a run is like the last one.
+Every value has few possible texts, so an answer of a small model is complete before `MAX_TOKENS`. Scripts set a seed,
+or temperature 0 if a client has no seed, so that runs are reproducible.
 """
 
 import json
@@ -41,7 +41,7 @@ BOAT_FORMAT: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "b
 
 
 def is_boat(text: str | None) -> bool:
-    """Returns True if the text is a boat as `BOAT` says."""
+    """Returns True if the text follows the schema `BOAT`."""
     told = json.loads(text or "")
     return set(told) == {"kind", "fast"} and told["kind"] in KINDS and isinstance(told["fast"], bool)
 
@@ -52,6 +52,6 @@ def is_weather(name: str | None, arguments: str | None) -> bool:
 
 
 def shown(name: str) -> str:
-    """Returns the file that docs/evaluation.md shows under this name, so that what the page says is what was run."""
+    """Returns the file that docs/evaluation.md shows under this name, so that the page shows tested code."""
     page = Path(__file__).parents[3].joinpath("docs", "evaluation.md").read_text()
     return page.partition(f"`{name}`:\n\n```")[2].partition("\n")[2].partition("```")[0]

@@ -24,7 +24,7 @@ CHATS = [[{"role": "user", "content": "Name a boat."}], [{"role": "user", "conte
 
 def main() -> None:
     vllm_client.is_vllm_available = lambda min_version=None: True
-    vllm_client._HAS_STATEFUL_TRAINER_ENGINE = True  # noqa: SLF001 as with the vLLM that it wants
+    vllm_client._HAS_STATEFUL_TRAINER_ENGINE = True  # noqa: SLF001 as with the vLLM version that it requires
     vllm_client.packed_nccl_broadcast_producer = send
     client = VLLMClient(base_url=SERVER, connection_timeout=60)
     configuration(client)
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def configuration(client: VLLMClient) -> None:
-    """TRL's trainers read these before they start; the server must draw from the distribution that it tells of."""
+    """TRL's trainers read this before they start: the server must sample from the distribution that it reports."""
     info = client.get_server_info()
     assert info["weight_transfer_config"] is not None and info["lora_config"] is None
     assert info["model_config"]["logprobs_mode"] == "processed_logprobs"
@@ -60,27 +60,27 @@ def generate(client: VLLMClient) -> None:
 def chat(client: VLLMClient) -> None:
     for logprobs, width in ((0, 1), (5, 5), (None, None)):
         check(client.chat(CHATS, n=N, max_tokens=MAX_TOKENS, logprobs=logprobs), width)
-    plain, told = (client.chat(CHATS, max_tokens=1, tools=tools)["prompt_ids"][0] for tools in (None, [WEATHER]))
-    assert len(told) >= len(plain)
+    plain, with_tools = (client.chat(CHATS, max_tokens=1, tools=tools)["prompt_ids"][0] for tools in (None, [WEATHER]))
+    assert len(with_tools) >= len(plain)
     client.chat(CHATS, max_tokens=1, chat_template_kwargs={"enable_thinking": False})
 
 
 def score(client: VLLMClient) -> None:
-    """The server's word about a sequence that it has written is what it said as it wrote it."""
+    """The log-probabilities of a given sequence equal those that the server reported when it generated the sequence."""
     got = client.generate(PROMPTS, max_tokens=MAX_TOKENS, generation_kwargs={"ignore_eos": True})
     sequences = [[*prompt, *answer] for prompt, answer in zip(got["prompt_ids"], got["completion_ids"], strict=True)]
     lengths = [len(prompt) for prompt in got["prompt_ids"]]
     for chunk_size in (0, 1):
         scores = client.get_sequence_logprobs(sequences, lengths, top_logprobs=TOP, chunk_size=chunk_size)
-        for i, drawn in enumerate(got["logprobs"]):
+        for i, generated in enumerate(got["logprobs"]):
             assert [len(row) for row in scores["logprobs"][i]] == [TOP] * MAX_TOKENS
             assert scores["actual_token_ids"][i] == [[token] for token in got["completion_ids"][i]]
-            for (told,), (again,) in zip(drawn, scores["actual_logprobs"][i], strict=True):
-                assert math.isclose(told, again, abs_tol=0.05)
+            for (first,), (again,) in zip(generated, scores["actual_logprobs"][i], strict=True):
+                assert math.isclose(first, again, abs_tol=0.05)
 
 
 class Last(torch.nn.Module):
-    """The last norm of the model, as a whole model names it."""
+    """The last norm of the model, with the parameter name of the complete model."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -91,14 +91,14 @@ class Last(torch.nn.Module):
 def send(
     iterator: Iterator[tuple[str, torch.Tensor]], group: None, src: int, post_iter_func: Callable[..., torch.Tensor]
 ) -> None:
-    """Sends the tensors that TRL announces in another request at the same time."""
+    """Sends the tensors of an update, which TRL announces in a second request at the same time."""
     body = save({item[0]: post_iter_func(item).contiguous() for item in iterator})
     headers = {"Content-Type": "application/octet-stream"}
     requests.post(f"{SERVER}/update_weights", data=body, headers=headers).raise_for_status()
 
 
 def update(client: VLLMClient) -> None:
-    """Each way of an update changes what the server writes, and equal weights write equal answers."""
+    """Each kind of update changes the answers, and equal weights give equal answers."""
     same = {"max_tokens": MAX_TOKENS, "temperature": 0.0, "generation_kwargs": {"ignore_eos": True}}
     answers = [client.generate(PROMPTS, **same)["completion_ids"]]
     for scale in (1.0, -1.0):

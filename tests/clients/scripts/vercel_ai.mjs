@@ -25,17 +25,17 @@ for (const model of [motet("smollm2"), openai("smollm2"), openai.chat("smollm2")
   boat.parse(await stream.output);
   assert((await stream.usage).outputTokens > 0);
 
-  const asked = [];
+  const cities = [];
   const weather = tool({
     description: "Tells the weather of a city.",
     inputSchema: z.object({ city: z.enum(["Paris", "Rome"]) }),
-    execute: ({ city }) => (asked.push(city), `rain in ${city}`),
+    execute: ({ city }) => (cities.push(city), `rain in ${city}`),
   });
   const run = await generateText({
     ...ask, tools: { weather }, stopWhen: stepCountIs(2),
     prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? { type: "tool", toolName: "weather" } : "none" }),
   });
   assert.equal(run.steps.length, 2);
-  assert.equal(asked.length, 1);
-  assert(["Paris", "Rome"].includes(asked[0]));
+  assert.equal(cities.length, 1);
+  assert(["Paris", "Rome"].includes(cities[0]));
 }

@@ -36,7 +36,7 @@ from motet.types import FinishReason, GenerateRequest, GroupDelta
 from tests.e2e.processes import wait_until_gone
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.engines.native.grammars import tiny_tokenizer
-from tests.forked import ForkingProcess, TalkingProcess
+from tests.forked import ForkingProcess, ModuleProcess
 from tests.patience import PATIENCE_S
 from tests.text.feeding import ids_of, stopping
 from tests.tiny_engine import engine_config
@@ -262,9 +262,9 @@ async def test_an_engine_ignores_signals_that_the_terminal_sends_to_all_processe
 
 
 @asynccontextmanager
-async def parent_of(config: EngineConfig, forking: ForkingProcess) -> AsyncIterator[tuple[TalkingProcess, int]]:
+async def parent_of(config: EngineConfig, forking: ForkingProcess) -> AsyncIterator[tuple[ModuleProcess, int]]:
     """Starts a parent, which is killed at the end, and yields it with the pid of its engine."""
-    parent = await forking.talking("tests.engines.native.parent")
+    parent = await forking.start_module("tests.engines.native.parent")
     assert parent.stdin is not None and parent.stdout is not None
     try:
         parent.stdin.write(msgspec.json.encode(config) + b"\n")

@@ -14,7 +14,7 @@ from motet.engines.wire import EngineReport
 from motet.errors import EngineSilentError
 from motet.types import Usage
 from tests.peers.fake_openai import FakeOpenAI
-from tests.peers.openai_script import Manners
+from tests.peers.openai_script import Behaviour
 
 ROUTES = (TextRoute.CHAT, TextRoute.COMPLETIONS)
 
@@ -131,21 +131,25 @@ async def report_of(server: UpstreamServer) -> EngineReport:
 
 @asynccontextmanager
 async def fake_upstream(
-    manners: Manners | None = None, *, options: UpstreamOptions | None = None, gated: bool = False, learn: bool = True
+    behaviour: Behaviour | None = None,
+    *,
+    options: UpstreamOptions | None = None,
+    gated: bool = False,
+    learn: bool = True,
 ) -> AsyncIterator[FakeUpstream]:
     """Starts a fake server. `learn`: the upstream first finds out what the server can do. `gated`: the server sends
     nothing until its gate is released."""
     async with AsyncExitStack() as stack:
-        peer = await stack.enter_async_context(FakeOpenAI(manners))
+        peer = await stack.enter_async_context(FakeOpenAI(behaviour))
         client = await stack.enter_async_context(server_client())
         server = UpstreamServer(peer.url, client, options=options)
         upstream = TextUpstream(server, await report_of(server))
         stack.push_async_callback(upstream.close)
         if learn:
             await upstream.learn()
-            peer.asked.clear()
+            peer.requests.clear()
         if gated:
-            peer.shut()
+            peer.close_gate()
         yield FakeUpstream(peer, upstream)
         upstream.check()
         await upstream.close()

@@ -23,29 +23,34 @@ from motet.errors import (
 from motet.types import EngineKind
 from tests.engines.upstream.fake_upstream import fake_upstream, read_all, request_for
 from tests.peers.fake_openai import FakeOpenAI
-from tests.peers.openai_script import CHAT, Manners, Refused
+from tests.peers.openai_script import CHAT, Behaviour, FixedAnswer
 
 pytestmark = pytest.mark.anyio
 
-HTML = Refused(502, b"<html><h1>Bad gateway</h1></html>", (("content-type", "text/html"),))
+HTML = FixedAnswer(502, b"<html><h1>Bad gateway</h1></html>", (("content-type", "text/html"),))
 
-REFUSALS: dict[str, tuple[Refused, type[MotetError], int, str]] = {
-    "400": (Refused.openai(400, "bad", param="x", code="c"), UpstreamRefusalError, 400, "bad"),
-    "422 of FastAPI": (Refused(422, b'{"detail":[{"loc":["body"]}]}'), UpstreamRefusalError, 422, "loc"),
+REFUSALS: dict[str, tuple[FixedAnswer, type[MotetError], int, str]] = {
+    "400": (FixedAnswer.error(400, "bad", param="x", code="c"), UpstreamRefusalError, 400, "bad"),
+    "422 of FastAPI": (FixedAnswer(422, b'{"detail":[{"loc":["body"]}]}'), UpstreamRefusalError, 422, "loc"),
     "404 of an old vLLM": (
-        Refused(404, b'{"object":"error","message":"no such model","type":"NotFoundError","code":404}'),
+        FixedAnswer(404, b'{"object":"error","message":"no such model","type":"NotFoundError","code":404}'),
         UpstreamRefusalError,
         404,
         "no such model",
     ),
-    "429": (Refused.openai(429, "slow down"), UpstreamRefusalError, 429, "slow down"),
-    "error as a text": (Refused(400, b'{"error":"model not loaded"}'), UpstreamRefusalError, 400, "model not loaded"),
-    "500": (Refused.openai(500, "broken"), EngineError, 500, "broken"),
-    "502": (HTML, EngineDiedError, 503, "502: Told"),
-    "503": (Refused(503, b"busy"), OverloadedError, 503, "busy"),
-    "503 for ages": (Refused(503, b"busy", (("retry-after", "9" * 5000),)), OverloadedError, 503, "busy"),
-    "504": (Refused(504), EngineDiedError, 503, "504"),
-    "redirect": (Refused(307, b"", (("location", "http://elsewhere/"),)), EngineError, 500, "redirects"),
+    "429": (FixedAnswer.error(429, "slow down"), UpstreamRefusalError, 429, "slow down"),
+    "error as a text": (
+        FixedAnswer(400, b'{"error":"model not loaded"}'),
+        UpstreamRefusalError,
+        400,
+        "model not loaded",
+    ),
+    "500": (FixedAnswer.error(500, "broken"), EngineError, 500, "broken"),
+    "502": (HTML, EngineDiedError, 503, "502: Status"),
+    "503": (FixedAnswer(503, b"busy"), OverloadedError, 503, "busy"),
+    "503 for ages": (FixedAnswer(503, b"busy", (("retry-after", "9" * 5000),)), OverloadedError, 503, "busy"),
+    "504": (FixedAnswer(504), EngineDiedError, 503, "504"),
+    "redirect": (FixedAnswer(307, b"", (("location", "http://elsewhere/"),)), EngineError, 500, "redirects"),
 }
 
 
@@ -53,7 +58,7 @@ REFUSALS: dict[str, tuple[Refused, type[MotetError], int, str]] = {
 async def test_each_refusal_becomes_one_of_motets_errors(name: str) -> None:
     refused, kind, status, message = REFUSALS[name]
     async with fake_upstream() as fake:
-        fake.peer.manners.not_ok.append(refused)
+        fake.peer.behaviour.next_errors.append(refused)
         with pytest.raises(kind) as caught:
             await fake.answer(request_for())
     assert caught.value.status == status
@@ -64,17 +69,17 @@ async def test_each_refusal_becomes_one_of_motets_errors(name: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_html_page_as_an_answer_is_an_error(stream: bool) -> None:
     async with fake_upstream() as fake:
-        fake.peer.manners.not_ok.append(Refused(200, b"<html></html>", (("content-type", "text/html"),)))
+        fake.peer.behaviour.next_errors.append(FixedAnswer(200, b"<html></html>", (("content-type", "text/html"),)))
         with pytest.raises(EngineError, match="Choice 0"):
             await fake.answer(request_for(stream=stream))
 
 
 async def test_the_configured_key_is_sent_and_never_the_clients() -> None:
-    async with fake_upstream(Manners(key="theirs"), options=UpstreamOptions(api_key="theirs", pass_key=True)) as fake:
+    async with fake_upstream(Behaviour(key="theirs"), options=UpstreamOptions(api_key="theirs", pass_key=True)) as fake:
         request = request_for()
         await fake.upstream.server.post(CHAT, _encoded(), headers={"authorization": "Bearer ours"})
         await fake.answer(request)
-        assert {asked.headers["authorization"] for asked in fake.peer.asked} == {"Bearer theirs"}
+        assert {request.headers["authorization"] for request in fake.peer.requests} == {"Bearer theirs"}
 
 
 async def test_the_clients_key_is_passed_on_only_if_that_is_allowed() -> None:
@@ -82,12 +87,12 @@ async def test_the_clients_key_is_passed_on_only_if_that_is_allowed() -> None:
         async with fake_upstream(options=UpstreamOptions(pass_key=allowed)) as fake:
             reply = await fake.upstream.server.post(CHAT, _encoded(), headers={"authorization": "Bearer client"})
             reply.close()
-            assert fake.peer.asked[-1].headers.get("authorization") == ("Bearer client" if allowed else None)
+            assert fake.peer.requests[-1].headers.get("authorization") == ("Bearer client" if allowed else None)
 
 
 async def test_a_refused_key_of_the_gateway_is_a_server_error() -> None:
     async with fake_upstream(options=UpstreamOptions(api_key="old")) as fake:
-        fake.peer.manners.key = "new"
+        fake.peer.behaviour.key = "new"
         with pytest.raises(EngineError, match="the key of this gateway") as caught:
             await fake.answer(request_for())
     assert caught.value.status == 500
@@ -95,7 +100,7 @@ async def test_a_refused_key_of_the_gateway_is_a_server_error() -> None:
 
 async def test_a_refused_key_of_the_client_is_the_clients_error() -> None:
     async with fake_upstream(options=UpstreamOptions(pass_key=True)) as fake:
-        fake.peer.manners.key = "another"
+        fake.peer.behaviour.key = "another"
         with pytest.raises(UpstreamRefusalError) as caught:
             await fake.answer(request_for())
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
@@ -105,14 +110,14 @@ async def test_a_refused_key_of_the_client_is_the_clients_error() -> None:
 async def test_a_server_that_is_silent_before_the_first_byte_is_given_up(stream: bool) -> None:
     options = UpstreamOptions(timeout_s=0.05)
     async with fake_upstream(options=options, learn=False) as fake:
-        fake.peer.shut()
+        fake.peer.close_gate()
         with pytest.raises(EngineSilentError, match=r"no sign of life for 0\.05 s"):
             await fake.answer(request_for(stream=stream))
 
 
 async def test_a_stream_that_falls_silent_is_given_up() -> None:
     async with fake_upstream(learn=False) as fake:
-        gate = fake.peer.shut()
+        gate = fake.peer.close_gate()
         gate.release()
         group = fake.upstream.generate(request_for())
         await group.read()
@@ -154,7 +159,7 @@ async def test_a_file_of_certificates_that_cannot_be_read_is_a_config_error(tmp_
 
 async def test_a_report_has_models_with_their_lengths_and_parents() -> None:
     cards = ({"id": "adapter", "parent": "base"}, {"id": "base", "max_model_len": 99, "root": "org/base"})
-    async with fake_upstream(Manners(models=cards), learn=False) as fake:
+    async with fake_upstream(Behaviour(models=cards), learn=False) as fake:
         report = await fake.upstream.server.report()
     assert (report.info.model, report.info.max_model_len, report.info.kind) == ("base", 99, EngineKind.OPENAI)
     assert [(card.name, card.parent, card.max_model_len) for card in report.models] == [
@@ -164,10 +169,10 @@ async def test_a_report_has_models_with_their_lengths_and_parents() -> None:
     assert [(card.name, card.root) for card in report.models] == [("base", "org/base"), ("adapter", "adapter")]
 
 
-@pytest.mark.parametrize("refused", [Refused(404), Refused(200, b"hello"), Refused(200, b"[]")])
-async def test_a_server_without_a_list_of_models_is_another_kind_of_server(refused: Refused) -> None:
+@pytest.mark.parametrize("refused", [FixedAnswer(404), FixedAnswer(200, b"hello"), FixedAnswer(200, b"[]")])
+async def test_a_server_without_a_list_of_models_is_another_kind_of_server(refused: FixedAnswer) -> None:
     async with fake_upstream(learn=False) as fake:
-        fake.peer.manners.listing = refused
+        fake.peer.behaviour.listing = refused
         with pytest.raises(OtherServerError):
             await fake.upstream.server.report()
 

@@ -12,7 +12,7 @@ from motet.engines.upstream.upstream_server import RouteAbilities, UpstreamOptio
 from motet.errors import EngineDiedError
 from tests.engines.upstream.fake_upstream import ROUTES, fake_upstream, request_for
 from tests.patience import PATIENCE_S
-from tests.peers.openai_script import CHAT, COMPLETIONS, Asked, Index, Manners, Refused
+from tests.peers.openai_script import CHAT, COMPLETIONS, Behaviour, FixedAnswer, Index, OpenAIRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -25,37 +25,41 @@ def on_routes(chat: RouteAbilities, completions: RouteAbilities) -> Mapping[Text
 
 
 FOUND = {
-    "correct": (Manners(), on_routes(ALL, ALL)),
-    "n ignored": (Manners(ignores_n=True), on_routes(SINGLES, SINGLES)),
-    "all numbered 0": (Manners(index=Index.ZERO), on_routes(SINGLES, SINGLES)),
-    "no numbers": (Manners(index=Index.ABSENT), on_routes(SINGLES, SINGLES)),
-    "n refused": (Manners(refuses=frozenset({"n"})), on_routes(SINGLES, SINGLES)),
+    "correct": (Behaviour(), on_routes(ALL, ALL)),
+    "n ignored": (Behaviour(ignores_n=True), on_routes(SINGLES, SINGLES)),
+    "all numbered 0": (Behaviour(index=Index.ZERO), on_routes(SINGLES, SINGLES)),
+    "no numbers": (Behaviour(index=Index.ABSENT), on_routes(SINGLES, SINGLES)),
+    "n refused": (Behaviour(refuses=frozenset({"n"})), on_routes(SINGLES, SINGLES)),
     "no stream_options": (
-        Manners(refuses=frozenset({"stream_options"})),
+        Behaviour(refuses=frozenset({"stream_options"})),
         on_routes(RouteAbilities(honours_n=True), RouteAbilities(honours_n=True)),
     ),
     "max_completion_tokens": (
-        Manners(refuses=frozenset({"max_tokens"})),
+        Behaviour(refuses=frozenset({"max_tokens"})),
         on_routes(ALL, RouteAbilities()),  # completions have no other field for the limit
     ),
-    "no completions": (Manners(no_routes=frozenset({COMPLETIONS})), on_routes(ALL, RouteAbilities(exists=False))),
-    "no routes": (Manners(no_routes=frozenset({CHAT, COMPLETIONS})), None),
-    "server error": (Manners(not_ok=[Refused(500)]), None),
-    "too many requests": (Manners(not_ok=[Refused(429)]), None),
-    "another key": (Manners(key="k"), None),
-    "not JSON": (Manners(not_ok=[Refused(200, b"<html>hello</html>", (("content-type", "text/html"),))]), None),
+    "no completions": (Behaviour(no_routes=frozenset({COMPLETIONS})), on_routes(ALL, RouteAbilities(exists=False))),
+    "no routes": (Behaviour(no_routes=frozenset({CHAT, COMPLETIONS})), None),
+    "server error": (Behaviour(next_errors=[FixedAnswer(500)]), None),
+    "too many requests": (Behaviour(next_errors=[FixedAnswer(429)]), None),
+    "another key": (Behaviour(key="k"), None),
+    "not JSON": (
+        Behaviour(next_errors=[FixedAnswer(200, b"<html>hello</html>", (("content-type", "text/html"),))]),
+        None,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", list(FOUND))
 async def test_a_probe_finds_out_what_a_server_can_do(name: str) -> None:
-    manners, expected = FOUND[name]
+    behaviour, expected = FOUND[name]
     async with fake_upstream(learn=False) as fake:
-        fake.peer.manners = manners
+        fake.peer.behaviour = behaviour
         assert await probe(fake.upstream.server, "m") == expected
-        assert len(fake.peer.asked) <= 16
+        assert len(fake.peer.requests) <= 16
         assert all(
-            (asked.body.get("max_tokens") or asked.body["max_completion_tokens"]) == 1 for asked in fake.peer.asked
+            (request.body.get("max_tokens") or request.body["max_completion_tokens"]) == 1
+            for request in fake.peer.requests
         )
 
 
@@ -65,44 +69,44 @@ async def test_a_probe_without_an_answer_in_time_has_no_result() -> None:
 
 
 async def test_a_server_of_several_models_is_probed_at_the_first_request_with_n_above_1() -> None:
-    manners = Manners(models=({"id": "m"}, {"id": "other"}, {"id": "adapter", "parent": "m"}))
-    async with fake_upstream(manners) as fake:
+    behaviour = Behaviour(models=({"id": "m"}, {"id": "other"}, {"id": "adapter", "parent": "m"}))
+    async with fake_upstream(behaviour) as fake:
         await fake.answer(request_for(n=1))
-        assert [asked.body["model"] for asked in fake.peer.asked] == ["m"]  # so far there was no probe
-        asked: list[Asked] = []
-        while [request.body.get("n") for request in asked] != [2]:  # single requests until the probe has ended
-            fake.peer.asked.clear()
+        assert [request.body["model"] for request in fake.peer.requests] == ["m"]  # so far there was no probe
+        received: list[OpenAIRequest] = []
+        while [request.body.get("n") for request in received] != [2]:  # single requests until the probe has ended
+            fake.peer.requests.clear()
             await fake.answer(request_for(n=2))
-            asked = [request for request in fake.peer.asked if "max_tokens" not in request.body]
-        fake.peer.asked.clear()
+            received = [request for request in fake.peer.requests if "max_tokens" not in request.body]
+        fake.peer.requests.clear()
         await fake.answer(structs.replace(request_for(n=2), model="adapter"))
-        assert [(request.body["model"], request.body.get("n")) for request in fake.peer.asked] == [("adapter", 2)]
+        assert [(request.body["model"], request.body.get("n")) for request in fake.peer.requests] == [("adapter", 2)]
 
 
 async def test_a_probe_never_has_a_clients_key() -> None:
-    manners = Manners(models=({"id": "m"}, {"id": "other"}))
-    async with fake_upstream(manners, options=UpstreamOptions(pass_key=True)) as fake:
-        asked: list[Asked] = []
-        while [request.body.get("n") for request in asked] != [2]:  # single requests until the probe has ended
+    behaviour = Behaviour(models=({"id": "m"}, {"id": "other"}))
+    async with fake_upstream(behaviour, options=UpstreamOptions(pass_key=True)) as fake:
+        received: list[OpenAIRequest] = []
+        while [request.body.get("n") for request in received] != [2]:  # single requests until the probe has ended
             await fake.answer(structs.replace(request_for(n=2), authorization="Bearer client"))
-            asked = [request for request in fake.peer.asked if "max_tokens" not in request.body][-1:]
-        probes = [request for request in fake.peer.asked if "max_tokens" in request.body]
+            received = [request for request in fake.peer.requests if "max_tokens" not in request.body][-1:]
+        probes = [request for request in fake.peer.requests if "max_tokens" in request.body]
         assert {request.headers.get("authorization") for request in probes} == {None}
 
 
 @pytest.mark.parametrize("route", ROUTES)
 async def test_a_failed_probe_is_repeated_after_a_while(route: TextRoute) -> None:
     now_s = 1000.0
-    async with fake_upstream(Manners(ignores_n=True), learn=False) as fake:
+    async with fake_upstream(Behaviour(ignores_n=True), learn=False) as fake:
         upstream = TextUpstream(fake.upstream.server, await fake.upstream.server.report(), clock=lambda: now_s)
-        fake.peer.manners.not_ok.append(Refused(500))
+        fake.peer.behaviour.next_errors.append(FixedAnswer(500))
         await upstream.learn()
-        assert len(fake.peer.asked) == 1
+        assert len(fake.peer.requests) == 1
         await upstream.learn()  # has no effect yet
-        assert len(fake.peer.asked) == 1
+        assert len(fake.peer.requests) == 1
         now_s += PROBE_AGAIN_S
         await upstream.learn()
-        assert len(fake.peer.asked) > 1
+        assert len(fake.peer.requests) > 1
         await upstream.close()
 
 
@@ -110,8 +114,8 @@ async def test_reports_request_no_answers() -> None:
     async with fake_upstream(learn=False) as fake:
         for _ in range(3):
             await fake.upstream.server.report()
-        assert fake.peer.asked == []
-        assert fake.peer.listed == 4
+        assert fake.peer.requests == []
+        assert fake.peer.num_listings == 4
 
 
 async def test_a_probe_that_ends_with_its_server_says_nothing_about_the_next_server() -> None:
@@ -124,6 +128,6 @@ async def test_a_probe_that_ends_with_its_server_says_nothing_about_the_next_ser
             await learning
         fake.peer.gate = None
         await fake.upstream.learn()
-        fake.peer.asked.clear()
+        fake.peer.requests.clear()
         await fake.answer(request_for(n=2))
-        assert [asked.body["n"] for asked in fake.peer.asked] == [2]
+        assert [request.body["n"] for request in fake.peer.requests] == [2]

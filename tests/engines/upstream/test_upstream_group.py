@@ -12,7 +12,7 @@ from motet.engines.upstream.upstream_server import UpstreamOptions
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, RequestError, UpstreamRefusalError
 from tests.engines.upstream.fake_upstream import ROUTES, GroupAnswer, fake_upstream, read_all, request_for
 from tests.pairwise import pairwise
-from tests.peers.openai_script import COMPLETIONS, Break, Index, Manners, Refused, Usage
+from tests.peers.openai_script import COMPLETIONS, Behaviour, Break, FixedAnswer, Index, Usage
 
 pytestmark = pytest.mark.anyio
 
@@ -20,21 +20,21 @@ every_route = pytest.mark.parametrize("route", ROUTES, ids=[route.name.lower() f
 streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 MANNERS = {
-    "n ignored": Manners(ignores_n=True),
-    "all numbered 0": Manners(index=Index.ZERO),
-    "no numbers": Manners(index=Index.ABSENT),
-    "n refused": Manners(refuses=frozenset({"n"})),
-    "stream_options refused": Manners(refuses=frozenset({"stream_options"})),
-    "all end together": Manners(finishes_at_end=True),
-    "ends sent twice": Manners(finish_twice=True),
-    "ignores n, all end together": Manners(ignores_n=True, finishes_at_end=True),
-    "no [DONE]": Manners(no_done=True),
-    "CRLF": Manners(line_end=b"\r\n"),
-    "CR": Manners(line_end=b"\r", ignores_n=True),
-    "comments": Manners(comments=True),
-    "role in every chunk": Manners(role_everywhere=True),
-    "no role": Manners(no_role=True, ignores_n=True),
-    "usage with each choice": Manners(usage=Usage.EACH, ignores_n=True),
+    "n ignored": Behaviour(ignores_n=True),
+    "all numbered 0": Behaviour(index=Index.ZERO),
+    "no numbers": Behaviour(index=Index.ABSENT),
+    "n refused": Behaviour(refuses=frozenset({"n"})),
+    "stream_options refused": Behaviour(refuses=frozenset({"stream_options"})),
+    "all end together": Behaviour(finishes_at_end=True),
+    "ends sent twice": Behaviour(finish_twice=True),
+    "ignores n, all end together": Behaviour(ignores_n=True, finishes_at_end=True),
+    "no [DONE]": Behaviour(no_done=True),
+    "CRLF": Behaviour(line_end=b"\r\n"),
+    "CR": Behaviour(line_end=b"\r", ignores_n=True),
+    "comments": Behaviour(comments=True),
+    "role in every chunk": Behaviour(role_everywhere=True),
+    "no role": Behaviour(no_role=True, ignores_n=True),
+    "usage with each choice": Behaviour(usage=Usage.EACH, ignores_n=True),
 }
 
 
@@ -68,7 +68,7 @@ WORDS = {5: " w0", 6: " w0 w1", 7: " w0 w1", 8: ""}
 async def test_a_correct_server_gets_one_request_for_all_choices() -> None:
     async with fake_upstream() as fake:
         await fake.answer(request_for(n=4))
-        assert [(asked.body["n"], asked.body["seed"]) for asked in fake.peer.asked] == [(4, 5)]
+        assert [(request.body["n"], request.body["seed"]) for request in fake.peer.requests] == [(4, 5)]
 
 
 async def test_unknown_fields_reach_the_server_unchanged() -> None:
@@ -78,9 +78,9 @@ async def test_unknown_fields_reach_the_server_unchanged() -> None:
         "session_id": 7,
         "temperature": 0.7,
     }
-    async with fake_upstream(Manners(ignores_n=True)) as fake:
+    async with fake_upstream(Behaviour(ignores_n=True)) as fake:
         await fake.answer(request_for(n=1, **fields))
-        body = fake.peer.asked[0].body
+        body = fake.peer.requests[0].body
     assert {name: body[name] for name in fields} == fields
 
 
@@ -98,22 +98,22 @@ async def test_unknown_fields_reach_the_server_unchanged() -> None:
 async def test_a_server_that_ignores_n_gets_a_request_per_choice_with_a_signed_seed(
     route: TextRoute, seed: int | None, sent: list[int | None]
 ) -> None:
-    async with fake_upstream(Manners(ignores_n=True)) as fake:
+    async with fake_upstream(Behaviour(ignores_n=True)) as fake:
         await fake.answer(request_for(route, n=3, seed=seed, session_id=7))
-        bodies = [asked.body for asked in fake.peer.asked]
+        bodies = [request.body for request in fake.peer.requests]
     assert sorted(map(str, (body.get("seed") for body in bodies))) == sorted(map(str, sent))
     assert all("n" not in body and "session_id" not in body for body in bodies)
 
 
 async def test_the_number_of_single_requests_at_once_is_limited() -> None:
-    async with fake_upstream(Manners(ignores_n=True), options=UpstreamOptions(max_singles=3)) as fake:
+    async with fake_upstream(Behaviour(ignores_n=True), options=UpstreamOptions(max_singles=3)) as fake:
         answer = await fake.answer(request_for(n=10))
         assert len(answer.texts) == 10
-        assert fake.peer.most_running == 3
+        assert fake.peer.max_running == 3
 
 
 async def test_single_requests_stream_side_by_side_and_not_one_after_the_other() -> None:
-    async with fake_upstream(Manners(ignores_n=True), gated=True) as fake:
+    async with fake_upstream(Behaviour(ignores_n=True), gated=True) as fake:
         group = fake.upstream.generate(request_for(n=2))
         reading = asyncio.create_task(group.read())
         for _ in range(2):
@@ -131,35 +131,35 @@ async def test_single_requests_stream_side_by_side_and_not_one_after_the_other()
 
 @streamed_or_not
 async def test_usage_is_not_guessed_if_a_choice_lacks_it(stream: bool) -> None:
-    async with fake_upstream(Manners(ignores_n=True, usage=Usage.NONE)) as fake:
+    async with fake_upstream(Behaviour(ignores_n=True, usage=Usage.NONE)) as fake:
         assert (await fake.answer(request_for(n=2, stream=stream))).usage is None
 
 
 async def test_usage_counts_each_prompt_once_and_sums_the_choices() -> None:
-    async with fake_upstream(Manners(ignores_n=True)) as fake:
+    async with fake_upstream(Behaviour(ignores_n=True)) as fake:
         answer = await fake.answer(request_for(TextRoute.COMPLETIONS, n=3, prompts=("abc", "defgh"), seed=4))
     # For each prompt, seed 4 gives 2 words, seed 5 gives 3, seed 6 gives 4.
     assert answer.usage == types.Usage(prompt_tokens=8, completion_tokens=18, cached_tokens=2, reasoning_tokens=None)
 
 
 async def test_prompts_are_sent_one_by_one_if_the_servers_indices_are_unreliable() -> None:
-    async with fake_upstream(Manners(index=Index.ZERO)) as fake:
+    async with fake_upstream(Behaviour(index=Index.ZERO)) as fake:
         answer = await fake.answer(request_for(TextRoute.COMPLETIONS, prompts=("a", "b"), seed=4))
         assert answer.texts == ["a 4", "b 4"]
-        assert [asked.body["prompt"] for asked in fake.peer.asked] == ["a", "b"]
+        assert [request.body["prompt"] for request in fake.peer.requests] == ["a", "b"]
 
 
 async def test_a_group_that_is_too_large_for_the_server_is_sent_as_single_requests() -> None:
     async with fake_upstream() as fake:
-        fake.peer.manners.refuses = frozenset({"n"})  # it honours n, but not of this size
+        fake.peer.behaviour.refuses = frozenset({"n"})  # it honours n, but not of this size
         answer = await fake.answer(request_for(n=3))
         assert len(answer.texts) == 3
-        assert len(fake.peer.asked) == 4
+        assert len(fake.peer.requests) == 4
 
 
 async def test_a_refusal_is_passed_on_if_single_requests_cannot_help() -> None:
     async with fake_upstream() as fake:
-        fake.peer.manners.refuses = frozenset({"best_of"})
+        fake.peer.behaviour.refuses = frozenset({"best_of"})
         with pytest.raises(UpstreamRefusalError, match="no best_of here"):
             await fake.answer(request_for(TextRoute.COMPLETIONS, n=2, best_of=3))
 
@@ -167,7 +167,7 @@ async def test_a_refusal_is_passed_on_if_single_requests_cannot_help() -> None:
 @streamed_or_not
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_refusal_has_the_servers_own_message(n: int, stream: bool) -> None:
-    async with fake_upstream(Manners(refuses=frozenset({"tools"}))) as fake:
+    async with fake_upstream(Behaviour(refuses=frozenset({"tools"}))) as fake:
         with pytest.raises(UpstreamRefusalError) as caught:
             await fake.answer(request_for(n=n, stream=stream, tools=[1]))
     error = caught.value
@@ -182,7 +182,7 @@ async def test_a_refusal_has_the_servers_own_message(n: int, stream: bool) -> No
 @pytest.mark.parametrize("how", list(Break))
 @pytest.mark.parametrize("honours_n", [False, True])
 async def test_a_stream_that_breaks_ends_the_group_and_names_the_server(how: Break, honours_n: bool) -> None:
-    async with fake_upstream(Manners(ignores_n=not honours_n, breaks={7: how})) as fake:
+    async with fake_upstream(Behaviour(ignores_n=not honours_n, breaks={7: how})) as fake:
         with pytest.raises(EngineError) as caught:
             await fake.answer(request_for(n=3, seed=5))
         assert fake.upstream.server.name in caught.value.message
@@ -193,54 +193,54 @@ async def test_a_stream_that_breaks_ends_the_group_and_names_the_server(how: Bre
 
 @streamed_or_not
 async def test_an_answer_without_a_finish_reason_counts_as_cut_off(stream: bool) -> None:
-    async with fake_upstream(Manners(ignores_n=True)) as fake:
-        fake.peer.manners.never_finishes = True
+    async with fake_upstream(Behaviour(ignores_n=True)) as fake:
+        fake.peer.behaviour.never_finishes = True
         with pytest.raises(EngineDiedError, match="finish_reason of choice 0"):
             await fake.answer(request_for(stream=stream))
 
 
 async def test_choices_that_a_server_leaves_out_are_noticed() -> None:
     async with fake_upstream() as fake:
-        fake.peer.manners.ignores_n = True  # another server has started at its address
+        fake.peer.behaviour.ignores_n = True  # another server has started at its address
         with pytest.raises(EngineDiedError, match="finish_reason of choices 1 to 2"):
             await fake.answer(request_for(n=3, stream=False))
 
 
 async def test_a_single_request_that_a_busy_server_refuses_is_sent_again() -> None:
-    async with fake_upstream(Manners(ignores_n=True), options=UpstreamOptions(max_singles=1)) as fake:
+    async with fake_upstream(Behaviour(ignores_n=True), options=UpstreamOptions(max_singles=1)) as fake:
         group = fake.upstream.generate(request_for(n=3))
         first = await group.read()
         assert {piece.index for step in first for piece in step.pieces} == {0}
-        fake.peer.manners.not_ok.append(Refused(503))
+        fake.peer.behaviour.next_errors.append(FixedAnswer(503))
         answer = GroupAnswer()
         for step in first:
             answer.take(step)
         rest = await read_all(group)
         assert sorted({*answer.choices, *rest.choices}) == [0, 1, 2]
-        assert len(fake.peer.asked) == 4
+        assert len(fake.peer.requests) == 4
 
 
 async def test_a_refusal_after_other_choices_have_started_names_its_choice() -> None:
-    async with fake_upstream(Manners(ignores_n=True), options=UpstreamOptions(max_singles=1)) as fake:
+    async with fake_upstream(Behaviour(ignores_n=True), options=UpstreamOptions(max_singles=1)) as fake:
         group = fake.upstream.generate(request_for(n=2))
         await group.read()
-        fake.peer.manners.not_ok.append(Refused.openai(400, "not you", code="c"))
+        fake.peer.behaviour.next_errors.append(FixedAnswer.error(400, "not you", code="c"))
         with pytest.raises(UpstreamRefusalError, match="Choice 1: not you") as caught:
             await read_all(group)
         assert (caught.value.status, caught.value.code) == (400, "c")
 
 
 async def test_a_group_that_a_busy_server_refuses_at_once_is_left_to_routing() -> None:
-    async with fake_upstream(Manners(not_ok=[]), learn=False) as fake:
-        fake.peer.manners.not_ok.append(Refused(503, b"busy", (("retry-after", "7"),)))
+    async with fake_upstream(Behaviour(next_errors=[]), learn=False) as fake:
+        fake.peer.behaviour.next_errors.append(FixedAnswer(503, b"busy", (("retry-after", "7"),)))
         with pytest.raises(MotetError) as caught:
             await fake.answer(request_for())
         assert (caught.value.status, caught.value.retry_after_s) == (503, 7)
-        assert len(fake.peer.asked) == 1
+        assert len(fake.peer.requests) == 1
 
 
 async def test_leaving_closes_every_connection_at_once() -> None:
-    async with fake_upstream(Manners(ignores_n=True), gated=True) as fake:
+    async with fake_upstream(Behaviour(ignores_n=True), gated=True) as fake:
         group = fake.upstream.generate(request_for(n=4))
         reading = asyncio.create_task(group.read())
         for _ in range(4):
@@ -251,12 +251,12 @@ async def test_leaving_closes_every_connection_at_once() -> None:
 
 
 async def test_choices_start_when_requested_and_end_alone() -> None:
-    async with fake_upstream(Manners(hangs=frozenset({5, 7}))) as fake:
+    async with fake_upstream(Behaviour(hangs=frozenset({5, 7}))) as fake:
         group = fake.upstream.generate(request_for(n=4, start=(0, 1)))
         answer = GroupAnswer()
         while 1 not in answer.choices or answer.choices[1].finish is None:
             answer.take_all(await group.read())
-        assert [asked.body["seed"] for asked in fake.peer.asked] == [5, 6]
+        assert [request.body["seed"] for request in fake.peer.requests] == [5, 6]
         group.end_choice(0)
         answer.take_all(await group.read())
         assert answer.choices[0].finish == "abort"
@@ -266,7 +266,7 @@ async def test_choices_start_when_requested_and_end_alone() -> None:
         answer.take_all(await group.read())
         group.start([3])
         rest = await read_all(group)
-        assert [asked.body["seed"] for asked in fake.peer.asked] == [5, 6, 8]
+        assert [request.body["seed"] for request in fake.peer.requests] == [5, 6, 8]
         assert {index: one.finish for index, one in (answer.choices | rest.choices).items()} == {
             0: "abort",
             1: "stop",
@@ -310,14 +310,14 @@ async def test_a_reader_of_a_closed_group_gets_an_error() -> None:
 
 
 async def test_best_of_is_refused_where_choices_are_single_requests() -> None:
-    async with fake_upstream(Manners(ignores_n=True)) as fake:
+    async with fake_upstream(Behaviour(ignores_n=True)) as fake:
         with pytest.raises(RequestError) as caught:
             fake.upstream.generate(request_for(TextRoute.COMPLETIONS, n=2, best_of=3))
         assert caught.value.param == "best_of"
 
 
 async def test_a_route_that_the_server_lacks_is_refused_without_a_request() -> None:
-    async with fake_upstream(Manners(no_routes=frozenset({COMPLETIONS}))) as fake:
+    async with fake_upstream(Behaviour(no_routes=frozenset({COMPLETIONS}))) as fake:
         with pytest.raises(RequestError, match="no such route"):
             fake.upstream.generate(request_for(TextRoute.COMPLETIONS))
-        assert fake.peer.asked == []
+        assert fake.peer.requests == []

@@ -203,7 +203,7 @@ class LeaderWait:
 
 
 class Scene:
-    """The engine of a played server."""
+    """The engine of a fake server."""
 
     def __init__(self, *, accepting: bool = True) -> None:
         self.server = FarServer(accepting=accepting)

@@ -137,7 +137,7 @@ async def test_a_server_that_failed_and_does_not_report_its_health_is_silent() -
         fake.stop()
         with pytest.raises(EngineSilentError, match=r"^it broke$"):
             await server.diagnose(EngineError("it broke"), start=None)
-        fake.go_on()
+        fake.resume()
 
 
 async def test_a_refusal_has_the_servers_words() -> None:

@@ -94,12 +94,12 @@ async def test_a_server_is_probed_once_after_each_start(fake: FakeVLLM) -> None:
     async with asking(fake.url) as server:
         await server.report()
         await server.report()
-        assert len(fake.asked) == 1
+        assert len(fake.requests) == 1
         await fake.kill()
         fake.switches.scale_out = True
         await fake.start()
         await server.report()
-        assert (len(fake.asked), server.dialect) == (1, Dialect.GENERATE)
+        assert (len(fake.requests), server.dialect) == (1, Dialect.GENERATE)
 
 
 async def test_a_server_that_sends_no_token_ids_is_of_another_kind() -> None:
@@ -171,7 +171,7 @@ async def test_a_server_that_hangs_or_is_too_busy_to_answer_is_silent(fake: Fake
     async with asking(fake.url) as server:
         with pytest.raises(EngineSilentError):
             await server.report(timeout_s=0.05)
-    fake.go_on()
+    fake.resume()
     async with canned({**OK, "/v1/models": (429, b"")}) as far, asking(far.url) as server:
         with pytest.raises(EngineSilentError):
             await server.report()

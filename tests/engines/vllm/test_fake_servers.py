@@ -1,4 +1,4 @@
-"""Groups on played vLLM servers over real sockets, by both routes. Equality is the oracle."""
+"""Groups on fake vLLM servers over real sockets, over both routes. Equality is the oracle."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ from tests.engines.vllm import far
 from tests.peers.fake_vllm import MODEL, FakeVLLM
 from tests.peers.vllm_switches import Switches
 from tests.peers.vllm_tickets import Held, Network
-from tests.peers.vllm_tokens import Kind, written
+from tests.peers.vllm_tokens import Kind, expected_tokens
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("scale_out", [False, True])]
 
@@ -51,7 +51,7 @@ async def tokens_of(engine: Engine, request: GenerateRequest) -> dict[int, list[
 
 def seeded(n: int) -> dict[int, list[int]]:
     """Returns what choices with the seeds 7, 8, ... write."""
-    return {index: written(PROMPT, 12, Kind(seed=7 + index)) for index in range(n)}
+    return {index: expected_tokens(PROMPT, 12, Kind(seed=7 + index)) for index in range(n)}
 
 
 @dataclass
@@ -84,8 +84,8 @@ async def pair(*, scale_out: bool, leader_timeout_s: float = NEVER_S, stepped: b
         server_client() as client,
     ):
         engines: list[VLLMEngine] = []
-        for played in (prefill_server, decode_server):
-            server = far.PatientServer(played.url, client)
+        for fake in (prefill_server, decode_server):
+            server = far.PatientServer(fake.url, client)
             report = await server.report()
             engines.append(VLLMEngine(server, report, tickets=figures, leader_timeout_s=leader_timeout_s))
         if stepped:
@@ -110,12 +110,14 @@ async def test_a_group_of_n_equals_n_groups_of_one(scale_out: bool, stops: bool)
 
 async def test_greedy_choices_are_one_request(scale_out: bool) -> None:
     async with pair(scale_out=scale_out) as there:
-        assert await tokens_of(there.decode, group(sampling=GREEDY)) == dict.fromkeys(range(4), written(PROMPT, 12))
-        assert there.decode_server.books.finished == 1 + (not scale_out)  # the report needs one to learn the kind
+        assert await tokens_of(there.decode, group(sampling=GREEDY)) == dict.fromkeys(
+            range(4), expected_tokens(PROMPT, 12)
+        )
+        assert there.decode_server.counters.finished == 1 + (not scale_out)  # the report needs one to learn the kind
 
 
 async def test_resumed_greedy_choices_go_on_like_undisturbed_ones(scale_out: bool) -> None:
-    whole = written(PROMPT, 12)
+    whole = expected_tokens(PROMPT, 12)
     choices = tuple(ChoiceStart(index, 7, tuple(whole[: 3 * index])) for index in range(4))
     async with pair(scale_out=scale_out) as there:
         rest = await tokens_of(there.decode, group(choices=choices, sampling=GREEDY))
@@ -137,12 +139,12 @@ async def test_prefill_and_decode_apart_write_what_one_server_writes_with_one_tr
 async def test_a_greedy_group_apart_writes_what_one_server_writes(scale_out: bool) -> None:
     async with pair(scale_out=scale_out) as there:
         request = await there.request_with_ticket(group(sampling=GREEDY))
-        assert await tokens_of(there.decode, request) == dict.fromkeys(range(4), written(PROMPT, 12))
+        assert await tokens_of(there.decode, request) == dict.fromkeys(range(4), expected_tokens(PROMPT, 12))
         assert there.network.transfers == 1
 
 
 async def test_a_resumed_group_fetches_its_prompt_by_a_scout(scale_out: bool) -> None:
-    whole = written(PROMPT, 12)
+    whole = expected_tokens(PROMPT, 12)
     choices = tuple(ChoiceStart(index, 7, tuple(whole[: 2 + index])) for index in range(3))
     async with pair(scale_out=scale_out) as there:
         request = await there.request_with_ticket(group(choices=choices, sampling=GREEDY))
@@ -195,7 +197,7 @@ async def test_a_reader_that_leaves_ends_all_requests_on_the_server(scale_out: b
         await there.decode_server.until(lambda: there.decode_server.open == 4)
         await stream.aclose()
         await there.decode_server.until(lambda: there.decode_server.open == 0)
-        assert there.decode_server.books.aborted == 4
+        assert there.decode_server.counters.aborted == 4
 
 
 async def test_a_cancelled_prefill_ends_on_the_server(scale_out: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a reader of the page does, and a server whose engine writes as far as it is let."""
+"""Actions of a user of the page, and a server whose engine takes only the steps that a test allows."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ WORDS = "alpha beta gamma delta"
 
 
 class GatedServer(FakeServer):
-    """A server whose engine takes as many steps as it is let."""
+    """A server whose engine takes only the steps that `go` allows."""
 
     def __init__(self, folder: Path, script: Script, **settings: Any) -> None:
         super().__init__(folder, script, **settings)
@@ -24,6 +24,7 @@ class GatedServer(FakeServer):
         self.engine.scenario.gate = self.steps
 
     def go(self, steps: int) -> None:
+        """Allows this number of further steps."""
         for _ in range(steps):
             self._loop.call_soon_threadsafe(self.steps.release)
 
@@ -31,12 +32,12 @@ class GatedServer(FakeServer):
 Start = Callable[..., GatedServer]
 
 
-def worded(_: GenerateRequest, start: ChoiceStart) -> list[int]:
+def numbered_words(_: GenerateRequest, start: ChoiceStart) -> list[int]:
     return fake_answer(f"{start.index}: {WORDS}")
 
 
-def ask(page: Page, server: FakeServer, *, clicks: int = 1, **fields: str) -> None:
-    """Opens the page, fills in the fields and asks."""
+def send_request(page: Page, server: FakeServer, *, clicks: int = 1, **fields: str) -> None:
+    """Opens the page, fills in the fields and sends the request."""
     page.goto(server.url)
     for id, value in fields.items():
         page.fill(f"#{id}", value)
@@ -45,7 +46,7 @@ def ask(page: Page, server: FakeServer, *, clicks: int = 1, **fields: str) -> No
 
 
 def click(page: Page, id: str, *, times: int = 1) -> None:
-    """Clicks as fast as can be."""
+    """Clicks without a pause between the clicks."""
     expect(page.locator(f"#{id}")).to_be_enabled()
     page.locator(f"#{id}").evaluate("(button, times) => { while (times--) button.click(); }", times)
 
@@ -58,12 +59,12 @@ def text_of(page: Page, index: int) -> str | None:
     return page.locator(".choice .text").nth(index).text_content()
 
 
-def give_key(page: Page, key: str) -> None:
-    """Types a key into the dialog that is open."""
+def enter_key(page: Page, key: str) -> None:
+    """Types a key into the open dialog."""
     page.fill("#key", key)
     page.keyboard.press("Enter")
 
 
 def stored(page: Page) -> object:
-    """Returns what the browser would keep of the page, and the page's address."""
+    """Returns the number of stored items, the cookies and the address of the page."""
     return page.evaluate("[localStorage.length, sessionStorage.length, document.cookie, location.href]")

@@ -1,15 +1,15 @@
-"""The counts of a played vLLM server, and its `/metrics`."""
+"""The counters of a fake vLLM server, and its `/metrics`."""
 
 import time
 from dataclasses import dataclass, field
 
-from tests.peers.vllm_asked import Asked
+from tests.peers.vllm_requests import VLLMRequest
 from tests.peers.vllm_tokens import state_of
 
 
 @dataclass
-class Books:
-    """Counts since the last start. `open` goes on across starts."""
+class VLLMCounters:
+    """Counts since the last start, except `open`, which a restart does not reset."""
 
     model: str
     block_size: int
@@ -25,35 +25,35 @@ class Books:
     external_kv_transfer: int = 0
     started_s: float = 0.0
     _cached: set[int] = field(default_factory=set)
-    """The state at the end of each full block that is in the prefix cache."""
+    """The states (`state_of`) at the ends of all full blocks in the prefix cache."""
     _held: int = 0
 
-    def begin(self) -> None:
-        """Begins anew, as a new process does."""
+    def reset(self) -> None:
+        """Starts the counts again, as a new process does."""
         self.started_s = max(time.time(), self.started_s + 0.01)
         self.finished = self.aborted = self.generated_tokens = self.transfers = 0
         self.local_compute = self.local_cache_hit = self.external_kv_transfer = 0
         self._cached.clear()
 
-    def arrived(self, asked: Asked) -> None:
+    def arrived(self, request: VLLMRequest) -> None:
         self.open += 1
-        self._held += self._blocks(asked)
+        self._held += self._blocks(request)
 
-    def left(self, asked: Asked) -> None:
+    def left(self, request: VLLMRequest) -> None:
         self.open -= 1
-        self._held -= self._blocks(asked)
+        self._held -= self._blocks(request)
 
-    def computed(self, asked: Asked) -> None:
-        """Counts where the prompt of each choice comes from."""
-        for _ in range(asked.sampling.n):
-            cached = self._take_cached(asked.prompt)
+    def computed(self, request: VLLMRequest) -> None:
+        """Counts the prompt tokens of each choice by their source."""
+        for _ in range(request.sampling.n):
+            cached = self._take_cached(request.prompt)
             self.local_cache_hit += cached
-            if asked.reads_ticket:
-                self.external_kv_transfer += len(asked.prompt) - cached
+            if request.reads_ticket:
+                self.external_kv_transfer += len(request.prompt) - cached
             else:
-                self.local_compute += len(asked.prompt) - cached
+                self.local_compute += len(request.prompt) - cached
 
-    def text(self, *, pinned_blocks: int, tells_blocks: bool = True) -> str:
+    def text(self, *, pinned_blocks: int, reports_blocks: bool = True) -> str:
         label = f'engine="0",model_name="{self.model}"'
         usage = (self._held + pinned_blocks) / self.num_blocks
         prompt_tokens = self.local_compute + self.local_cache_hit + self.external_kv_transfer
@@ -74,7 +74,7 @@ class Books:
             "local_cache_hit": self.local_cache_hit,
             "external_kv_transfer": self.external_kv_transfer,
         }
-        size, number = (self.block_size, self.num_blocks) if tells_blocks else (None, None)
+        size, number = (self.block_size, self.num_blocks) if reports_blocks else (None, None)
         config = f'block_size="{size}",cache_dtype="auto",engine="0",num_gpu_blocks="{number}"'
         lines = [
             f"process_start_time_seconds {self.started_s}",
@@ -88,7 +88,8 @@ class Books:
         return "\n".join(lines) + "\n"
 
     def _take_cached(self, prompt: list[int]) -> int:
-        """Returns the number of cached tokens in leading full blocks, less the last token, and caches them all."""
+        """Returns the number of prompt tokens in leading cached blocks, and caches all full blocks. The last token of a
+        prompt never counts as cached."""
         states, state = [], 0
         for end in range(self.block_size, len(prompt) + 1, self.block_size):
             state = state_of(prompt[end - self.block_size : end], state)
@@ -97,5 +98,5 @@ class Books:
         self._cached.update(states)
         return min(hits * self.block_size, (len(prompt) - 1) // self.block_size * self.block_size)
 
-    def _blocks(self, asked: Asked) -> int:
-        return -(-len(asked.prompt) // self.block_size)
+    def _blocks(self, request: VLLMRequest) -> int:
+        return -(-len(request.prompt) // self.block_size)

@@ -1,4 +1,4 @@
-"""The requests of a played vLLM server, in either dialect, and what such a server refuses."""
+"""The requests to a fake vLLM server, in both dialects, and the checks with which vLLM refuses requests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from tests.peers.vllm_tokens import KNOWN_TOKENS
 MAX_LOGPROBS = 20
 
 
-class Refused(Exception):
-    """An error as an answer, in vLLM's shape."""
+class RequestRefused(Exception):
+    """An error response in vLLM's form."""
 
     def __init__(self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None) -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Sampling:
-    """The fields that both dialects have under the same names."""
+    """The fields that have the same names in both dialects."""
 
     n: int
     seed: int | None
@@ -33,8 +33,8 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request for tokens. `body` is the JSON that was sent."""
+class VLLMRequest:
+    """One request for tokens. `body` is the JSON that the client sent."""
 
     body: Mapping[str, object]
     scale_out: bool
@@ -57,14 +57,14 @@ class Asked:
         return self.transfer.get("do_remote_prefill") is True
 
 
-def completion_asked(body: Mapping[str, object]) -> Asked:
+def parse_completion(body: Mapping[str, object]) -> VLLMRequest:
     prompt = body.get("prompt")
     if not isinstance(prompt, list) or not prompt:
-        raise Refused(400, "Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
+        raise RequestRefused(400, "Either prompt or prompt_embeds must be provided and non-empty.", param="prompt")
     options = dict_of(body, "stream_options")
     if options and not body.get("stream"):
-        raise Refused(400, "Stream options can only be defined when `stream=True`.", param="stream_options")
-    return Asked(
+        raise RequestRefused(400, "Stream options can only be defined when `stream=True`.", param="stream_options")
+    return VLLMRequest(
         body,
         scale_out=False,
         model=text_of(body, "model"),
@@ -78,11 +78,11 @@ def completion_asked(body: Mapping[str, object]) -> Asked:
     )
 
 
-def generate_asked(body: Mapping[str, object]) -> Asked:
+def parse_generate(body: Mapping[str, object]) -> VLLMRequest:
     prompt = body.get("token_ids")
     if not isinstance(prompt, list) or not prompt:
-        raise Refused(400, "List should have at least 1 item after validation", param="token_ids")
-    return Asked(
+        raise RequestRefused(400, "List should have at least 1 item after validation", param="token_ids")
+    return VLLMRequest(
         body,
         scale_out=True,
         model=text_of(body, "model"),
@@ -96,30 +96,30 @@ def generate_asked(body: Mapping[str, object]) -> Asked:
     )
 
 
-def check(asked: Asked, *, models: list[str], max_model_len: int) -> None:
-    """Raises Refused if vLLM would refuse this."""
-    sampling = asked.sampling
-    if asked.model is not None and asked.model not in models:
+def check(request: VLLMRequest, *, models: list[str], max_model_len: int) -> None:
+    """Raises RequestRefused if vLLM would refuse this."""
+    sampling = request.sampling
+    if request.model is not None and request.model not in models:
         aliases = ", ".join(models)
-        message = f"The model `{asked.model}` does not exist. Valid aliases: {aliases}."
-        raise Refused(404, message, kind="NotFoundError", param="model")
+        message = f"The model `{request.model}` does not exist. Valid aliases: {aliases}."
+        raise RequestRefused(404, message, kind="NotFoundError", param="model")
     if sampling.greedy and sampling.n > 1:
-        raise Refused(400, f"n must be 1 when using greedy sampling, got {sampling.n}.")
-    if len(asked.prompt) >= max_model_len:
+        raise RequestRefused(400, f"n must be 1 when using greedy sampling, got {sampling.n}.")
+    if len(request.prompt) >= max_model_len:
         message = (
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
-            f"{len(asked.prompt)} input tokens, which exceeds this limit even without any output tokens."
+            f"{len(request.prompt)} input tokens, which exceeds this limit even without any output tokens."
         )
-        raise Refused(400, message, param=None if asked.scale_out else "input_tokens")
-    if sampling.max_tokens > max_model_len and not asked.scale_out:
+        raise RequestRefused(400, message, param=None if request.scale_out else "input_tokens")
+    if sampling.max_tokens > max_model_len and not request.scale_out:
         message = f"max_tokens={sampling.max_tokens} cannot be greater than max_model_len={max_model_len}."
-        raise Refused(400, message, param="max_tokens")
+        raise RequestRefused(400, message, param="max_tokens")
     if sampling.logprobs is not None and sampling.logprobs > MAX_LOGPROBS:
         message = f"Requested sample logprobs of {sampling.logprobs}, which is greater than max allowed: {MAX_LOGPROBS}"
-        raise Refused(400, message, param="logprobs")
-    strange = [token for token in asked.prompt if not 0 <= token < KNOWN_TOKENS]
-    if strange:
-        raise Refused(400, f"Token id {strange[0]} is out of vocabulary")
+        raise RequestRefused(400, message, param="logprobs")
+    unknown = [token for token in request.prompt if not 0 <= token < KNOWN_TOKENS]
+    if unknown:
+        raise RequestRefused(400, f"Token id {unknown[0]} is out of vocabulary")
 
 
 def sampling_of(found: Mapping[str, object]) -> Sampling:
@@ -142,14 +142,14 @@ def dict_of(found: Mapping[str, object], name: str) -> dict[str, object]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise Refused(400, f"{name}: Input should be a valid dictionary", param=name)
+        raise RequestRefused(400, f"{name}: Input should be a valid dictionary", param=name)
     return value
 
 
 def text_of(found: Mapping[str, object], name: str) -> str | None:
     value = found.get(name)
     if value is not None and not isinstance(value, str):
-        raise Refused(400, f"{name}: Input should be a valid string", param=name)
+        raise RequestRefused(400, f"{name}: Input should be a valid string", param=name)
     return value or None
 
 
@@ -158,5 +158,5 @@ def int_of(found: Mapping[str, object], name: str, default: int) -> int:
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool):
-        raise Refused(400, f"{name}: Input should be a valid integer", param=name)
+        raise RequestRefused(400, f"{name}: Input should be a valid integer", param=name)
     return value
