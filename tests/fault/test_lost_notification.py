@@ -19,6 +19,7 @@ from motet.transfer.orders import ConnectWorker
 from motet.transfer.proof import Proof
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.types import GenerateRequest, Role
+from tests.clock import Clock
 from tests.engines.native.drive import GroupOutcome, group, prompt_of, take_step
 from tests.fault.worker_pair import undisturbed
 from tests.patience import PATIENCE_S
@@ -28,17 +29,8 @@ from tests.transfer.local import LocalNetwork
 LEASE_S = 60.0
 
 
-class ManualClock:
-    """A clock that stands still until a test changes it."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @contextmanager
-def core(folder: Path, role: Role, network: LocalNetwork, clock: ManualClock) -> Iterator[EngineCore]:
+def core(folder: Path, role: Role, network: LocalNetwork, clock: Clock) -> Iterator[EngineCore]:
     parts = build_parts(engine_config(folder, role=role, lease_s=LEASE_S))
     proof = Proof(parts.info.num_blocks)
     memory = parts.storage.memory(proof)
@@ -80,7 +72,7 @@ def generated(decode: EngineCore, request: GenerateRequest) -> dict[int, list[in
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1], ids=["acknowledged", "lost"])
 def test_a_lost_acknowledgement_costs_only_the_time_of_a_lease(lost: int, folder: Path) -> None:
-    network, request, clock = LocalNetwork(), group("g", prompt_of(200), n=3, seed=4), ManualClock()
+    network, request, clock = LocalNetwork(), group("g", prompt_of(200), n=3, seed=4), Clock()
     with core(folder, Role.PREFILL, network, clock) as prefill, core(folder, Role.DECODE, network, clock) as decode:
         meet(decode, prefill)
         prefill.prefill(request)
