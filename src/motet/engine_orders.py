@@ -50,8 +50,7 @@ class DropWeights(msgspec.Struct, frozen=True, tag=True):
     """Forgets the prepared weights."""
 
     digest: str = ""
-    """Digest of the prepared weights to drop. If it is empty, any weights are dropped, also if they are still being
-    read."""
+    """Digest of the prepared weights to drop. Empty for any weights, also if they are still being read."""
 
 
 class NameWeights(msgspec.Struct, frozen=True, tag=True):
@@ -87,8 +86,7 @@ class Sleep(msgspec.Struct, frozen=True, tag=True):
     """Releases the memory of the KV cache to the system. The engine must be held."""
 
     weights: bool
-    """True if the memory of the weights is released too: then a complete checkpoint must be applied before the next
-    step."""
+    """True if the memory of the weights is released too. The next step then needs a complete checkpoint."""
 
 
 class Wake(msgspec.Struct, frozen=True, tag=True):

@@ -51,8 +51,7 @@ class Merge(AsyncIterator[T]):
     """Read it to its end or call `aclose`."""
 
     def __init__(self, capacity: int, *, on_end: Callable[[], Awaitable[None]] | None = None) -> None:
-        """`capacity`: number of unread items above which sources wait. `on_end`: awaited before the reader gets the end
-        or the error."""
+        """`capacity`: number of unread items above which sources wait. `on_end`: awaited before end and error."""
         self._capacity = capacity
         self._on_end = on_end
         self._items: deque[T] = deque()

@@ -109,8 +109,7 @@ def server_command(command: ServerCommand) -> Callable[[Run], Callable[..., None
 
 
 def flag_parameter(declared: Declaration) -> inspect.Parameter:
-    """Returns the flag of a setting. Its default is None, so that only a flag on the command line overrides the file
-    and the environment."""
+    """Returns the flag of a setting. Its default is None, so that only a given flag overrides file and environment."""
     off, on = declared.flag, declared.flag_for(True)
     option = typer.Option(
         off if off == on else f"{on}/{off}",

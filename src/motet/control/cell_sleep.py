@@ -54,8 +54,7 @@ class CellSleep:
         return self._engines.paused or bool(self.tags)
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
-        """Pauses. Level 1 also releases the KV caches, level 2 the weights too. Raises RequestError if the engines
-        cannot."""
+        """Pauses. Level 1 also releases KV caches, level 2 the weights too. Raises RequestError if engines cannot."""
         if level:
             self._check_possible()
         await self._pause(mode)
@@ -64,13 +63,11 @@ class CellSleep:
 
     async def wake(self, tags: Collection[SleepTag]) -> bool:
         """Takes the memory of these tags again; without tags, all of it. Returns True if nothing is released any more,
-        and groups continue. Raises EngineError if the weights cannot be read again: an update can still bring
-        others."""
+        and groups continue. Raises EngineError if the weights cannot be read again; an update can bring others."""
         return await asyncio.shield(asyncio.ensure_future(self._wake(MEMORY.intersection(tags) if tags else MEMORY)))
 
     async def let_groups_end(self) -> None:
-        """Wakes all engines before the server stops: groups that were kept would not end. If that fails, they are
-        aborted."""
+        """Wakes all engines before the server stops, so that kept groups end. If that fails, they are aborted."""
         try:
             await self.wake(())
         except EngineError as error:

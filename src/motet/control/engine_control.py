@@ -50,8 +50,7 @@ class EngineControl:
 
     async def bring(self, engine: Engine) -> None:
         """Gives an engine that joins the weights of the others, and lets it pause and sleep as they do. Raises
-        StartupError if their folders hold other weights by now, and RequestError if they cannot be read. The caller has
-        the lock."""
+        StartupError if their folders hold other weights by now, RequestError if they are unreadable. Needs the lock."""
         if not isinstance(engine, ControlledEngine):
             if self.weights.history.last is not None or (self.sleep is not None and self.sleep.tags):
                 raise StartupError("it cannot get the weights of the others")
@@ -93,13 +92,11 @@ class EngineControl:
             await self.engines.give(lambda engine: engine.send(order), to=self.engines.present())
 
     async def abort(self, traces: Collection[str] | None) -> int:
-        """Ends groups where they are: all, or only the groups of requests with these `x-request-id`. Returns their
-        number."""
+        """Ends groups where they are: all, or the groups of these `x-request-id`. Returns their number."""
         return await self._router.abort(traces)
 
     async def obey(self, order: ControlOrder, *, uploaded: Checkpoint | None = None) -> OrderAnswer:
-        """Carries out the order of a gateway on all engines. `uploaded`: the checkpoint to prepare, if the gateway has
-        sent its files."""
+        """Carries out a gateway's order on all engines. `uploaded`: checkpoint to prepare, if its files were sent."""
         match order:
             case PrepareWeights(kind, paths):
                 return await self.weights.prepare(uploaded or Checkpoint(kind, tuple(map(Path, paths))))

@@ -25,8 +25,7 @@ from motet.models.trainer_group import JoinGroup, ReceiverAnswer, ReceiverOrder,
 LIBRARY = "libnccl.so.2"
 """The name under which torch for CUDA has loaded NCCL."""
 TIMEOUT_S = 300.0
-"""Time in seconds for all ranks to meet, and for the tensors of one announcement to come. vLLM's trainers wait for the
-same time."""
+"""Time in seconds for all ranks to meet, and for the tensors of one announcement to come, as in vLLM's trainers."""
 
 
 def cuda_device(workers: Iterable[WorkerReport]) -> str | None:

@@ -37,8 +37,7 @@ from motet.types import FIRST_VERSION
 logger = logging.getLogger(__name__)
 
 PREPARED_S = 600.0
-"""Time in seconds for which a server keeps what a gateway has let it prepare. The gateway may wait that long for other
-servers, or have died."""
+"""Time in seconds for which prepared weights are kept. The gateway can be waiting for other servers, or have died."""
 
 
 @dataclass(frozen=True)

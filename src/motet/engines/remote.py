@@ -187,8 +187,7 @@ class EngineServer:
         await self._post("/engine/stop", StopChoice(request_id=request.request_id, index=index), trace=request.trace)
 
     async def send(self, order: EngineOrder) -> OrderAnswer:
-        """Sends an order, after the files in memory that it is about. Raises WorkerFaultError for the answer to another
-        order."""
+        """Sends an order, after the files in memory that it is about. Raises WorkerFaultError for a wrong answer."""
         if isinstance(order, PrepareWeights) and order.kind is CheckpointKind.MEMORY:
             for number, path in enumerate(order.paths):
                 await self._upload(Path(path), number)
@@ -245,8 +244,7 @@ class RemoteEngine(ServerEngine["RemoteGroup"]):
         await self._try(self.server.release(ticket, trace=trace))
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
-        """Sends this to the worker in a task, since no answer is needed. For the last choice it closes the
-        connection."""
+        """Sends this in a task, since no answer is needed. For the last choice it closes the connection."""
         group = self._groups.get(request_id)
         if group is None:
             return

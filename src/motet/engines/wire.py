@@ -142,8 +142,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """The models other than `info.model`, or all models if the worker takes texts. Can change from report to report."""
 
     def stats_of(self, name: str) -> EngineStats:
-        """Returns the figures of the engine of server `name`. Raises EngineDiedError or EngineSilentError if there are
-        none."""
+        """Returns the figures of server `name`. Raises EngineDiedError or EngineSilentError if there are none."""
         if self.stats is not None:
             return self.stats
         if self.state is WorkerState.DEAD:

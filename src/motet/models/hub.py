@@ -17,8 +17,7 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 def fetch(name: str, *, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    """Returns a folder with the files of a model that match the patterns; downloads missing ones. Raises
-    ModelLoadError."""
+    """Returns a folder with a model's files of these patterns; downloads missing ones. Raises ModelLoadError."""
     from huggingface_hub import constants, errors, snapshot_download
 
     shown = name if revision is None else f"{name} at {revision}"

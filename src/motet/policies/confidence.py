@@ -89,8 +89,7 @@ class Confidences:
         self._compare(index)
 
     def ended(self, index: int) -> None:
-        """Notes the end of a choice, whatever the reason. The end of the last choice of the warm-up sets the
-        threshold."""
+        """Notes the end of a choice, for any reason. The end of the last choice of the warm-up sets the threshold."""
         choice = self._choices[index]
         if choice.ended:
             return

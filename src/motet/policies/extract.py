@@ -36,8 +36,7 @@ MAX_WORK: Final = 1_000_000
 `[ab]*a[ab]{20}c`: it then tries all instructions at each byte, which takes 5 to 12 ns for each instruction."""
 
 PATTERN_MEMORY_BYTES: Final = 256 * 1024
-"""Maximum memory of a compiled pattern. It also bounds the time to compile one, `\\pL{1000}` for instance, to about
-5 ms."""
+"""Maximum memory of a compiled pattern. It also bounds the time to compile one, such as `\\pL{1000}`, to about 5 ms."""
 
 MAX_NESTING: Final = 100
 """Maximum depth of arrays and objects in an answer that is JSON."""
@@ -56,8 +55,7 @@ class ExtractKind(StrEnum):
     """The longest number that ends with the last digit. `normalised` defines numbers. A sign is part of the number only
     if no letter, digit or closing bracket precedes it: the last number of "10-5" is 5."""
     BOXED = "boxed"
-    """The contents of the last LaTeX `\\boxed{...}`, as in the answers of the MATH data set. No value if it is not
-    closed."""
+    """The contents of the last LaTeX `\\boxed{...}`, as in the MATH data set. No value if it is not closed."""
     REGEX = "regex"
     """The first group of the first match of an RE2 pattern, or the complete match if the pattern has no group.
 

@@ -83,8 +83,7 @@ class ConfidenceReport(msgspec.Struct, frozen=True):
     threshold: float | None
     """Threshold of the group; None if it was not known before the end."""
     lowest: dict[int, float | None]
-    """Lowest confidence of each choice that has started, by index; None for a choice with fewer tokens than a
-    window."""
+    """Lowest confidence of each started choice, by index; None for a choice with fewer tokens than a window."""
 
 
 class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -45,8 +45,7 @@ class ReasoningRules:
     tags: ReasoningTags
     at_start: ReasoningState
     separate: bool
-    """True if reasoning is separated from the content. If not, it is part of the content, but its tokens are
-    counted."""
+    """True if reasoning is separated from the content. If not, it is content, but its tokens are counted."""
 
 
 @dataclass(frozen=True)

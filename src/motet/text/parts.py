@@ -55,8 +55,7 @@ class AnswerParser(Protocol):
         ...
 
     def close(self, *, cut: bool) -> list[Part]:
-        """Returns the parts that are still held back at the end. `cut`: True if the model did not end the answer
-        itself."""
+        """Returns the parts still held back at the end. `cut`: True if the model did not end the answer itself."""
         ...
 
 

@@ -194,8 +194,7 @@ def choose_backend(
 
 
 def _kv_cache_gb(config: EngineConfig, device: torch.device) -> float:
-    """Returns the size of the KV cache in GB. Must be called after the weights are loaded, because on a GPU they reduce
-    the free memory."""
+    """Returns the size of the KV cache in GB. Called after the weights are loaded: on a GPU they reduce free memory."""
     if config.gpu_memory_utilization is None:
         return config.kv_cache_gb
     if device.type != "cuda":

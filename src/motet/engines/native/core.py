@@ -193,8 +193,7 @@ class EngineCore:
         self._handover.end_leases()
 
     def abort(self, request_id: RequestId) -> None:
-        """Frees a group at once, or its lease if it was prefilled. Unknown ids are ignored: the group may just have
-        ended."""
+        """Frees a group at once, or its lease if it was prefilled. Ignores unknown ids: a group can just have ended."""
         if group := self._groups.pop(request_id, None):
             self._scheduler.remove(group)
         else:
@@ -217,8 +216,7 @@ class EngineCore:
             del self._groups[request_id]
 
     def step(self) -> StepResult:
-        """Applies results of transfers, and then makes one forward pass over everything that is scheduled, if anything
-        is."""
+        """Applies results of transfers, and then makes one forward pass over what is scheduled, if anything is."""
         results = self._handover.take_results()
         self._scheduler.kept.end_expired()
         for group in results.landed:

@@ -29,8 +29,7 @@ NOT_OF_THE_MODEL = frozenset(
 
 
 def model_digest(config: PreTrainedConfig, weights: str) -> str:
-    """Returns a digest of a model's configuration and saved weights. It does not depend on the dtype in which the model
-    runs."""
+    """Returns a digest of a model's configuration and saved weights, whatever the dtype in which the model runs."""
     fields = {name: value for name, value in config.to_dict().items() if name not in NOT_OF_THE_MODEL}
     content = json.dumps(fields, sort_keys=True, default=str) + weights
     return blake2b(content.encode(), digest_size=16).hexdigest()
@@ -79,8 +78,7 @@ def linears_agree(
 
 @torch.inference_mode()
 def prompts_agree(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bool:
-    """Returns True if the rows of a prompt have the same bits in one pass over `length` positions and in chunks of
-    uneven sizes."""
+    """Returns True if prompt rows have the same bits in one pass over `length` positions and in uneven chunks."""
     generator = torch.Generator().manual_seed(0)
     span = padded_keys(length)
     query, key, value = (torch.randn(1, 2, span, head_dim, generator=generator).to(dtype) for _ in range(3))

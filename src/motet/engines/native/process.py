@@ -133,8 +133,7 @@ class EngineLoop:
             self._send(protocol.StepReport(result.deltas, failures, result.tickets, result.blocks))
 
     def _take_commands(self) -> None:
-        """Takes all commands. With nothing to compute it waits for a command, a thread's result or the end of a
-        lease."""
+        """Takes all commands. If idle, it waits for a command, a thread's result or the end of a lease."""
         if self._idle and not self._refused:
             wake_s = self._core.wake_s
             self._wakers.poll(None if wake_s is None else max(0, math.ceil((wake_s - time.monotonic()) * 1000)))

@@ -144,8 +144,7 @@ class PieceReader:
         return [self._first + number for number in range(self._count) if number not in self._finished]
 
     def chunk(self, data: bytes) -> TextStep | None:
-        """Reads an event of a stream. Returns None if it has nothing to show. Raises EngineError and
-        UpstreamRefusalError."""
+        """Reads an event of a stream; None if it shows nothing. Raises EngineError and UpstreamRefusalError."""
         chunk, usage = read_chunk(_in_one_line(data))
         if usage is not None and (self._count == 1 or not chunk.pieces):
             self.usage = usage

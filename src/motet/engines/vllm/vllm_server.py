@@ -156,8 +156,7 @@ class VLLMServer:
         return kv_params_in(await self._whole(prefill_request(vllm_request)), self.name)
 
     async def prompt_logprobs(self, vllm_request: VLLMRequest) -> tuple[TokenLogprob | None, ...]:
-        """Returns the log-probabilities of each prompt token, None for the first token, with the requested number of
-        alternatives."""
+        """Returns the log-probabilities of each prompt token but the first (None), with the requested alternatives."""
         body = await self._whole(prompt_logprobs_request(vllm_request))
         return prompt_logprobs_in(body, vllm_request.prompt, k=vllm_request.sampling.prompt_logprobs or 0)
 

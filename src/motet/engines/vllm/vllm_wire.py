@@ -180,8 +180,7 @@ class _PromptAnswer(msgspec.Struct):
 
 
 def prompt_logprobs_in(body: bytes, prompt: Sequence[int], *, k: int) -> tuple[TokenLogprob | None, ...]:
-    """Parses the answer to a `prompt_logprobs_request`: one entry per token, None for the first. Raises
-    WorkerFaultError."""
+    """Parses the answer to a `prompt_logprobs_request`: one per token, the first is None. Raises WorkerFaultError."""
     answer = read_json(
         body, _PromptAnswer, error=WorkerFaultError, what="vLLM's answer to a request for prompt_logprobs"
     )

@@ -107,8 +107,7 @@ class BlockPool:
                 self._free.add(block)
 
     def publish(self, blocks: Sequence[int], content: Stored) -> None:
-        """Names held blocks whose content is complete, so that they can be found. A block stays unnamed if another
-        block has its name."""
+        """Names held blocks whose content is complete, for `find`. A block stays unnamed if another has its name."""
         begin = 0
         for index, (block, name) in enumerate(zip(blocks, content.names, strict=True)):
             if not self._give_name(block, name):
@@ -117,8 +116,7 @@ class BlockPool:
         self._record_stored(content, range(begin, len(blocks)))
 
     def find(self, names: Sequence[BlockName]) -> list[int]:
-        """Returns the blocks of the longest known prefix of `names`. The caller must share them before the next
-        `take`."""
+        """Returns the blocks of the longest known prefix of `names`, to be shared before the next `take`."""
         blocks = []
         for name in names:
             if (block := self._block_of.get(name)) is None:

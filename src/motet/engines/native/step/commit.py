@@ -140,8 +140,7 @@ class Commit:
         ]
 
     def end(self, sequence: ChoiceSequence) -> None:
-        """Frees a sequence that has finished or was stopped. With `--cache-answers`, its answer goes into the prefix
-        cache."""
+        """Frees a finished or stopped sequence. With `--cache-answers`, its answer goes into the prefix cache."""
         if self.answers is not None:
             self.answers.store(sequence)
         self.scheduler.finish(sequence)

@@ -137,8 +137,7 @@ class Handover:
         transfers.order(orders.KeepAlive(ticket))
 
     def start_pull(self, group: Group) -> None:
-        """Starts the pull of a group that was just admitted, if it has a ticket: of all blocks that the prefix cache
-        lacks."""
+        """Starts the pull of a just admitted group that has a ticket, for all blocks that the prefix cache lacks."""
         fetch = group.fetch
         if fetch is None:
             return
@@ -198,8 +197,7 @@ class Handover:
         return transfers.key.sealed(ticket)
 
     def release(self, ticket: Ticket) -> None:
-        """Ends the lease of a ticket, on this engine or on another worker. Does nothing on an engine that keeps its KV
-        cache to itself."""
+        """Ends the lease of a ticket, on this engine or another worker. Does nothing on an engine without transfers."""
         if self.transfers is None:
             return
         if ticket.remote_engine_id == self.transfers.address.engine_id:

@@ -31,8 +31,7 @@ class ModelRunner(Protocol):
 
     @property
     def trunk_tokens_joined(self) -> int:
-        """Number of trunk positions that the last run did not read again, because it had read the same blocks for
-        another group."""
+        """Number of trunk positions that the last run did not read again after reading them for another group."""
         ...
 
     def run(self, inputs: StepInputs) -> torch.Tensor:

@@ -20,8 +20,7 @@ from motet.metrics.stats import EngineStats
 
 @dataclass(eq=False, kw_only=True)
 class RunningGroups:
-    """The groups that hold blocks. Owned by the scheduler. Takes and frees the tails of sequences; callers take and
-    free the trunks."""
+    """The groups that hold blocks. Owned by the scheduler. Takes and frees tails; callers take and free trunks."""
 
     pool: BlockPool
     block_size: int

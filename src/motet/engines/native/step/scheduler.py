@@ -142,8 +142,7 @@ class Scheduler:
                 builder.add_drafts(place, drafts[: len(sequence.blocks) * size - num_tokens])
 
     def publish(self, group: Group) -> None:
-        """Publishes the blocks of a trunk that have become complete in the prefix cache, and wakes the groups that wait
-        for them."""
+        """Publishes newly complete blocks of a trunk in the prefix cache, and wakes the groups that wait for them."""
         trunk, size = group.trunk, self.limits.block_size
         published, complete = trunk.num_published, min(trunk.num_computed // size, len(trunk.names))
         if complete > published:

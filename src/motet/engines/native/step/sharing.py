@@ -42,8 +42,7 @@ class SharedTrunk:
 
 
 class Sharing:
-    """Knows what running groups compute, and which groups follow them. The work is constant for each block of a group's
-    prompt."""
+    """Knows what running groups compute, and which groups follow them. The work is constant for each prompt block."""
 
     def __init__(self) -> None:
         self._trunks: dict[TrunkKey, SharedTrunk] = {}
