@@ -13,7 +13,7 @@ from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedErr
 from motet.transfer.ticket import Ticket
 from motet.types import ChoiceStart, GenerateRequest
 from tests.clock import settle
-from tests.engines.vllm.far import GREEDY, LENGTH, SAMPLING, Call, Scene, group, ticket
+from tests.engines.vllm.scripted_vllm import GREEDY, LENGTH, SAMPLING, Call, VLLMScene, group, ticket
 
 LAST_STEP = 4
 """Largest number of tokens that a child writes."""
@@ -47,7 +47,7 @@ class Play:
 
     def __init__(self, request: GenerateRequest) -> None:
         self.request = request
-        self.scene = Scene(accepting=False)
+        self.scene = VLLMScene(accepting=False)
         self.stream = self.scene.engine.generate(request)
         self.heard: dict[int, list[int]] = {start.index: [] for start in request.choices}
         self.finished: set[int] = set()

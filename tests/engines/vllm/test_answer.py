@@ -11,7 +11,7 @@ from motet.engines.vllm.vllm_server import VLLMAnswer, VLLMServer
 from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OverloadedError, RequestError
 from motet.types import SamplingParams, TokenLogprob
-from tests.engines.vllm.far import asking, canned
+from tests.engines.vllm.scripted_vllm import canned, vllm_server_at
 from tests.engines.vllm.test_report import TEXT
 from tests.engines.vllm.test_server import OK
 from tests.peers.fake_vllm import FakeVLLM
@@ -57,7 +57,7 @@ def choices(items: list[VLLMPiece | VLLMUsage]) -> dict[int, list[TokenLogprob]]
 async def test_both_routes_give_the_same_answer() -> None:
     answers = []
     for scale_out in (False, True):
-        async with FakeVLLM(switches=Switches(scale_out=scale_out)) as fake, asking(fake.url) as server:
+        async with FakeVLLM(switches=Switches(scale_out=scale_out)) as fake, vllm_server_at(fake.url) as server:
             await server.report()
             assert server.dialect is (Dialect.GENERATE if scale_out else Dialect.COMPLETIONS)
             answers.append(choices(await read_all(await server.open(ASK))))
@@ -67,7 +67,7 @@ async def test_both_routes_give_the_same_answer() -> None:
 
 
 async def test_a_server_that_is_killed_in_mid_answer_has_died() -> None:
-    async with FakeVLLM(stepped=True) as fake, asking(fake.url) as server:
+    async with FakeVLLM(stepped=True) as fake, vllm_server_at(fake.url) as server:
         answer = await server.open(ASK)
         fake.step()
         assert await answer.read()
@@ -79,7 +79,10 @@ async def test_a_server_that_is_killed_in_mid_answer_has_died() -> None:
 
 
 async def test_an_answer_that_ends_without_done_has_broken_off() -> None:
-    async with canned({"/v1/completions": (200, b'data: {"choices":[]}\n\n')}) as far, asking(far.url) as server:
+    async with (
+        canned({"/v1/completions": (200, b'data: {"choices":[]}\n\n')}) as far,
+        vllm_server_at(far.url) as server,
+    ):
         with pytest.raises(EngineDiedError, match="broke off in the middle of its answer"):
             await read_all(await server.open(ASK))
 
@@ -91,7 +94,7 @@ async def test_the_servers_health_tells_a_failed_request_from_a_dead_engine(
     """vLLM sends the same error for both, as a response and in mid-stream."""
     said = b'{"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","code":500}}'
     stream = b"data: " + said + b"\n\ndata: [DONE]\n\n"
-    async with canned({"/health": (200 if healthy else 503, b"")}) as far, asking(far.url) as server:
+    async with canned({"/health": (200 if healthy else 503, b"")}) as far, vllm_server_at(far.url) as server:
         far.answers["/v1/completions"] = (200, stream)
         answer = await server.open(ASK)
         with pytest.raises(EngineError, match="EngineCore encountered") as in_stream:
@@ -109,7 +112,7 @@ async def test_an_engine_has_died_even_if_its_server_is_back_before_its_health_i
     """The bug: its groups ended as failed requests, since the new engine is healthy."""
     said = b'{"error":{"message":"Internal server error","type":"InternalServerError","code":500}}'
     stream = b"data: " + said + b"\n\ndata: [DONE]\n\n"
-    async with canned(dict(OK)) as far, asking(far.url) as server:
+    async with canned(dict(OK)) as far, vllm_server_at(far.url) as server:
         await server.report()
         far.answers[Dialect.GENERATE] = (200, stream)
         answer = await server.open(ASK)
@@ -141,7 +144,7 @@ async def test_a_server_that_failed_and_does_not_report_its_health_is_silent() -
 
 
 async def test_a_refusal_has_the_servers_words() -> None:
-    async with FakeVLLM() as fake, asking(fake.url) as server:
+    async with FakeVLLM() as fake, vllm_server_at(fake.url) as server:
         with pytest.raises(OverloadedError, match="no longer has the model: The model `other` does not exist"):
             await server.open(replace(ASK, model="other"))
         with pytest.raises(RequestError, match="greater than max allowed: 20") as caught:
@@ -154,22 +157,22 @@ async def test_a_refusal_has_the_servers_words() -> None:
 
 
 async def test_a_ticket_in_a_list_is_read() -> None:
-    async with FakeVLLM(switches=Switches(ticket_in_list=True)) as fake, asking(fake.url) as server:
+    async with FakeVLLM(switches=Switches(ticket_in_list=True)) as fake, vllm_server_at(fake.url) as server:
         (params,) = await server.prefill(ASK)
         assert fake.network.pinned == [params["remote_request_id"]]
 
 
 async def test_a_prefill_without_a_ticket_is_an_error() -> None:
-    async with FakeVLLM(switches=Switches(connector=False)) as fake, asking(fake.url) as server:
+    async with FakeVLLM(switches=Switches(connector=False)) as fake, vllm_server_at(fake.url) as server:
         with pytest.raises(EngineError, match=rf"{fake.url} computed the prompt, but made no ticket"):
             await server.prefill(ASK)
 
 
 @pytest.mark.parametrize("answer", [(200, b"{}"), (404, b""), (500, b""), (503, b"")])
 async def test_giving_a_ticket_back_returns_false_if_it_fails_and_never_raises(answer: tuple[int, bytes]) -> None:
-    async with canned({"/v1/completions": answer}) as far, asking(far.url) as server:
+    async with canned({"/v1/completions": answer}) as far, vllm_server_at(far.url) as server:
         assert not await server.reject({"remote_port": 1}, "m", trace="trace")
-    (_, headers, body) = far.asked[0]
+    (_, headers, body) = far.requests[0]
     assert headers["x-request-id"].startswith("trace-release-")
     sent = msgspec.json.decode(body, type=dict[str, object])
     assert (sent["prompt"], sent["max_tokens"], sent["kv_transfer_params"]) == ([1], 10**9, {"remote_port": 1})
@@ -177,10 +180,10 @@ async def test_giving_a_ticket_back_returns_false_if_it_fails_and_never_raises(a
 
 async def test_the_log_probabilities_of_a_prompt_need_a_request_of_their_own() -> None:
     body = b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-3.0,"rank":2},"2":{"logprob":-0.1,"rank":1}}]}]}'
-    async with canned({"/v1/completions": (200, body)}) as far, asking(far.url) as server:
+    async with canned({"/v1/completions": (200, body)}) as far, vllm_server_at(far.url) as server:
         ask = replace(ASK, prompt=(5, 6), sampling=SamplingParams(max_tokens=50, prompt_logprobs=1))
         assert await server.prompt_logprobs(ask) == (None, TokenLogprob(6, -3.0, 2, ((2, -0.1),)))
-    sent = msgspec.json.decode(far.asked[0][2], type=dict[str, object])
+    sent = msgspec.json.decode(far.requests[0][2], type=dict[str, object])
     assert (sent["prompt_logprobs"], sent["max_tokens"], sent["n"], sent["stream"]) == (1, 1, 1, False)
 
 
@@ -192,8 +195,8 @@ async def test_the_log_probabilities_of_a_prompt_need_a_request_of_their_own() -
 async def test_the_id_of_a_request_has_the_clients_name_if_a_header_may_hold_it(
     trace: str, session: str, request_id: str, session_id: str | None, prefill: bool
 ) -> None:
-    async with canned(OK) as far, asking(far.url) as server:
+    async with canned(OK) as far, vllm_server_at(far.url) as server:
         with pytest.raises(MotetError):
             await (server.prefill if prefill else server.open)(replace(ASK, trace=trace, session_id=session))
-    (_, headers, _) = far.asked[0]
+    (_, headers, _) = far.requests[0]
     assert (headers.get("x-request-id"), headers.get("x-session-id")) == (request_id, session_id)

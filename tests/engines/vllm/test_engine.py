@@ -12,7 +12,7 @@ from motet.metrics.routing import TicketEnd, TicketLog
 from motet.metrics.stats import EngineStats
 from motet.types import ChoiceStart
 from tests.clock import settle
-from tests.engines.vllm.far import PARAMS, PROMPT, REPORT, asked, group, piece, scene, ticket
+from tests.engines.vllm.scripted_vllm import PARAMS, PROMPT, REPORT, group, piece, scene_with_group, ticket, vllm_scene
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +21,7 @@ LEFT = {"released": 0, "left": 1}
 
 
 async def test_a_prefill_sends_the_plain_prompt_once_and_gives_a_ticket() -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         prefilling = asyncio.ensure_future(there.engine.prefill(group(n=8)))
         await settle()
         (ask,) = there.server.prefills
@@ -35,7 +35,7 @@ async def test_a_prefill_sends_the_plain_prompt_once_and_gives_a_ticket() -> Non
 
 async def test_the_first_of_several_tickets_is_used_and_the_others_are_given_back() -> None:
     several = [{**PARAMS, "remote_request_id": f"cmpl-{number}"} for number in range(3)]
-    async with scene() as there:
+    async with vllm_scene() as there:
         prefilling = asyncio.ensure_future(there.engine.prefill(group()))
         await settle()
         assert there.server.prefilled is not None
@@ -48,19 +48,19 @@ async def test_the_first_of_several_tickets_is_used_and_the_others_are_given_bac
 
 
 async def test_a_ticket_has_one_reader() -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         with pytest.raises(RequestError, match="is for 1 readers, not for 2"):
             await there.engine.prefill(group(), readers=2)
         assert there.server.prefills == []
 
 
 async def test_a_request_without_a_model_gets_the_servers_own() -> None:
-    async with asked(msgspec.structs.replace(group(), model=ModelName("")), leaves=True) as (there, _):
+    async with scene_with_group(msgspec.structs.replace(group(), model=ModelName("")), leaves=True) as (there, _):
         assert there.calls[0].ask.model == REPORT.info.model
 
 
 async def test_a_ticket_is_given_back_once_even_if_it_is_released_twice() -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         for _ in range(2):
             await there.engine.release(ticket())
         assert (there.server.rejected, there.figures.tickets_unused) == ([PARAMS], RELEASED)
@@ -68,14 +68,14 @@ async def test_a_ticket_is_given_back_once_even_if_it_is_released_twice() -> Non
 
 @pytest.mark.parametrize("foreign", ["", "no JSON", "[1]"])
 async def test_a_ticket_that_is_not_vllms_is_left_to_its_lease(foreign: str) -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         await there.engine.release(msgspec.structs.replace(ticket(), foreign=foreign))
         assert (there.server.rejected, there.figures.tickets_unused) == ([], LEFT)
 
 
 async def test_two_releases_of_a_ticket_at_once_make_one_call_with_the_clients_id() -> None:
     """When a server refuses a group, both the group and routing give its ticket back."""
-    async with scene() as there:
+    async with vllm_scene() as there:
         there.server.rejecting = asyncio.get_running_loop().create_future()
         releases = [asyncio.ensure_future(there.engine.release(ticket(), trace="trace-1")) for _ in range(2)]
         await settle()
@@ -85,7 +85,7 @@ async def test_two_releases_of_a_ticket_at_once_make_one_call_with_the_clients_i
 
 
 async def test_a_ticket_that_could_not_be_given_back_can_be_released_again() -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         there.server.rejects = False
         for _ in range(2):
             await there.engine.release(ticket())
@@ -97,7 +97,7 @@ async def test_a_ticket_that_could_not_be_given_back_can_be_released_again() -> 
 
 @pytest.mark.parametrize("error", [EngineError("broken"), EngineDiedError("gone"), RequestError("refused")])
 async def test_giving_a_ticket_back_never_raises(error: MotetError) -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         there.server.rejecting = asyncio.get_running_loop().create_future()
         there.server.rejecting.set_exception(error)
         await there.engine.release(ticket())
@@ -105,7 +105,7 @@ async def test_giving_a_ticket_back_never_raises(error: MotetError) -> None:
 
 
 async def test_lost_ends_groups_prefills_and_releases() -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         there.server.rejecting = asyncio.get_running_loop().create_future()
         unread, read = there.engine.generate(group("unread")), there.engine.generate(group("read"))
         reading = asyncio.ensure_future(anext(read))
@@ -122,7 +122,7 @@ async def test_lost_ends_groups_prefills_and_releases() -> None:
 
 
 async def test_a_group_that_begins_after_lost_is_sent_as_usual() -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         there.engine.lost(EngineSilentError("it hangs"))
         stream = there.engine.generate(group(n=1))
         await settle()
@@ -132,7 +132,7 @@ async def test_a_group_that_begins_after_lost_is_sent_as_usual() -> None:
 
 
 async def test_close_ends_everything_and_sends_nothing_more() -> None:
-    async with asked(group()) as (there, stream):
+    async with scene_with_group(group()) as (there, stream):
         for _ in range(2):
             await there.engine.close()
         assert there.open == []
@@ -147,7 +147,7 @@ async def test_close_ends_everything_and_sends_nothing_more() -> None:
 
 
 async def test_tickets_that_are_left_when_the_engine_closes_are_counted() -> None:
-    async with asked(group(ticket=ticket()), accepting=False) as (there, stream):
+    async with scene_with_group(group(ticket=ticket()), accepting=False) as (there, stream):
         await there.engine.close()
         await stream.aclose()
         await settle()
@@ -155,7 +155,7 @@ async def test_tickets_that_are_left_when_the_engine_closes_are_counted() -> Non
 
 
 async def test_two_groups_with_one_name_are_kept_apart() -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         first = there.engine.generate(group())
         second = there.engine.generate(group())
         await settle()
@@ -167,7 +167,7 @@ async def test_two_groups_with_one_name_are_kept_apart() -> None:
 
 
 async def test_stops_of_unknown_groups_and_choices_are_ignored() -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         await there.engine.stop_choice(group().request_id, 0)
         stream = there.engine.generate(group(n=1))
         await there.engine.stop_choice(group().request_id, 7)
@@ -177,7 +177,7 @@ async def test_stops_of_unknown_groups_and_choices_are_ignored() -> None:
 
 
 async def test_figures_come_from_the_report() -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         with pytest.raises(EngineSilentError, match="gives no sign of life"):
             await there.engine.stats()
         stats = EngineStats(groups_running=3)
@@ -188,7 +188,7 @@ async def test_figures_come_from_the_report() -> None:
 
 @pytest.mark.parametrize("sent", [True, False])
 async def test_the_ticket_of_a_group_that_ends_before_the_server_took_it_is_given_back(sent: bool) -> None:
-    async with scene(accepting=False) as there:
+    async with vllm_scene(accepting=False) as there:
         stream = there.engine.generate(group(ticket=ticket()))
         if sent:
             await settle()
@@ -198,14 +198,14 @@ async def test_the_ticket_of_a_group_that_ends_before_the_server_took_it_is_give
 
 
 async def test_a_leader_that_is_late_before_the_server_took_it_gives_its_ticket_back() -> None:
-    async with asked(group(ticket=ticket()), accepting=False, leaves=True) as (there, _):
+    async with scene_with_group(group(ticket=ticket()), accepting=False, leaves=True) as (there, _):
         there.leader_wait.time_out()
         await settle()
         assert (there.open, there.server.rejected) == ([1], [PARAMS])
 
 
 async def test_a_ticket_that_is_being_given_back_is_not_given_back_again() -> None:
-    async with scene(accepting=False) as there:
+    async with vllm_scene(accepting=False) as there:
         there.server.rejecting = asyncio.get_running_loop().create_future()
         stream = there.engine.generate(group(ticket=ticket()))
         await settle()
@@ -218,14 +218,14 @@ async def test_a_ticket_that_is_being_given_back_is_not_given_back_again() -> No
 
 
 async def test_a_ticket_that_the_server_took_is_not_given_back() -> None:
-    async with asked(group(ticket=ticket())) as (there, stream):
+    async with scene_with_group(group(ticket=ticket())) as (there, stream):
         await stream.aclose()
         await there.engine.release(ticket())  # routing does this, as it cannot know that it was taken
         assert (there.server.rejected, there.figures.tickets_unused) == ([], {"released": 0, "left": 0})
 
 
 async def test_the_ticket_that_a_lost_server_took_can_be_given_back() -> None:
-    async with asked(group(ticket=ticket())) as (there, stream):
+    async with scene_with_group(group(ticket=ticket())) as (there, stream):
         there.engine.lost(EngineDiedError("gone"))
         with pytest.raises(EngineDiedError):
             await anext(stream)
@@ -234,7 +234,7 @@ async def test_the_ticket_that_a_lost_server_took_can_be_given_back() -> None:
 
 
 async def test_the_ticket_of_a_group_that_cannot_be_planned_is_given_back() -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         choices = (ChoiceStart(0, 7), ChoiceStart(1, 8, (20,) * 50))
         with pytest.raises(EngineError, match="nothing to resume"):
             await anext(there.engine.generate(group(choices=choices, ticket=ticket())))

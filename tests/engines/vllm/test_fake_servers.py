@@ -15,7 +15,7 @@ from motet.errors import EngineDiedError
 from motet.ids import ModelName, RequestId
 from motet.metrics.routing import TicketLog
 from motet.types import ChoiceStart, GenerateRequest, SamplingParams
-from tests.engines.vllm import far
+from tests.engines.vllm import scripted_vllm
 from tests.peers.fake_vllm import MODEL, FakeVLLM
 from tests.peers.vllm_switches import Switches
 from tests.peers.vllm_tickets import Held, Network
@@ -37,7 +37,7 @@ def group(
     seeded: bool = True,
     stops: bool = False,
 ) -> GenerateRequest:
-    request = far.group(n=n, choices=choices, sampling=sampling, seeded=seeded, stops=stops)
+    request = scripted_vllm.group(n=n, choices=choices, sampling=sampling, seeded=seeded, stops=stops)
     return msgspec.structs.replace(request, prompt=PROMPT, model=ModelName(MODEL), cache_salt="", priority=0)
 
 
@@ -85,7 +85,7 @@ async def pair(*, scale_out: bool, leader_timeout_s: float = NEVER_S, stepped: b
     ):
         engines: list[VLLMEngine] = []
         for fake in (prefill_server, decode_server):
-            server = far.PatientServer(fake.url, client)
+            server = scripted_vllm.PatientVLLMServer(fake.url, client)
             report = await server.report()
             engines.append(VLLMEngine(server, report, tickets=figures, leader_timeout_s=leader_timeout_s))
         if stepped:

@@ -9,7 +9,7 @@ from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
 from motet.errors import EngineDiedError, EngineError, RequestError, WorkerFaultError
 from motet.types import ChoiceDelta, ChoiceStart, GroupDelta, PromptReport, TokenLogprob
 from tests.clock import settle
-from tests.engines.vllm.far import GREEDY, LENGTH, SAMPLING, asked, group, piece, scene
+from tests.engines.vllm.scripted_vllm import GREEDY, LENGTH, SAMPLING, group, piece, scene_with_group, vllm_scene
 
 pytestmark = pytest.mark.anyio
 
@@ -19,13 +19,13 @@ def delta(*choices: ChoiceDelta, prompt: PromptReport | None = None) -> GroupDel
 
 
 async def test_requests_are_sent_before_anybody_reads_with_trace_and_session() -> None:
-    async with asked(group(), leaves=True) as (there, _):
+    async with scene_with_group(group(), leaves=True) as (there, _):
         (call,) = there.calls
         assert (call.ask.n, call.ask.model, call.ask.trace, call.ask.session_id) == (3, "m", "trace-g", "session-1")
 
 
 async def test_everything_that_is_ready_is_one_delta_and_the_first_has_the_prompt_report() -> None:
-    async with asked(group(stops=True), leaves=True) as (there, stream):
+    async with scene_with_group(group(stops=True), leaves=True) as (there, stream):
         for number, call in enumerate(there.calls):
             call.say(piece(0, 10 + number), piece(0, 20 + number))
         await settle()
@@ -40,7 +40,7 @@ async def test_everything_that_is_ready_is_one_delta_and_the_first_has_the_promp
 
 
 async def test_children_are_choices_and_the_stream_ends_with_the_last() -> None:
-    async with asked(group(choices=(ChoiceStart(4, 7), ChoiceStart(2, 8)))) as (there, stream):
+    async with scene_with_group(group(choices=(ChoiceStart(4, 7), ChoiceStart(2, 8)))) as (there, stream):
         (call,) = there.calls
         call.say(piece(0, 10), piece(1, 11, finish=LENGTH))
         assert (await anext(stream)).choices == (ChoiceDelta(2, (11,), None, LENGTH), ChoiceDelta(4, (10,)))
@@ -53,28 +53,28 @@ async def test_children_are_choices_and_the_stream_ends_with_the_last() -> None:
 
 
 async def test_logprobs_stay_with_their_tokens() -> None:
-    async with asked(group(n=1)) as (there, stream):
+    async with scene_with_group(group(n=1)) as (there, stream):
         logprobs = tuple(TokenLogprob(token_id, -0.5, 1) for token_id in (10, 11))
         there.calls[0].say(VLLMPiece(0, (10,), logprobs[:1]), VLLMPiece(0, (11,), logprobs[1:], LENGTH))
         assert (await anext(stream)).choices == (ChoiceDelta(0, (10, 11), logprobs, LENGTH),)
 
 
 async def test_cached_tokens_are_known_if_the_whole_answer_is_there() -> None:
-    async with asked(group(n=1)) as (there, stream):
+    async with scene_with_group(group(n=1)) as (there, stream):
         there.calls[0].say(piece(0, 10, finish=LENGTH), VLLMUsage(3))
         assert (await anext(stream)).prompt == PromptReport(cached_tokens=3)
 
 
 @pytest.mark.parametrize("lie", [piece(3, 10), piece(-1, 10), piece(0, 11)], ids=["unknown", "negative", "ended"])
 async def test_tokens_of_a_choice_that_is_not_open_end_the_group(lie: VLLMPiece) -> None:
-    async with asked(group()) as (there, stream):
+    async with scene_with_group(group()) as (there, stream):
         there.calls[0].say(piece(0, 10, finish=LENGTH), lie)
         with pytest.raises(WorkerFaultError, match=f"choice {lie.index}, which is not open"):
             await anext(stream)
 
 
 async def test_greedy_choices_are_copies_and_stopping_one_leaves_the_others() -> None:
-    async with asked(group(sampling=GREEDY)) as (there, stream):
+    async with scene_with_group(group(sampling=GREEDY)) as (there, stream):
         (call,) = there.calls
         call.say(piece(0, 10))
         assert [choice.index for choice in (await anext(stream)).choices] == [0, 1, 2]
@@ -87,7 +87,7 @@ async def test_greedy_choices_are_copies_and_stopping_one_leaves_the_others() ->
 
 
 async def test_tokens_that_are_ready_for_a_stopped_choice_are_dropped() -> None:
-    async with asked(group(), leaves=True) as (there, stream):
+    async with scene_with_group(group(), leaves=True) as (there, stream):
         there.calls[0].say(piece(0, 10), piece(1, 11), piece(2, 12))
         await settle()
         await there.engine.stop_choice(group().request_id, 1)
@@ -95,7 +95,7 @@ async def test_tokens_that_are_ready_for_a_stopped_choice_are_dropped() -> None:
 
 
 async def test_a_request_of_several_choices_is_closed_when_none_of_them_is_wanted_any_more() -> None:
-    async with asked(group()) as (there, stream):
+    async with scene_with_group(group()) as (there, stream):
         (call,) = there.calls
         call.say(piece(2, 12, finish=LENGTH))
         await anext(stream)
@@ -111,7 +111,9 @@ async def test_a_request_of_several_choices_is_closed_when_none_of_them_is_wante
 
 
 async def test_a_request_is_closed_when_only_stopped_choices_are_left() -> None:
-    async with asked(group(choices=(ChoiceStart(0, 1), ChoiceStart(1, 2), ChoiceStart(2, 9, (5,)))), leaves=True) as (
+    async with scene_with_group(
+        group(choices=(ChoiceStart(0, 1), ChoiceStart(1, 2), ChoiceStart(2, 9, (5,)))), leaves=True
+    ) as (
         there,
         stream,
     ):
@@ -123,7 +125,7 @@ async def test_a_request_is_closed_when_only_stopped_choices_are_left() -> None:
 
 
 async def test_the_rest_of_an_answer_is_read_so_that_its_connection_can_be_used_again() -> None:
-    async with asked(group(stops=True), leaves=True) as (there, stream):
+    async with scene_with_group(group(stops=True), leaves=True) as (there, stream):
         first = there.calls[0]
         first.say(piece(0, 10, finish=LENGTH))
         await anext(stream)
@@ -134,7 +136,7 @@ async def test_the_rest_of_an_answer_is_read_so_that_its_connection_can_be_used_
 
 
 async def test_an_answer_may_break_after_the_end_of_its_choices() -> None:
-    async with asked(group(n=2, stops=True)) as (there, stream):
+    async with scene_with_group(group(n=2, stops=True)) as (there, stream):
         there.calls[0].say(piece(0, 10, finish=LENGTH))
         await anext(stream)
         there.calls[0].end(EngineDiedError("broke off"))
@@ -144,7 +146,7 @@ async def test_an_answer_may_break_after_the_end_of_its_choices() -> None:
 
 
 async def test_no_connection_is_read_while_the_reader_is_slow() -> None:
-    async with asked(group(n=1), leaves=True) as (there, stream):
+    async with scene_with_group(group(n=1), leaves=True) as (there, stream):
         (call,) = there.calls
         for token_id in range(10, 14):
             call.say(piece(0, token_id))
@@ -156,7 +158,7 @@ async def test_no_connection_is_read_while_the_reader_is_slow() -> None:
 
 @pytest.mark.parametrize("error", [RequestError("too long"), EngineDiedError("gone"), EngineError("broken")])
 async def test_an_error_of_one_request_ends_the_group_after_what_has_come(error: EngineError) -> None:
-    async with asked(group(stops=True)) as (there, stream):
+    async with scene_with_group(group(stops=True)) as (there, stream):
         there.calls[0].say(piece(0, 10))
         there.calls[1].end(error)
         await settle()
@@ -168,7 +170,7 @@ async def test_an_error_of_one_request_ends_the_group_after_what_has_come(error:
 
 
 async def test_a_refusal_ends_the_group_and_its_other_requests() -> None:
-    async with asked(group(stops=True), accepting=False) as (there, stream):
+    async with scene_with_group(group(stops=True), accepting=False) as (there, stream):
         there.calls[2].refuse(RequestError("too long"))
         with pytest.raises(RequestError, match="too long"):
             await anext(stream)
@@ -177,7 +179,7 @@ async def test_a_refusal_ends_the_group_and_its_other_requests() -> None:
 
 
 async def test_an_answer_that_breaks_off_means_a_dead_server() -> None:
-    async with asked(group()) as (there, stream):
+    async with scene_with_group(group()) as (there, stream):
         there.calls[0].say(piece(1, 10, finish=LENGTH))
         there.calls[0].end()
         assert (await anext(stream)).choices == (ChoiceDelta(1, (10,), None, LENGTH),)
@@ -186,7 +188,7 @@ async def test_an_answer_that_breaks_off_means_a_dead_server() -> None:
 
 
 async def test_an_unexpected_exception_reaches_the_reader() -> None:
-    async with asked(group(), accepting=False) as (there, stream):
+    async with scene_with_group(group(), accepting=False) as (there, stream):
         there.calls[0].opening.set_exception(ZeroDivisionError("a defect"))
         with pytest.raises(ZeroDivisionError):
             await anext(stream)
@@ -194,7 +196,7 @@ async def test_an_unexpected_exception_reaches_the_reader() -> None:
 
 @pytest.mark.parametrize("accepting", [True, False])
 async def test_closing_ends_every_request_even_if_it_was_not_taken_yet(accepting: bool) -> None:
-    async with scene(accepting=accepting) as there:
+    async with vllm_scene(accepting=accepting) as there:
         stream = there.engine.generate(group(stops=True))
         waiting = asyncio.ensure_future(anext(stream))
         await settle()
@@ -206,13 +208,13 @@ async def test_closing_ends_every_request_even_if_it_was_not_taken_yet(accepting
 
 
 async def test_closing_before_anything_was_sent_sends_nothing() -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         await there.engine.generate(group()).aclose()
         assert there.calls == []
 
 
 async def test_a_reader_that_was_cancelled_can_read_on() -> None:
-    async with scene() as there:
+    async with vllm_scene() as there:
         stream = there.engine.generate(group(n=1))
         waiting = asyncio.ensure_future(anext(stream))
         await settle()
@@ -225,7 +227,7 @@ async def test_a_reader_that_was_cancelled_can_read_on() -> None:
 async def test_the_first_delta_waits_for_the_logprobs_of_the_prompt() -> None:
     request = group(n=1, sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=1))
     logprobs = (None, *(TokenLogprob(token_id, -0.5, 1) for token_id in request.prompt[1:]))
-    async with asked(request) as (there, stream):
+    async with scene_with_group(request) as (there, stream):
         there.calls[0].say(piece(0, 10, finish=LENGTH))
         waiting = asyncio.ensure_future(anext(stream))
         await settle()
@@ -236,7 +238,10 @@ async def test_the_first_delta_waits_for_the_logprobs_of_the_prompt() -> None:
 
 
 async def test_a_group_fails_if_the_logprobs_of_its_prompt_fail() -> None:
-    async with asked(group(sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=1))) as (there, stream):
+    async with scene_with_group(group(sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=1))) as (
+        there,
+        stream,
+    ):
         there.calls[0].say(piece(0, 10))
         assert there.server.known_prompt is not None
         there.server.known_prompt.set_exception(EngineError("broken"))

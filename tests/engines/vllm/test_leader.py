@@ -10,7 +10,7 @@ from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedErr
 from motet.log import fields_of
 from motet.types import ChoiceDelta, ChoiceStart, PromptReport
 from tests.clock import settle
-from tests.engines.vllm.far import GREEDY, LENGTH, PARAMS, Scene, asked, group, piece, ticket
+from tests.engines.vllm.scripted_vllm import GREEDY, LENGTH, PARAMS, VLLMScene, group, piece, scene_with_group, ticket
 
 pytestmark = pytest.mark.anyio
 
@@ -19,14 +19,14 @@ TOKEN = piece(0, 10)
 LAST = piece(0, 10, finish=LENGTH)
 
 
-def requests(there: Scene) -> list[tuple[str, int, object]]:
+def requests(there: VLLMScene) -> list[tuple[str, int, object]]:
     """Returns name, n and ticket of each request."""
     return [(call.ask.request_id, call.ask.n, call.ask.kv_params) for call in there.calls]
 
 
 @pytest.mark.parametrize("first", [TOKEN, LAST])
 async def test_the_other_requests_wait_for_the_leaders_first_token_and_have_no_ticket(first: VLLMPiece) -> None:
-    async with asked(group(ticket=ticket())) as (there, stream):
+    async with scene_with_group(group(ticket=ticket())) as (there, stream):
         assert requests(there) == [("g:leader", 1, PARAMS)]
         there.calls[0].say(first)
         await settle()
@@ -43,7 +43,10 @@ async def test_the_other_requests_wait_for_the_leaders_first_token_and_have_no_t
 
 
 async def test_the_prompt_report_has_the_cached_tokens_of_the_ticket() -> None:
-    async with asked(group(ticket=msgspec.structs.replace(ticket(), cached_tokens=2)), leaves=True) as (there, stream):
+    async with scene_with_group(group(ticket=msgspec.structs.replace(ticket(), cached_tokens=2)), leaves=True) as (
+        there,
+        stream,
+    ):
         there.calls[0].say(TOKEN)
         assert (await anext(stream)).prompt == PromptReport(cached_tokens=2)
 
@@ -51,7 +54,7 @@ async def test_the_prompt_report_has_the_cached_tokens_of_the_ticket() -> None:
 async def test_a_late_leader_is_closed_and_all_choices_are_sent_again_without_a_ticket(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with asked(group(ticket=ticket())) as (there, stream):
+    async with scene_with_group(group(ticket=ticket())) as (there, stream):
         with caplog.at_level(logging.WARNING, "motet"):
             there.leader_wait.time_out()
             await settle()
@@ -65,7 +68,7 @@ async def test_a_late_leader_is_closed_and_all_choices_are_sent_again_without_a_
 
 
 async def test_if_the_leader_fails_before_its_first_token_all_choices_are_sent_again() -> None:
-    async with asked(group(ticket=ticket())) as (there, stream):
+    async with scene_with_group(group(ticket=ticket())) as (there, stream):
         there.calls[0].end(EngineError("KV load failure"))
         await settle()
         assert (requests(there)[1:], there.figures.pull_fallbacks) == (
@@ -82,7 +85,7 @@ async def test_if_the_leader_fails_before_its_first_token_all_choices_are_sent_a
 
 
 async def test_if_the_leader_fails_with_a_500_its_ticket_is_released_and_all_are_resent() -> None:
-    async with asked(group(ticket=ticket()), accepting=False) as (there, stream):
+    async with scene_with_group(group(ticket=ticket()), accepting=False) as (there, stream):
         there.calls[0].refuse(EngineError("500"))
         await settle()
         assert (there.server.rejected, there.figures.tickets_unused) == ([PARAMS], {"released": 1, "left": 0})
@@ -94,7 +97,7 @@ async def test_if_the_leader_fails_with_a_500_its_ticket_is_released_and_all_are
 @pytest.mark.parametrize("error", [RequestError("too long"), EngineDiedError("gone"), OverloadedError("full")])
 @pytest.mark.parametrize("taken", [True, False])
 async def test_an_error_that_another_try_here_would_not_help_ends_the_group(error: MotetError, taken: bool) -> None:
-    async with asked(group(ticket=ticket()), accepting=taken) as (there, stream):
+    async with scene_with_group(group(ticket=ticket()), accepting=taken) as (there, stream):
         if taken:
             there.calls[0].end(error)
         else:
@@ -108,14 +111,14 @@ async def test_an_error_that_another_try_here_would_not_help_ends_the_group(erro
 
 
 async def test_a_leader_that_ends_without_a_token_means_a_dead_server() -> None:
-    async with asked(group(ticket=ticket())) as (there, stream):
+    async with scene_with_group(group(ticket=ticket())) as (there, stream):
         there.calls[0].end()
         with pytest.raises(EngineDiedError, match=r"broke off before choices \[0\] ended"):
             await anext(stream)
 
 
 async def test_after_its_first_token_a_leader_is_neither_late_nor_sent_again() -> None:
-    async with asked(group(ticket=ticket())) as (there, stream):
+    async with scene_with_group(group(ticket=ticket())) as (there, stream):
         there.calls[0].say(TOKEN)
         await settle()
         there.leader_wait.time_out()
@@ -128,7 +131,7 @@ async def test_after_its_first_token_a_leader_is_neither_late_nor_sent_again() -
 
 
 async def test_a_stopped_leader_still_fetches_for_the_others_and_is_then_closed() -> None:
-    async with asked(group(ticket=ticket())) as (there, stream):
+    async with scene_with_group(group(ticket=ticket())) as (there, stream):
         await there.engine.stop_choice(NAME, 0)
         await settle()
         assert there.open == [0]
@@ -140,7 +143,7 @@ async def test_a_stopped_leader_still_fetches_for_the_others_and_is_then_closed(
 
 
 async def test_a_leader_that_is_stopped_and_late_is_not_sent_again() -> None:
-    async with asked(group(ticket=ticket(), seeded=True), leaves=True) as (there, _):
+    async with scene_with_group(group(ticket=ticket(), seeded=True), leaves=True) as (there, _):
         await there.engine.stop_choice(NAME, 0)
         there.leader_wait.time_out()
         await settle()
@@ -148,7 +151,7 @@ async def test_a_leader_that_is_stopped_and_late_is_not_sent_again() -> None:
 
 
 async def test_choices_that_are_stopped_while_they_wait_are_never_sent() -> None:
-    async with asked(group(n=4, ticket=ticket(), seeded=True), leaves=True) as (there, _):
+    async with scene_with_group(group(n=4, ticket=ticket(), seeded=True), leaves=True) as (there, _):
         await there.engine.stop_choice(NAME, 2)
         there.calls[0].say(TOKEN)
         await settle()
@@ -156,7 +159,7 @@ async def test_choices_that_are_stopped_while_they_wait_are_never_sent() -> None
 
 
 async def test_if_all_choices_are_stopped_nothing_is_left_open_and_nothing_follows() -> None:
-    async with asked(group(ticket=ticket())) as (there, stream):
+    async with scene_with_group(group(ticket=ticket())) as (there, stream):
         for index in range(3):
             await there.engine.stop_choice(NAME, index)
         with pytest.raises(StopAsyncIteration):
@@ -167,7 +170,7 @@ async def test_if_all_choices_are_stopped_nothing_is_left_open_and_nothing_follo
 
 async def test_the_token_of_a_scout_belongs_to_no_choice() -> None:
     choices = (ChoiceStart(0, 7, (20,)), ChoiceStart(1, 8, (21,)))
-    async with asked(group(choices=choices, ticket=ticket())) as (there, stream):
+    async with scene_with_group(group(choices=choices, ticket=ticket())) as (there, stream):
         assert requests(there) == [("g:leader", 1, PARAMS)]
         there.calls[0].say(LAST)
         await settle()
@@ -181,14 +184,14 @@ async def test_the_token_of_a_scout_belongs_to_no_choice() -> None:
 
 
 async def test_a_scout_that_ends_without_a_token_means_a_dead_server() -> None:
-    async with asked(group(choices=(ChoiceStart(0, 7, (20,)),), ticket=ticket())) as (there, stream):
+    async with scene_with_group(group(choices=(ChoiceStart(0, 7, (20,)),), ticket=ticket())) as (there, stream):
         there.calls[0].end()
         with pytest.raises(EngineDiedError, match="broke off before the first token"):
             await anext(stream)
 
 
 async def test_a_piece_without_a_token_does_not_let_the_others_follow() -> None:
-    async with asked(group(ticket=ticket()), leaves=True) as (there, _):
+    async with scene_with_group(group(ticket=ticket()), leaves=True) as (there, _):
         there.calls[0].say(piece(0))
         await settle()
         assert len(there.calls) == 1
@@ -198,7 +201,7 @@ async def test_a_piece_without_a_token_does_not_let_the_others_follow() -> None:
 
 
 async def test_a_greedy_group_has_only_a_leader_and_falls_back_like_others() -> None:
-    async with asked(group(sampling=GREEDY, ticket=ticket())) as (there, stream):
+    async with scene_with_group(group(sampling=GREEDY, ticket=ticket())) as (there, stream):
         there.calls[0].end(EngineError("KV load failure"))
         await settle()
         assert requests(there) == [("g:leader", 1, PARAMS), ("g:again:0", 1, None)]

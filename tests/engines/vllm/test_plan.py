@@ -33,7 +33,7 @@ from motet.types import (
     Thinking,
     choice_starts,
 )
-from tests.engines.vllm.far import GREEDY, PARAMS, PROMPT, SAMPLING, group, ticket
+from tests.engines.vllm.scripted_vllm import GREEDY, PARAMS, PROMPT, SAMPLING, group, ticket
 
 ALONE = VLLMRequest(
     request_id="g:0",

@@ -11,7 +11,7 @@ from motet.engines.vllm.vllm_server import VLLMServer
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, OtherServerError
 from motet.ids import ModelName
 from motet.types import EngineKind, ModelCard
-from tests.engines.vllm.far import asking, canned
+from tests.engines.vllm.scripted_vllm import canned, vllm_server_at
 from tests.engines.vllm.test_report import TEXT
 from tests.peers.fake_vllm import FakeVLLM
 from tests.peers.vllm_switches import Switches
@@ -37,7 +37,7 @@ async def fake() -> AsyncIterator[FakeVLLM]:
 
 
 async def test_a_server_reports_like_our_own_servers(fake: FakeVLLM) -> None:
-    async with asking(f"{fake.url}/v1/") as server:
+    async with vllm_server_at(f"{fake.url}/v1/") as server:
         report = await server.report()
     info = report.info
     assert (report.state, report.version, report.models) == (WorkerState.READY, "0.32.0", ())
@@ -50,7 +50,7 @@ async def test_a_server_reports_like_our_own_servers(fake: FakeVLLM) -> None:
 
 
 async def test_a_server_that_was_started_again_has_another_id(fake: FakeVLLM) -> None:
-    async with asking(fake.url) as server:
+    async with vllm_server_at(fake.url) as server:
         first = await server.report()
         assert (await server.report()).engine_id == first.engine_id
         await fake.kill()
@@ -64,7 +64,7 @@ async def test_a_server_that_was_started_again_has_another_id(fake: FakeVLLM) ->
 
 async def test_a_server_without_a_time_of_start_has_another_id_after_it_was_lost() -> None:
     timeless = TEXT.replace(b"process_start_time_seconds 1", b"other 1")
-    async with canned({**OK, "/metrics": (200, timeless)}) as far, asking(far.url) as server:
+    async with canned({**OK, "/metrics": (200, timeless)}) as far, vllm_server_at(far.url) as server:
         first = await server.report()
         assert (await server.report()).engine_id == first.engine_id
         far.answers["/health"] = (503, b"")
@@ -75,7 +75,7 @@ async def test_a_server_without_a_time_of_start_has_another_id_after_it_was_lost
 
 
 async def test_adapters_that_are_loaded_later_are_reported(fake: FakeVLLM) -> None:
-    async with asking(fake.url) as server:
+    async with vllm_server_at(fake.url) as server:
         assert (await server.report()).models == ()
         fake.adapters = ("sql",)
         assert (await server.report()).models == (
@@ -85,13 +85,13 @@ async def test_adapters_that_are_loaded_later_are_reported(fake: FakeVLLM) -> No
 
 @pytest.mark.parametrize(("scale_out", "dialect"), [(True, Dialect.GENERATE), (False, Dialect.COMPLETIONS)])
 async def test_a_server_is_asked_by_the_route_that_it_has(scale_out: bool, dialect: Dialect) -> None:
-    async with FakeVLLM(switches=Switches(scale_out=scale_out)) as fake, asking(fake.url) as server:
+    async with FakeVLLM(switches=Switches(scale_out=scale_out)) as fake, vllm_server_at(fake.url) as server:
         await server.report()
         assert server.dialect is dialect
 
 
 async def test_a_server_is_probed_once_after_each_start(fake: FakeVLLM) -> None:
-    async with asking(fake.url) as server:
+    async with vllm_server_at(fake.url) as server:
         await server.report()
         await server.report()
         assert len(fake.requests) == 1
@@ -103,7 +103,7 @@ async def test_a_server_is_probed_once_after_each_start(fake: FakeVLLM) -> None:
 
 
 async def test_a_server_that_sends_no_token_ids_is_of_another_kind() -> None:
-    async with FakeVLLM(switches=Switches(token_ids=False)) as fake, asking(fake.url) as server:
+    async with FakeVLLM(switches=Switches(token_ids=False)) as fake, vllm_server_at(fake.url) as server:
         with pytest.raises(OtherServerError, match="sends no token ids"):
             await server.report()
 
@@ -123,44 +123,44 @@ async def test_a_server_that_sends_no_token_ids_is_of_another_kind() -> None:
     ],
 )
 async def test_a_server_that_lacks_a_route_of_vllm_is_of_another_kind(path: str, answer: tuple[int, bytes]) -> None:
-    async with canned({**OK, path: answer}) as far, asking(far.url) as server:
+    async with canned({**OK, path: answer}) as far, vllm_server_at(far.url) as server:
         with pytest.raises(OtherServerError, match=far.url):
             await server.report()
 
 
 async def test_an_older_server_reports_no_event_sources() -> None:
-    async with canned(OK) as far, asking(far.url) as server:
+    async with canned(OK) as far, vllm_server_at(far.url) as server:
         report = await server.report()
     assert (report.version, report.block_events) == ("0.9.0", None)
 
 
 async def test_block_events_are_followed_at_the_host_of_the_server() -> None:
     sources = {"0": {"endpoint": "tcp://*:9191", "replay_endpoint": "tcp://*:9192", "topic": ""}}
-    async with FakeVLLM(switches=Switches(event_sources=dict(sources))) as fake, asking(fake.url) as server:
+    async with FakeVLLM(switches=Switches(event_sources=dict(sources))) as fake, vllm_server_at(fake.url) as server:
         report = await server.report()
     assert (report.block_events, report.block_replay) == ("tcp://127.0.0.1:9191", "tcp://127.0.0.1:9192")
 
 
 async def test_the_error_for_an_unknown_key_says_what_to_do() -> None:
     async with FakeVLLM(switches=Switches(api_key="right")) as fake:
-        async with asking(fake.url, api_key="right") as server:
+        async with vllm_server_at(fake.url, api_key="right") as server:
             await server.report()
         for key in (None, "wrong"):
-            async with asking(fake.url, api_key=key) as server:
+            async with vllm_server_at(fake.url, api_key=key) as server:
                 with pytest.raises(EngineError, match=r"401: Unauthorized\. Give the gateway a key") as caught:
                     await server.report()
                 assert type(caught.value) is EngineError
 
 
 async def test_a_key_that_only_generate_refuses_is_an_error() -> None:
-    async with canned({**OK, "/inference/v1/generate": (401, b"")}) as far, asking(far.url) as server:
+    async with canned({**OK, "/inference/v1/generate": (401, b"")}) as far, vllm_server_at(far.url) as server:
         with pytest.raises(EngineError, match=r"answered 401\. Give the gateway a key"):
             await server.report()
 
 
 async def test_a_server_that_is_not_healthy_is_dead(fake: FakeVLLM) -> None:
     fake.switches.healthy = False
-    async with asking(fake.url) as server:
+    async with vllm_server_at(fake.url) as server:
         with pytest.raises(EngineDiedError) as caught:
             await server.report()
     assert type(caught.value) is EngineDiedError
@@ -168,17 +168,17 @@ async def test_a_server_that_is_not_healthy_is_dead(fake: FakeVLLM) -> None:
 
 async def test_a_server_that_hangs_or_is_too_busy_to_answer_is_silent(fake: FakeVLLM) -> None:
     fake.stop()
-    async with asking(fake.url) as server:
+    async with vllm_server_at(fake.url) as server:
         with pytest.raises(EngineSilentError):
             await server.report(timeout_s=0.05)
     fake.resume()
-    async with canned({**OK, "/v1/models": (429, b"")}) as far, asking(far.url) as server:
+    async with canned({**OK, "/v1/models": (429, b"")}) as far, vllm_server_at(far.url) as server:
         with pytest.raises(EngineSilentError):
             await server.report()
 
 
 async def test_an_invalid_url_is_an_error() -> None:
-    async with asking("no url") as server:
+    async with vllm_server_at("no url") as server:
         with pytest.raises(EngineError, match="The URL of the vLLM server no url is not valid"):
             await server.report()
 
@@ -186,9 +186,9 @@ async def test_an_invalid_url_is_an_error() -> None:
 async def test_every_request_has_the_key() -> None:
     async with AsyncExitStack() as stack:
         far = await stack.enter_async_context(canned(OK))
-        server: VLLMServer = await stack.enter_async_context(asking(far.url, api_key="k"))
+        server: VLLMServer = await stack.enter_async_context(vllm_server_at(far.url, api_key="k"))
         await server.report()
-    assert [path for path, _, _ in far.asked] == [
+    assert [path for path, _, _ in far.requests] == [
         "/health",
         "/metrics",
         "/v1/models",
@@ -196,4 +196,4 @@ async def test_every_request_has_the_key() -> None:
         "/kv_event_sources",
         "/inference/v1/generate",
     ]
-    assert {headers.get("authorization") for _, headers, _ in far.asked} == {"Bearer k"}
+    assert {headers.get("authorization") for _, headers, _ in far.requests} == {"Bearer k"}

@@ -1,4 +1,4 @@
-"""vLLM servers that a test plays, groups for them, and their tickets."""
+"""vLLM servers whose answers a test scripts, groups for them, and their tickets."""
 
 import asyncio
 from collections import deque
@@ -133,8 +133,8 @@ class Call(VLLMAnswer):
         self.closed = True
 
 
-class FarServer(VLLMServer):
-    """A `VLLMServer` without a connection, for engines and groups to ask."""
+class ScriptedVLLM(VLLMServer):
+    """A `VLLMServer` without a connection. The test answers its calls."""
 
     def __init__(self, *, accepting: bool = True) -> None:
         self.name = "the vLLM server http://far.test"
@@ -146,7 +146,7 @@ class FarServer(VLLMServer):
         self.rejected: list[Mapping[str, object]] = []
         self.reject_names: list[str] = []
         self.rejects = True
-        """True if it can tell the prefill server that a ticket is not used."""
+        """True if the prefill server can be notified that a ticket is not used."""
         self.rejecting: asyncio.Future[None] | None = None
         self.known_prompt: asyncio.Future[tuple[TokenLogprob | None, ...]] | None = None
         self.answer_report = REPORT
@@ -202,11 +202,11 @@ class LeaderWait:
                 future.set_result(None)
 
 
-class Scene:
+class VLLMScene:
     """The engine of a fake server."""
 
     def __init__(self, *, accepting: bool = True) -> None:
-        self.server = FarServer(accepting=accepting)
+        self.server = ScriptedVLLM(accepting=accepting)
         self.figures = TicketLog()
         self.leader_wait = wait = LeaderWait()
         self.engine = VLLMEngine(self.server, REPORT, tickets=self.figures, leader_timeout_s=10.0, wait=wait)
@@ -222,10 +222,10 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(*, accepting: bool = True) -> AsyncIterator[Scene]:
+async def vllm_scene(*, accepting: bool = True) -> AsyncIterator[VLLMScene]:
     """Makes a scene, and checks at the end that nothing is under way."""
     before = asyncio.all_tasks()
-    made = Scene(accepting=accepting)
+    made = VLLMScene(accepting=accepting)
     try:
         yield made
         await settle()
@@ -238,11 +238,11 @@ async def scene(*, accepting: bool = True) -> AsyncIterator[Scene]:
 
 
 @asynccontextmanager
-async def asked(
+async def scene_with_group(
     request: GenerateRequest, *, accepting: bool = True, leaves: bool = False
-) -> AsyncIterator[tuple[Scene, GroupStream]]:
+) -> AsyncIterator[tuple[VLLMScene, GroupStream]]:
     """Makes a scene in which a group has been sent. `leaves`: its reader leaves at the end."""
-    async with scene(accepting=accepting) as there:
+    async with vllm_scene(accepting=accepting) as there:
         stream = there.engine.generate(request)
         await settle()
         yield there, stream
@@ -255,23 +255,23 @@ def piece(child: int, *token_ids: int, finish: Finish | None = None) -> VLLMPiec
 
 
 @dataclass
-class Canned:
+class CannedVLLM:
     """A server with fixed answers. `answers`: status and body of each path; other paths give 404."""
 
     answers: dict[str, tuple[int, bytes]]
     url: str = ""
-    asked: list[tuple[str, Mapping[str, str], bytes]] = field(default_factory=list)
+    requests: list[tuple[str, Mapping[str, str], bytes]] = field(default_factory=list)
     """Path, headers and body of each request."""
 
     async def answer(self, request: web.Request) -> web.Response:
-        self.asked.append((request.path, request.headers.copy(), await request.read()))
+        self.requests.append((request.path, request.headers.copy(), await request.read()))
         status, body = self.answers.get(request.path, (404, b'{"detail":"Not Found"}'))
         return web.Response(status=status, body=body)
 
 
 @asynccontextmanager
-async def canned(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[Canned]:
-    server = Canned(answers)
+async def canned(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[CannedVLLM]:
+    server = CannedVLLM(answers)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
     runner = web.AppRunner(app)
@@ -285,7 +285,7 @@ async def canned(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[Canned]
         await runner.cleanup()
 
 
-class PatientServer(VLLMServer):
+class PatientVLLMServer(VLLMServer):
     """A server that has as long for a report as tests wait. The usual second may be one in which the machine stands
     still."""
 
@@ -294,7 +294,7 @@ class PatientServer(VLLMServer):
 
 
 @asynccontextmanager
-async def asking(url: str, *, api_key: str | None = None) -> AsyncIterator[VLLMServer]:
-    """Gives a gateway's client of a vLLM server."""
+async def vllm_server_at(url: str, *, api_key: str | None = None) -> AsyncIterator[VLLMServer]:
+    """Yields a gateway's client of a vLLM server."""
     async with server_client() as client:
-        yield PatientServer(url, client, api_key=api_key)
+        yield PatientVLLMServer(url, client, api_key=api_key)
