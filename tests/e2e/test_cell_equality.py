@@ -1,7 +1,7 @@
-"""Prefill and decode apart answer as one engine does: real processes, real transfers, the official client.
+"""Separate prefill and decode engines answer like one engine: real processes, real transfers, the official client.
 
-For every n the cell prefills once, moves the trunk once, and computes one prompt token on decode. Every two values of
-dtype, n and route meet in some test.
+For every n the cell prefills once, moves the trunk once, and computes one prompt token on decode. Every pair
+of values of dtype, n and route occurs in some test.
 """
 
 import os
@@ -29,25 +29,26 @@ SEED = 2**63 - 5
 
 @dataclass(frozen=True)
 class Pair:
-    """Clients of one engine, and of a cell with the same model that always prefills apart and has no prefix cache."""
+    """Clients of one engine, and of a cell with the same model that prefills all prompts separately and has no prefix
+    cache."""
 
     single: OpenAI
     cell: OpenAI
     http: httpx.Client
-    """Asks the cell."""
+    """Client of the cell."""
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+    value: str = request.param
+    return value
 
 
 @pytest.fixture(scope="module")
 def cell(
     dtype: str, folder: Path, tmp_path_factory: pytest.TempPathFactory, forking: ForkingProcess
 ) -> Iterator[ChildServer]:
-    """A cell that must end well and leave nothing when it is told to end."""
+    """A cell. After SIGTERM it must end with exit code 0 and leave nothing."""
     temporary = tmp_path_factory.mktemp("cell")
     arguments = [
         str(folder), "--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--dtype", dtype,
@@ -69,10 +70,10 @@ def cell(
 def pair(cell: ChildServer, dtype: str, one_engine: Callable[[str], ChildServer]) -> Iterator[Pair]:
     with (
         OpenAI(base_url=f"{one_engine(dtype).url}/v1", api_key="none") as single,
-        OpenAI(base_url=f"{cell.url}/v1", api_key="none") as apart,
+        OpenAI(base_url=f"{cell.url}/v1", api_key="none") as separate,
         httpx.Client(base_url=cell.url, timeout=PATIENCE_S) as http,
     ):
-        yield Pair(single, apart, http)
+        yield Pair(single, separate, http)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class CellCost:
     """Number of prompt tokens that decode computed."""
 
 
-def spent(pair: Pair, before: CounterSnapshot) -> CellCost:
+def work_since(pair: Pair, before: CounterSnapshot) -> CellCost:
     figures = read_figures(pair.http) - before
     return CellCost(figures.prefills, figures.kv_transfers, figures.recomputed_tokens)
 
@@ -92,28 +93,28 @@ CHATS = {"float32": (1, 8), "bfloat16": (3, 32)}
 COMPLETIONS = {"float32": (3, 32), "bfloat16": (1, 8)}
 
 
-def test_a_chat_is_the_chat_of_one_engine_for_one_prefill_and_one_transfer(dtype: str, pair: Pair) -> None:
+def test_a_chat_equals_that_of_one_engine_with_one_prefill_and_one_transfer(dtype: str, pair: Pair) -> None:
     for n in CHATS[dtype]:
         expected = chat(pair.single, n=n, seed=SEED)
         assert len(set(expected)) == n
         before = read_figures(pair.http)
         assert chat(pair.cell, n=n, seed=SEED) == expected
-        assert spent(pair, before) == CellCost(prefills=1, transfers=1, recomputed_tokens=1)
+        assert work_since(pair, before) == CellCost(prefills=1, transfers=1, recomputed_tokens=1)
         assert streamed_chat(pair.cell, n=n, seed=SEED) == expected
-        assert spent(pair, before) == CellCost(prefills=2, transfers=2, recomputed_tokens=2)
+        assert work_since(pair, before) == CellCost(prefills=2, transfers=2, recomputed_tokens=2)
 
 
-def test_completions_of_several_prompts_are_those_of_one_engine(dtype: str, pair: Pair) -> None:
+def test_completions_of_several_prompts_equal_those_of_one_engine(dtype: str, pair: Pair) -> None:
     for n in COMPLETIONS[dtype]:
         expected = completions(pair.single, PROMPTS, n=n, seed=SEED)
         before = read_figures(pair.http)
         assert completions(pair.cell, PROMPTS, n=n, seed=SEED) == expected
-        assert spent(pair, before) == CellCost(prefills=3, transfers=3, recomputed_tokens=3)
+        assert work_since(pair, before) == CellCost(prefills=3, transfers=3, recomputed_tokens=3)
         assert streamed_completions(pair.cell, PROMPTS, n=n, seed=SEED) == expected
 
 
-def test_choices_that_have_begun_go_on_in_a_cell_with_the_same_prompt_moved_once(dtype: str, pair: Pair) -> None:
-    """They are prefilled, moved and replayed like new ones, with allowed tokens and processed log-probabilities too."""
+def test_resumed_choices_continue_in_a_cell_and_their_prompt_is_transferred_once(dtype: str, pair: Pair) -> None:
+    """They are prefilled, transferred and replayed, also with allowed tokens and processed log-probabilities."""
     sampling = {"seed": 5, "max_tokens": 30, "ignore_eos": True, "logprobs": 2, "logprobs_mode": "processed_logprobs"}
     sampling |= {"allowed_token_ids": list(range(20, 150)), "temperature": 1.3, "top_p": 0.95}
     body: dict[str, object] = {"token_ids": list(range(20, 110))}
@@ -124,16 +125,17 @@ def test_choices_that_have_begun_go_on_in_a_cell_with_the_same_prompt_moved_once
         return [(choice["token_ids"], choice["logprobs"]["content"]) for choice in answer.json()["choices"]]
 
     with httpx.Client(base_url=str(pair.single.base_url), timeout=PATIENCE_S) as single:
-        whole = tokens_and_scores(single, sampling_params=sampling | {"n": 3})
+        complete = tokens_and_scores(single, sampling_params=sampling | {"n": 3})
     before = read_figures(pair.http)
-    begun = [{"index": i, "token_ids": whole[i][0][:count]} for i, count in enumerate((0, 9, 29))]
-    rest = tokens_and_scores(pair.http, sampling_params=sampling, choices=begun)
-    assert rest == [(tokens[count:], scores[count:]) for (tokens, scores), count in zip(whole, (0, 9, 29), strict=True)]
-    cost = spent(pair, before)
+    started = [{"index": i, "token_ids": complete[i][0][:count]} for i, count in enumerate((0, 9, 29))]
+    rest = tokens_and_scores(pair.http, sampling_params=sampling, choices=started)
+    cuts = zip(complete, (0, 9, 29), strict=True)
+    assert rest == [(tokens[count:], scores[count:]) for (tokens, scores), count in cuts]
+    cost = work_since(pair, before)
     assert cost == CellCost(prefills=1, transfers=1, recomputed_tokens=cost.recomputed_tokens)
 
 
-def test_the_bytes_moved_are_the_prompt_s_whatever_n_is(pair: Pair) -> None:
+def test_the_transferred_bytes_are_those_of_the_prompt_for_every_n(pair: Pair) -> None:
     block = read_block_size(pair.http)
     for n in (1, 8):
         before = read_figures(pair.http)

@@ -1,5 +1,5 @@
-"""A gateway in front of real servers that are killed or stopped while they generate: texts equal those of one
-server."""
+"""A gateway in front of real servers that are killed or stopped while they generate: each text equals the text of one
+server without faults."""
 
 import os
 import signal

@@ -125,7 +125,7 @@ FAKE_CURL = "#!/usr/bin/env bash\ngrep --quiet 'motet serve' {folder}/output\n"
 
 
 def test_one_command_serves_and_trains_with_three_seeds(tmp_path: Path) -> None:
-    """Its programs are replaced by scripts that report how they were started."""
+    """The programs of the example are replaced by scripts that report how they were started."""
     for name, script in (("motet", FAKE_MOTET), ("python", FAKE_PYTHON), ("curl", FAKE_CURL)):
         fake_program(tmp_path / "bin", name, script)
     path = f"{tmp_path / 'bin'}:{environment()['PATH']}"

@@ -137,7 +137,7 @@ async def answer(engine: Engine, request: GenerateRequest) -> dict[int, list[int
 
 
 def undisturbed(folder: Path, request: GenerateRequest, *, dtype: str = "float32") -> dict[int, list[int]]:
-    """Returns the tokens that the client should get: those of an engine without faults."""
+    """Returns the tokens that the client should get: the output of an engine without faults."""
     plain = msgspec.structs.replace(request, ticket=None)
     return run(make_core(folder, dtype=dtype), [plain])[request.request_id].tokens
 

@@ -71,9 +71,9 @@ class Started:
     worker: str
     written: int = 0
     read: int | None = None
-    """Its number of steps when it last answered."""
+    """Number of steps of the engine when it last answered."""
     left: bool = False
-    """True if its worker has been missing in a scrape since."""
+    """True if the worker has been missing in a scrape since."""
 
 
 @dataclass

@@ -1,8 +1,8 @@
-"""TRL's VLLMClient as it is: texts and ids with n, log-probabilities, chats with tools, scores of given sequences, and
+"""TRL's unchanged VLLMClient: texts and ids with n, log-probabilities, chats with tools, scores of given sequences, and
 new weights.
 
-TRL asks whether vLLM is installed before it makes a client. That one check is answered with yes here, and in place of
-NCCL, which vLLM brings and which needs a GPU, the tensors go to the server in the body of a request.
+TRL checks that vLLM is installed before it makes a client. Here that check always succeeds. In place of NCCL, which is
+part of vLLM and needs a GPU, the tensors are sent to the server in the body of a request.
 """
 
 import math
