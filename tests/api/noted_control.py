@@ -32,7 +32,7 @@ class NotedUpdates(WeightUpdates):
         if checkpoint.name == BAD:
             raise RequestError("tensor a: it is wrong", code="invalid_weights")
         if checkpoint.name == GONE:
-            raise NoWorkerError("the worker decode-0 is dead: no weights are updated now")
+            raise NoWorkerError("the worker decode-0 is dead: the weights cannot be updated now")
         self._read(checkpoint)
         self.calls.append((checkpoint.name, version))
         await self.rename(version or "1")

@@ -136,7 +136,7 @@ async def test_a_restarted_engine_sleeps_as_the_others_do(
     if woken:
         await cell.sleep.wake([woken])
     again = on_cpu()
-    await cell.control.bring(again)
+    await cell.control.sync(again)
     assert (again.held, again.has_kv, again.has_weights) == (True, has_kv, has_weights)
     cell.router.fleet.put(Worker("decode-0", again, "-"))
     assert await cell.sleep.wake(())
@@ -208,7 +208,7 @@ async def test_a_folder_that_holds_other_weights_by_now_wakes_no_engine() -> Non
     await cell.weights.update(SOME, None)
     await cell.fall_asleep(2)
     one.holds = "others"
-    with pytest.raises(EngineError, match="some does not hold the weights of version 1 any more"):
+    with pytest.raises(EngineError, match="some does not contain the weights of version 1 any more"):
         await cell.sleep.wake(())
     assert cell.sleep.asleep and one.held
 

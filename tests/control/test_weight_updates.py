@@ -64,7 +64,7 @@ async def test_an_engine_that_dies_during_an_update_has_the_weights_when_it_is_b
     control, _ = cell(one, two)
     assert (await control.weights.update(NEW, None)).version == "1"
     again = OrderedEngine()
-    await control.bring(again)
+    await control.sync(again)
     assert versions(one, again) == ["1", "1"] and again.info.model_digest == one.info.model_digest
 
 
@@ -97,7 +97,7 @@ async def test_a_restarted_engine_reads_the_checkpoints_that_still_matter() -> N
     for folder in (SOME, OLD, NEW, SOME, SOME):
         await control.weights.update(folder, None)
     again = OrderedEngine()
-    await control.bring(again)
+    await control.sync(again)
     assert again.info.model_digest == one.info.model_digest == "new+some+some"
     assert again.info.weight_version == "5"
 
@@ -108,8 +108,8 @@ async def test_an_engine_does_not_serve_if_a_folder_holds_other_weights_by_now()
     await control.weights.update(SOME, None)
     other = OrderedEngine()
     other.info = msgspec.structs.replace(other.info, model_digest="another start")
-    with pytest.raises(StartupError, match="some does not hold the weights of version 1 any more"):
-        await control.bring(other)
+    with pytest.raises(StartupError, match="some does not contain the weights of version 1 any more"):
+        await control.sync(other)
 
 
 async def test_a_pause_holds_all_engines_and_new_ones_and_outlasts_an_update() -> None:
@@ -118,7 +118,7 @@ async def test_a_pause_holds_all_engines_and_new_ones_and_outlasts_an_update() -
     await control.pause(PauseMode.KEEP)
     await control.pause(PauseMode.KEEP)
     new = OrderedEngine()
-    await control.bring(new)
+    await control.sync(new)
     await control.weights.update(NEW, None)
     assert (control.engines.paused, one.held, new.held) == (True, True, True)
     await control.resume()
@@ -157,11 +157,11 @@ async def test_a_gateway_does_the_two_steps_one_by_one_and_can_change_its_mind()
     assert (await control.weights.prepare(OLD)).digest == "old", "the first were not dropped"
     await control.weights.drop("new")  # it comes late
     assert one.prepared == OLD
-    with pytest.raises(EngineError, match="these new weights are not prepared"):
+    with pytest.raises(EngineError, match="these weights are not prepared"):
         await control.weights.apply("1", digest="new")
     await control.weights.drop("old")
     assert not one.prepared
-    with pytest.raises(EngineError, match="these new weights are not prepared"):
+    with pytest.raises(EngineError, match="these weights are not prepared"):
         await control.weights.apply("1")
     await control.weights.prepare(NEW)
     await control.weights.apply("7")
@@ -199,7 +199,7 @@ async def test_a_version_can_be_renamed_and_engines_that_join_have_the_new_name(
     control, _ = cell(one)
     await control.weights.rename("base")
     again = OrderedEngine()
-    await control.bring(again)
+    await control.sync(again)
     assert (control.weights.version, versions(one, again)) == ("base", ["base", "base"])
 
 
@@ -217,13 +217,13 @@ async def test_an_engine_that_missed_one_of_several_updates_gets_the_rest() -> N
     control, _ = cell(one)
     await control.weights.update(SOME, None)
     missed = OrderedEngine()
-    await control.bring(missed)
+    await control.sync(missed)
     await control.weights.update(SOME, None)
-    await control.bring(missed)
+    await control.sync(missed)
     assert missed.info.model_digest == one.info.model_digest == "old+some+some"
     strange = OrderedEngine()
     strange.info = msgspec.structs.replace(strange.info, model_digest="of another update", weight_version="7")
-    await control.bring(strange)
+    await control.sync(strange)
     assert strange.info.model_digest == one.info.model_digest and strange.read[0] == OLD
 
 
@@ -231,7 +231,7 @@ async def test_an_engine_keeps_its_version_if_the_server_has_not_named_one() -> 
     control, _ = cell()
     elsewhere = OrderedEngine()
     elsewhere.info = msgspec.structs.replace(elsewhere.info, weight_version="7")
-    await control.bring(elsewhere)
+    await control.sync(elsewhere)
     assert versions(elsewhere) == ["7"]
 
 

@@ -43,15 +43,15 @@ def core(folder: Path, role: Role, network: LocalNetwork, clock: Clock) -> Itera
         transfers.close()
 
 
-def meet(decode: EngineCore, prefill: EngineCore) -> None:
+def connect(decode: EngineCore, prefill: EngineCore) -> None:
     """Connects the two as a cell does at its start. A worker that seems silent, because the machine was suspended, is
     tried again."""
     assert prefill.transfers is not None and decode.transfers is not None
     for number in range(5):
         decode.transfers.order(ConnectWorker(number, prefill.transfers.address))
-        while not (met := decode.step().met):
+        while not (connected := decode.step().connected):
             select.select([decode.transfers], [], [], PATIENCE_S)
-        if met[0].error is None:
+        if connected[0].error is None:
             return
     pytest.fail("the workers cannot be connected")
 
@@ -74,7 +74,7 @@ def generated(decode: EngineCore, request: GenerateRequest) -> dict[int, list[in
 def test_a_lost_acknowledgement_costs_only_the_time_of_a_lease(lost: int, folder: Path) -> None:
     network, request, clock = LocalNetwork(), group("g", prompt_of(200), n=3, seed=4), Clock()
     with core(folder, Role.PREFILL, network, clock) as prefill, core(folder, Role.DECODE, network, clock) as decode:
-        meet(decode, prefill)
+        connect(decode, prefill)
         prefill.prefill(request)
         ticket = prefill.step().tickets[RequestId("g")]
         network.lose_messages(lost)

@@ -46,7 +46,7 @@ class World:
             verdict = self.liveness.problem()
         if parent and self._unread:
             self._unread = 0
-            self.liveness.note()
+            self.liveness.record_event()
         return verdict
 
 
@@ -74,18 +74,18 @@ def test_an_engine_that_stops_is_found_soon_after_the_allowed_silence(
     patience = round(silence_s / world.tick_s)
     assert world.run([(patience - TICKS_PER_HEARTBEAT, False, True)]) is None
     # It takes at most a check that came late, the check before it, and the ticks until the next check.
-    assert "no sign of life" in (world.run([(4 * TICKS_PER_HEARTBEAT, False, True)]) or "")
+    assert "no heartbeat" in (world.run([(4 * TICKS_PER_HEARTBEAT, False, True)]) or "")
 
 
 @given(st.lists(st.floats(0, STEP_S)))
 def test_a_step_may_take_its_allowed_time_and_no_more(busy: list[float]) -> None:
     liveness = LivenessCheck(10.0, STEP_S, clock=lambda: 0.0)
     for busy_s in busy:
-        liveness.note(busy_s)
+        liveness.record_event(busy_s)
         assert liveness.problem() is None
-    liveness.note(STEP_S + 0.5)
+    liveness.record_event(STEP_S + 0.5)
     assert liveness.problem() == "has been in one step for 300.5 s"
-    liveness.note()
+    liveness.record_event()
     assert liveness.problem() is None
 
 

@@ -148,7 +148,7 @@ class Service:
                 param=prompt_param,
                 code="too_many_prompts",
             )
-        self.admission.check_room(num_prompts, client=client)
+        self.admission.check_capacity(num_prompts, client=client)
         self.key_limits.check(client, total)
 
     def rights(self, client: str) -> Rights:

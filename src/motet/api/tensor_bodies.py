@@ -30,7 +30,7 @@ async def read_tensors(request: Request) -> MemoryFile:
         check_safetensors(file.path)
     except ClientDisconnect as error:
         file.close()
-        raise RequestError("The client left before all tensors had come.", code=INVALID_WEIGHTS) from error
+        raise RequestError("The client disconnected before all tensors were received.", code=INVALID_WEIGHTS) from error
     except ModelLoadError as error:
         file.close()
         raise RequestError("The body is not a complete safetensors file.", code=INVALID_WEIGHTS) from error

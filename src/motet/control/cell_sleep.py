@@ -1,11 +1,11 @@
-"""A cell that sleeps: its engines release memory to the system for a while, for a trainer on the same machine.
+"""A cell that sleeps: its engines release memory to the system temporarily, for a trainer on the same machine.
 
-    sleep    1. the pause: groups end, are waited for, or are kept; new groups wait in the queue
+    sleep    1. the pause: groups are aborted, finish first, or are kept; new groups wait in the queue
              2. every engine releases its KV cache, at level 2 its weights too
-    wake     3. the weights are read again from their checkpoints, unless an update has brought others
-             4. when all memory is taken again, groups continue; kept groups recompute their KV
+    wake     3. the weights are read again from their checkpoints, unless an update has replaced them
+             4. when all memory is allocated again, groups continue; kept groups recompute their KV
 
-An engine that is restarted in between sleeps as the others do.
+An engine that is restarted while the cell sleeps sleeps too.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ logger = logging.getLogger(__name__)
 
 
 class SleepTag(StrEnum):
-    """What a sleeping engine has given up, in vLLM's words."""
+    """The resources that a sleeping engine has released, with vLLM's names."""
 
     WEIGHTS = "weights"
     KV_CACHE = "kv_cache"
     SCHEDULING = "scheduling"
-    """It computes nothing. Ends when all memory is taken again."""
+    """The engine computes nothing until all memory is allocated again."""
 
 
 MEMORY = frozenset((SleepTag.WEIGHTS, SleepTag.KV_CACHE))
 
 
 class CellSleep:
-    """The memory of a cell's engines. Owned by `EngineControl`. Orders come one after the other, and are carried out
-    to their end if their caller leaves."""
+    """The memory of a cell's engines. Owned by `EngineControl`. Orders are carried out one at a time, and to their end
+    even if their caller disconnects."""
 
     def __init__(
         self, engines: ControlledEngines, weights: WeightUpdates, *, pause: Callable[[PauseMode], Awaitable[None]]
@@ -46,7 +46,7 @@ class CellSleep:
         self._weights = weights
         self._pause = pause
         self.tags: set[SleepTag] = set()
-        """Memory that is released now; empty while the engines are awake."""
+        """The memory that is released now. Empty while the engines are awake."""
 
     @property
     def asleep(self) -> bool:
@@ -54,7 +54,8 @@ class CellSleep:
         return self._engines.paused or bool(self.tags)
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
-        """Pauses. Level 1 also releases KV caches, level 2 the weights too. Raises RequestError if engines cannot."""
+        """Pauses the engines. Level 1 also releases the KV caches, level 2 the weights too. Raises RequestError if the
+        engines cannot release memory."""
         if level:
             self._check_possible()
         await self._pause(mode)
@@ -62,19 +63,21 @@ class CellSleep:
             await asyncio.shield(asyncio.ensure_future(self._sleep(weights=level > 1)))
 
     async def wake(self, tags: Collection[SleepTag]) -> bool:
-        """Takes the memory of these tags again; without tags, all of it. Returns True if nothing is released any more,
-        and groups continue. Raises EngineError if the weights cannot be read again; an update can bring others."""
+        """Allocates the memory of these tags again; without tags, all of it. Returns True if no memory is released any
+        more, so that groups continue. Raises EngineError if the weights cannot be read again; an update can still
+        replace them."""
         return await asyncio.shield(asyncio.ensure_future(self._wake(MEMORY.intersection(tags) if tags else MEMORY)))
 
     async def let_groups_end(self) -> None:
-        """Wakes all engines before the server stops, so that kept groups end. If that fails, they are aborted."""
+        """Wakes all engines before the server stops, so that groups that were kept can end. If that fails, they are
+        aborted."""
         try:
             await self.wake(())
         except EngineError as error:
             logger.error("the engines do not wake, so running answers are cut: %s", error.message)
 
-    async def bring(self, engine: ControlledEngine) -> None:
-        """Lets an engine that joins sleep as the others do."""
+    async def sync(self, engine: ControlledEngine) -> None:
+        """Makes an engine that joins sleep if the cell sleeps."""
         if self.tags:
             await engine.send(Sleep(weights=self._weights.lost))
             if SleepTag.KV_CACHE not in self.tags:
@@ -82,7 +85,7 @@ class CellSleep:
 
     async def _sleep(self, *, weights: bool) -> None:
         async with self._engines.lock:
-            await self._engines.halt()  # a client may have ended the pause by now
+            await self._engines.halt()  # a client can have ended the pause since
             self.tags |= MEMORY
             self._weights.lost |= weights
             await self._give(lambda engine: engine.send(Sleep(weights)))
@@ -91,7 +94,7 @@ class CellSleep:
         async with self._engines.lock:
             waking = self.tags.intersection(tags)
             if SleepTag.WEIGHTS in waking and self._weights.lost:
-                await self._give(self._weights.history.bring_again)
+                await self._give(self._weights.history.restore)
                 self._weights.lost = False
             if SleepTag.KV_CACHE in waking:
                 await self._give(lambda engine: engine.send(Wake()))
@@ -102,15 +105,15 @@ class CellSleep:
 
     async def _give(self, order: Callable[[ControlledEngine], Awaitable[object]]) -> None:
         try:
-            await self._engines.give(order, to=self._engines.present(local_only=True))
+            await self._engines.give(order, to=self._engines.connected(local_only=True))
         except (StartupError, RequestError) as error:
             raise EngineError(f"The weights cannot be read again: {error.message}") from error
 
     def _check_possible(self) -> None:
-        for engine in self._engines.present(local_only=True):
+        for engine in self._engines.connected(local_only=True):
             if engine.info.device != "cpu":
                 raise RequestError(
-                    f"Invalid 'level': /sleep releases memory of engines on the CPU only, and this one is on "
+                    f"Invalid 'level': /sleep releases memory of engines on the CPU only, and this engine is on "
                     f"{engine.info.device}; level 0 pauses it.",
                     param="level",
                     code="unsupported_value",

@@ -1,12 +1,12 @@
-"""A checkpoint whose files a client sends one by one. vLLM's trainers send several between a start and a finish:
+"""A checkpoint whose files a client sends one by one. vLLM's trainers send several files between a start and a finish:
 
     /start_weight_update                        opens an upload
-    /update_weights {"update_info": ...}        names the next tensors, and returns when they have come
-    /update_weights, a safetensors file         brings them, before that or after it
-    /finish_weight_update                       gives the engines all tensors that have come
+    /update_weights {"update_info": ...}        names the next tensors, and returns when they have been received
+    /update_weights, a safetensors file         contains the tensors; sent before or after the request that names them
+    /finish_weight_update                       gives the engines all received tensors
 
-The tensors of a trainer that sends over NCCL come without a body (`api.trainers.trainer_group`). A gateway sends each
-file in its memory to `/engine/checkpoint`, and then an order to prepare them (`api.worker.order_routes`).
+A trainer that sends over NCCL sends no bodies (`api.trainers.trainer_group`). A gateway sends each file in its memory
+to `/engine/checkpoint`, and then an order to prepare the files (`api.worker.order_routes`).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from motet.models.checkpoint import Checkpoint, MemoryFile
 from motet.models.folder import check_safetensors
 
 ANNOUNCED_S = 300.0
-"""Time in seconds for announced tensors to come. vLLM's client waits for the answer for the same time."""
+"""Time in seconds for which announced tensors are awaited. vLLM's client waits for the answer for the same time."""
 MAX_FILES = 4096
 """Maximum number of files of an upload. Each is an open file of the server."""
 
@@ -27,26 +27,27 @@ class CheckpointUpload:
     """The files of one upload, from its start to `finish` or `drop`."""
 
     def __init__(self, *, announced_s: float = ANNOUNCED_S) -> None:
-        """`announced_s`: time in seconds for announced tensors to come."""
+        """`announced_s`: time in seconds for which announced tensors are awaited."""
         self.files: list[MemoryFile] = []
         self.waiting = 0
         """Number of requests that wait for announced tensors."""
         self._announced_s = announced_s
         self._names: set[str] = set()
-        """Names of the tensors that have come."""
+        """Names of the received tensors."""
         self._changed = asyncio.Event()
-        """Set when tensors have come, or the upload has ended."""
+        """Set when tensors have been received, or the upload has ended."""
         self._ended = False
 
     def add(self, file: MemoryFile) -> None:
-        """Adds a file. Closes it and raises RequestError if the upload has ended, or if a tensor has come before."""
+        """Adds a file. Closes the file and raises RequestError if the upload has ended, or if a tensor was received
+        before."""
         try:
             if self._ended:
-                message = "The weight update has ended before these tensors had come."
+                message = "The weight update ended before these tensors were received."
                 raise RequestError(message, code="no_weight_update")
             names = check_safetensors(file.path)[0].keys()
             if again := sorted(names & self._names):
-                raise RequestError(f"tensor {again[0]} has come before", code=INVALID_WEIGHTS)
+                raise RequestError(f"tensor {again[0]} was already received", code=INVALID_WEIGHTS)
             if len(self.files) >= MAX_FILES:
                 message = f"an update may have {MAX_FILES} bodies: send more tensors in each"
                 raise RequestError(message, code="too_many")
@@ -58,15 +59,15 @@ class CheckpointUpload:
         self._changed.set()
 
     def check_new(self, names: Sequence[str]) -> None:
-        """Raises RequestError unless none of these tensors has come or is named twice."""
+        """Raises RequestError if one of these tensors was already received, or is named twice."""
         known = set(self._names)
         for name in names:
             if name in known:
-                raise _invalid("update_info.names", f"tensor {name} comes twice in this update")
+                raise _invalid("update_info.names", f"tensor {name} is in this update twice")
             known.add(name)
 
     async def wait_for(self, names: Collection[str]) -> None:
-        """Returns when tensors of these names have come. Raises RequestError if they do not."""
+        """Waits until tensors of these names have been received. Raises RequestError if they do not arrive."""
         self.waiting += 1
         try:
             async with asyncio.timeout(self._announced_s):
@@ -74,9 +75,9 @@ class CheckpointUpload:
                     self._changed.clear()
                     await self._changed.wait()
                     if self._ended:
-                        raise _invalid("update_info", f"the update has ended before tensor {missing[0]} came")
+                        raise _invalid("update_info", f"the update ended before tensor {missing[0]} was received")
         except TimeoutError as error:
-            late = f"tensor {missing[0]} has not come within {self._announced_s:g} s"
+            late = f"tensor {missing[0]} was not received within {self._announced_s:g} s"
             raise _invalid("update_info", late) from error
         finally:
             self.waiting -= 1
@@ -85,7 +86,7 @@ class CheckpointUpload:
         """Ends the upload, and returns its files. Raises RequestError if there are none."""
         self._end()
         if not self.files:
-            raise RequestError("No tensors have come since the weight update was started.", code=INVALID_WEIGHTS)
+            raise RequestError("No tensors were received since the weight update started.", code=INVALID_WEIGHTS)
         return Checkpoint.of_memory(self.files)
 
     def drop(self) -> None:

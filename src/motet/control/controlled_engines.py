@@ -1,4 +1,4 @@
-"""The engines of a server that take orders, and the pause in which they are held."""
+"""The engines of a server that take orders, and the pause that stops them between two steps."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,36 +24,40 @@ class ControlledEngines:
         self._router = router
         self._on_other_servers = on_other_servers
         self._has_paused = False
-        """True once there was a pause, whose end a worker on another server can have missed."""
+        """True after the first pause: a worker on another server can have missed its end."""
 
     def all(self) -> list[NamedEngine]:
         """Returns all engines. Raises EngineError unless each is ready and takes orders, and all have one model."""
         members = self._router.fleet.members
-        members = tuple(one for one in members if self._on_other_servers or one.worker is None or one.worker.local)
+        members = tuple(
+            member for member in members if self._on_other_servers or member.worker is None or member.worker.local
+        )
         if not members:
-            raise NoWorkerError("there is no worker: no weights are updated now")
+            raise NoWorkerError("there is no worker: the weights cannot be updated now")
         engines: list[NamedEngine] = []
         for member in members:
             if member.state is not WorkerState.READY:
-                raise NoWorkerError(f"the worker {member.id} is {member.state}: no weights are updated now")
+                raise NoWorkerError(f"the worker {member.id} is {member.state}: the weights cannot be updated now")
             if member.worker is None or not isinstance(member.worker.engine, ControlledEngine):
                 raise EngineError(f"the worker {member.id} is not a Motet engine, and cannot get new weights")
             engines.append((member.id, member.worker.engine))
         if len(models := {engine.info.model for _, engine in engines}) > 1:
-            raise EngineError(f"the workers have several models ({', '.join(sorted(models))}): use their own servers")
+            raise EngineError(
+                f"the workers have several models ({', '.join(sorted(models))}): send weights to their own servers"
+            )
         return engines
 
-    def present(self, *, local_only: bool = False) -> list[ControlledEngine]:
-        """Returns the engines that have a worker now, whatever its state."""
+    def connected(self, *, local_only: bool = False) -> list[ControlledEngine]:
+        """Returns the engines of all workers that have been reached, whatever their state."""
         workers = [member.worker for member in self._router.fleet.members if member.worker is not None]
-        chosen = [one.engine for one in workers if one.local or (self._on_other_servers and not local_only)]
-        return [engine for engine in chosen if isinstance(engine, ControlledEngine)]
+        engines = [worker.engine for worker in workers if worker.local or (self._on_other_servers and not local_only)]
+        return [engine for engine in engines if isinstance(engine, ControlledEngine)]
 
     async def give(
         self, order: Callable[[ControlledEngine], Awaitable[object]], *, to: Sequence[ControlledEngine]
     ) -> None:
-        """Gives an order to several engines at the same time. An engine here that dies is ignored: the order is carried
-        out when it is restarted. Raises the first other error when all have answered."""
+        """Gives an order to several engines at the same time. A local engine that dies is ignored: the order is carried
+        out when it is restarted. Raises the first other error once all engines have answered."""
         answers = await asyncio.gather(*map(order, to), return_exceptions=True)
         for engine, answer in zip(to, answers, strict=True):
             died = isinstance(answer, EngineDiedError | EngineClosedError) and not isinstance(engine, ServerEngine)
@@ -61,25 +65,25 @@ class ControlledEngines:
                 raise answer
 
     async def halt(self) -> None:
-        """Holds all engines and closes the queue. The caller has the lock."""
+        """Pauses all engines and the queue. The caller holds the lock."""
         self._router.waiting.pause(True)
         await self.hold(True)
 
     async def resume(self) -> None:
-        """Undoes `halt`. The caller has the lock, and the engines are awake."""
+        """Undoes `halt`. The caller holds the lock, and the engines are awake."""
         await self.hold(False)
         self._router.waiting.pause(False)
 
     async def hold(self, held: bool) -> None:
-        """Pauses all engines, or ends the pause. The caller has the lock."""
+        """Pauses all engines, or ends the pause. The caller holds the lock."""
         self.paused = held
         self._has_paused |= held
         await self.hold_steps(held)
 
     async def hold_steps(self, held: bool, *, local_only: bool = False) -> None:
-        """Stops the engines between two steps, or lets them continue. An engine that dies is held when it is back. A
-        worker on another server that does not get the order joins again."""
-        engines = self.present(local_only=local_only)
+        """Stops the engines between two steps, or lets them continue. An engine that dies is stopped again when it has
+        restarted. A worker on another server that does not get the order must join again."""
+        engines = self.connected(local_only=local_only)
         answers = await asyncio.gather(*(engine.send(Hold(held)) for engine in engines), return_exceptions=True)
         for engine, answer in zip(engines, answers, strict=True):
             if isinstance(answer, BaseException) and not isinstance(answer, MotetError):
@@ -88,7 +92,8 @@ class ControlledEngines:
                 which = "a pause" if held else "the end of a pause"
                 engine.disown(EngineDiedError(f"the worker did not get {which}: {answer.message}"))
 
-    async def bring_pause(self, engine: ControlledEngine) -> None:
-        """Holds an engine that joins if there is a pause. A worker on another server may have missed the end of one."""
+    async def sync_pause(self, engine: ControlledEngine) -> None:
+        """Pauses an engine that joins during a pause. Ends the pause of a worker on another server that can have missed
+        its end."""
         if self.paused or (self._has_paused and isinstance(engine, ServerEngine)):
             await engine.send(Hold(self.paused))

@@ -48,30 +48,31 @@ class EngineControl:
         self.sleep = None if on_other_servers else CellSleep(self.engines, self.weights, pause=self.pause)
         self._router = router
 
-    async def bring(self, engine: Engine) -> None:
-        """Gives an engine that joins the weights of the others, and lets it pause and sleep as they do. Raises
-        StartupError if their folders hold other weights by now, RequestError if they are unreadable. Needs the lock."""
+    async def sync(self, engine: Engine) -> None:
+        """Gives an engine that joins the weights of the other engines, and makes it pause and sleep if they do. Raises
+        StartupError if the folders of the weights have changed since, and RequestError if the weights cannot be read.
+        The caller holds the lock."""
         if not isinstance(engine, ControlledEngine):
             if self.weights.history.last is not None or (self.sleep is not None and self.sleep.tags):
-                raise StartupError("it cannot get the weights of the others")
+                raise StartupError("it cannot get the weights of the other engines")
             return
-        await self.weights.history.bring(engine)
-        await self.engines.bring_pause(engine)
+        await self.weights.history.sync(engine)
+        await self.engines.sync_pause(engine)
         if self.sleep is not None:
-            await self.sleep.bring(engine)
+            await self.sleep.sync(engine)
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns as soon as nothing is computed; new groups wait in the queue. Can be called twice."""
         self._router.waiting.pause(True)
         if mode is PauseMode.WAIT:
-            await self._rest()
+            await self._wait_idle()
         elif mode is PauseMode.ABORT:
             await self._router.abort()
         async with self.engines.lock:
             await self.engines.halt()
 
-    async def _rest(self) -> None:
-        """Waits for the running groups. If the caller leaves before they end, there is no pause."""
+    async def _wait_idle(self) -> None:
+        """Waits until the running groups have ended. If the caller disconnects before, there is no pause."""
         try:
             await self._router.wait_idle()
         except asyncio.CancelledError:
@@ -85,14 +86,14 @@ class EngineControl:
             await self.engines.resume()
 
     async def forget_prefixes(self, *, recompute: bool) -> None:
-        """Empties the prefix caches of all engines. `recompute`: True if running groups must recompute their KV; else
-        they keep it. Raises EngineError if a worker on another server fails to."""
+        """Empties the prefix caches of all engines. `recompute`: True if running groups must recompute their KV;
+        otherwise they keep it. Raises EngineError if a worker on another server fails."""
         async with self.engines.lock:
             order = ForgetPrefixes(recompute)
-            await self.engines.give(lambda engine: engine.send(order), to=self.engines.present())
+            await self.engines.give(lambda engine: engine.send(order), to=self.engines.connected())
 
     async def abort(self, traces: Collection[str] | None) -> int:
-        """Ends groups where they are: all, or the groups of these `x-request-id`. Returns their number."""
+        """Ends groups early: all, or only the groups of requests with these `x-request-id`. Returns their number."""
         return await self._router.abort(traces)
 
     async def obey(self, order: ControlOrder, *, uploaded: Checkpoint | None = None) -> OrderAnswer:
@@ -117,8 +118,8 @@ class EngineControl:
         return Done()
 
     async def _hold(self, held: bool) -> None:
-        """Starts or ends a pause that a gateway controls: the gateway's queue holds back new groups."""
-        await self.weights.drop()  # a gateway that pauses is in no update any more
+        """Starts or ends a pause that a gateway controls. The gateway's own queue holds new groups."""
+        await self.weights.drop()  # a gateway that pauses has ended its update
         async with self.engines.lock:
             if not held:
                 self._check_awake()
@@ -136,12 +137,12 @@ class EngineControl:
         return self.upload
 
     def drop_upload(self) -> None:
-        """Forgets the upload that a trainer has started, if one is open."""
+        """Discards the upload that a trainer has started, if an upload is open."""
         if self.upload is not None:
             self.upload.drop()
             self.upload = None
 
     async def close(self) -> None:
-        """Forgets all checkpoints. Called when the engines have been closed."""
+        """Closes all checkpoints. Called when the engines have been closed."""
         self.drop_upload()
         await self.weights.close()

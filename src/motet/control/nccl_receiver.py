@@ -1,10 +1,10 @@
 """The server's side of the process that receives a trainer's tensors over NCCL (`engines.native.cuda.receive`).
 
-The server itself loads neither torch nor NCCL. A fault of a trainer ends that process and nothing else:
+The server itself loads neither torch nor NCCL. A fault of a trainer ends the receiving process and nothing else:
 
-    join      ends an old process, starts a new one, and lets it join the trainer's group
-    receive   lets it write what the trainer broadcasts to a file in the server's memory
-    close     kills it. It is also killed if it fails, if it takes too long, or if the caller is cancelled
+    join      ends an old process, and starts a new one, which joins the trainer's group
+    receive   makes the process write the tensors that the trainer broadcasts to a file in the server's memory
+    close     kills the process. It is also killed if it fails, takes too long, or the caller is cancelled
 
 If the server ends in any way, the process's standard input ends, and the process ends too.
 """
@@ -25,12 +25,13 @@ from motet.models.trainer_group import JoinGroup, ReceiverAnswer, ReceiverOrder,
 LIBRARY = "libnccl.so.2"
 """The name under which torch for CUDA has loaded NCCL."""
 TIMEOUT_S = 300.0
-"""Time in seconds for all ranks to meet, and for the tensors of one announcement to come, as in vLLM's trainers."""
+"""Time in seconds in which all ranks must join, and in which the tensors of one announcement must be received. vLLM's
+trainers wait for the same time."""
 
 
 def cuda_device(workers: Iterable[WorkerReport]) -> str | None:
-    """Returns the device on which tensors for these workers are received: the device of an engine here, or the first
-    GPU of this machine if only engines on other servers have one. None if no engine runs on a GPU."""
+    """Returns the device on which tensors for these workers are received: the device of a local engine, or the first
+    GPU of this machine if only engines on other servers have a GPU. Returns None if no engine runs on a GPU."""
     for report in workers:
         if report.worker is not None and report.worker.engine.info.device.startswith("cuda"):
             return report.worker.engine.info.device if report.worker.local else "cuda"
@@ -48,7 +49,7 @@ class NcclReceiver:
         library: str = LIBRARY,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`choose_device`: returns the device that receives; None if there is none. `start`: starts the process."""
+        """`choose_device`: returns the device that receives, or None. `start`: starts the process."""
         self._choose_device = choose_device
         self._start = start
         self._library = library
@@ -56,7 +57,7 @@ class NcclReceiver:
         self._process: Process | None = None
         self._one_at_a_time = asyncio.Lock()
         self.joined = False
-        """True from a join to `close`, even if the group has broken in between."""
+        """True from `join` to `close`, even if the group has failed since."""
 
     @property
     def device(self) -> str | None:
@@ -65,11 +66,11 @@ class NcclReceiver:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the receiving process; None if there is none."""
+        """Process id of the receiving process, or None if it does not run."""
         return None if self._process is None else self._process.pid
 
     async def join(self, group: TrainerGroup) -> None:
-        """Leaves the previous group, and returns when all ranks of the new one have met. Raises EngineError."""
+        """Leaves the previous group, and waits until all ranks of the new group have joined. Raises EngineError."""
         await self.close()
         async with self._one_at_a_time:
             await self.close()
@@ -80,8 +81,8 @@ class NcclReceiver:
             self.joined = True
 
     async def receive(self, tensors: Sequence[TensorFacts], path: Path, *, at: int) -> None:
-        """Returns when the trainer has sent all these tensors and they are in the file from offset `at` on. Raises
-        EngineError; then the group is broken."""
+        """Waits until the trainer has sent all these tensors and they are in the file, from offset `at` on. Raises
+        EngineError; after that the group cannot be used."""
         async with self._one_at_a_time:
             await self._send(ReceiveTensors(tuple(tensors), str(path), at))
 
@@ -98,15 +99,12 @@ class NcclReceiver:
         try:
             async with asyncio.timeout(self._timeout_s):
                 process.stdin.write(msgspec.json.encode(order) + b"\n")
-                with contextlib.suppress(ConnectionError):  # it has ended, and may have reported why
+                with contextlib.suppress(ConnectionError):  # the process has ended, and can have reported the reason
                     await process.stdin.drain()
                 line = await process.stdout.readline()
-            if line:
-                error = msgspec.json.decode(line, type=ReceiverAnswer).error
-            else:
-                error = "the process that receives has ended"
+            error = msgspec.json.decode(line, type=ReceiverAnswer).error if line else "the receiving process has ended"
         except TimeoutError:
-            error = f"the trainer has not done its part within {self._timeout_s:g} s"
+            error = f"the trainer did not do its part within {self._timeout_s:g} s"
         except BaseException:
             await self._end()
             raise

@@ -1,11 +1,12 @@
 """New weights for all engines of a server: they have the same weights, and an update reaches all of them or none.
 
-    1. every engine prepares the checkpoint, while its weights serve. One that cannot, or is not there, ends the update
-    2. the engines here are held between two steps. All apply what they have prepared, and continue
+    1. every engine prepares the checkpoint, while its old weights serve. If an engine is not available or cannot
+       prepare it, the update fails
+    2. the local engines are stopped between two steps. All engines apply the prepared weights, and continue
 
-An engine that dies in 2 or later gets the new weights when it is restarted: it reads them again, and does not serve if
-their folder holds others by then (`WeightHistory`). A gateway updates the engines of its workers. It gives a worker
-the orders that a server gives to its engines, so 1 and 2 are methods of their own too.
+An engine that dies in step 2 or later gets the new weights when it is restarted: it reads the checkpoint again, and
+does not serve if the folder has changed since (`WeightHistory`). A gateway updates the engines of its workers with the
+same orders that a server gives to its own engines, so steps 1 and 2 are also methods of their own.
 """
 
 import asyncio
@@ -64,11 +65,11 @@ class WeightHistory:
 
     @property
     def last(self) -> AppliedCheckpoint | None:
-        """The last update; None if the weights of the start serve."""
+        """The last update, or None if the weights with which the server started serve."""
         return self._applied[-1] if self._applied else None
 
     def name(self, version: str) -> None:
-        """Notes that the weights that serve have another version."""
+        """Records another version of the weights that serve."""
         self.version, self._named = version, True
 
     def add(self, applied: AppliedCheckpoint) -> None:
@@ -78,55 +79,57 @@ class WeightHistory:
         self.name(applied.version)
 
     def close(self) -> None:
-        """Forgets all checkpoints."""
-        for old in self._applied:
-            old.checkpoint.close()
+        """Closes and removes all checkpoints."""
+        for applied in self._applied:
+            applied.checkpoint.close()
         self._applied.clear()
 
-    async def bring(self, engine: ControlledEngine) -> None:
-        """Gives an engine the weights of the others. Raises StartupError if their folders hold others by now, and
-        RequestError if they cannot be read."""
+    async def sync(self, engine: ControlledEngine) -> None:
+        """Gives an engine the weights of the other engines. Raises StartupError if the folders of the weights have
+        changed since, and RequestError if the weights cannot be read."""
         if self.last is not None and engine.info.model_digest != self.last.digest:
-            digests = [one.digest for one in self._applied]
+            digests = [applied.digest for applied in self._applied]
             known = engine.info.model_digest
             first = digests.index(known) + 1 if known in digests else 0
             if not (first or self._applied[0].complete) and engine.info.weight_version != FIRST_VERSION:
-                await self._bring_start(engine)
-            await self._bring_applied(engine, self._applied[first:])
-        await self._bring_name(engine)
+                await self._send_start(engine)
+            await self._send_applied(engine, self._applied[first:])
+        await self._send_version(engine)
 
-    async def bring_again(self, engine: ControlledEngine) -> None:
-        """Gives an engine without weights the weights of the server. Raises what `bring` raises."""
+    async def restore(self, engine: ControlledEngine) -> None:
+        """Gives an engine without weights the weights of the server. Raises the errors of `sync`."""
         if not (self._applied and self._applied[0].complete):
-            await self._bring_start(engine)
-        await self._bring_applied(engine, self._applied)
-        await self._bring_name(engine)
+            await self._send_start(engine)
+        await self._send_applied(engine, self._applied)
+        await self._send_version(engine)
 
-    async def _bring_start(self, engine: ControlledEngine) -> None:
+    async def _send_start(self, engine: ControlledEngine) -> None:
         await engine.send(PrepareWeights.of(START))
         await engine.send(ApplyWeights(FIRST_VERSION))
 
-    async def _bring_applied(self, engine: ControlledEngine, applied: Sequence[AppliedCheckpoint]) -> None:
-        for one in applied:
-            prepared = await engine.send(PrepareWeights.of(one.checkpoint))
+    async def _send_applied(self, engine: ControlledEngine, checkpoints: Sequence[AppliedCheckpoint]) -> None:
+        for applied in checkpoints:
+            prepared = await engine.send(PrepareWeights.of(applied.checkpoint))
             if not isinstance(prepared, PreparedWeights):
                 raise EngineError(f"the engine answered {type(prepared).__name__} to PrepareWeights")
             await engine.send(ApplyWeights(self.version, prepared.digest))
-            if engine.info.model_digest != one.digest:
-                raise StartupError(f"{one.checkpoint.name} does not hold the weights of version {one.version} any more")
+            if engine.info.model_digest != applied.digest:
+                raise StartupError(
+                    f"{applied.checkpoint.name} does not contain the weights of version {applied.version} any more"
+                )
 
-    async def _bring_name(self, engine: ControlledEngine) -> None:
+    async def _send_version(self, engine: ControlledEngine) -> None:
         if self._named and engine.info.weight_version != self.version:
             await engine.send(NameWeights(self.version))
 
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """New weights that all engines of a server have."""
+    """An update that all engines of a server have applied."""
 
     version: str
     slowest: str
-    """Id of the worker that prepared them last."""
+    """Id of the worker that prepared the weights last."""
     seconds: float
     """Time in seconds that this worker took."""
 
@@ -150,7 +153,7 @@ class WeightUpdates:
     def __init__(self, router: Router, engines: ControlledEngines) -> None:
         self.history = WeightHistory()
         self.lost = False
-        """True while the system has the memory of the weights: they must be read again, or come with an update."""
+        """True while the memory of the weights is released: they must be read again, or replaced by an update."""
         self._engines = engines
         self._fleet = router.fleet
         self._figures = router.counts
@@ -158,7 +161,7 @@ class WeightUpdates:
         self._count = 0
         """Number of updates so far."""
         self._ready: PreparedUpdate | None = None
-        """The update that a gateway has let this server prepare. The lock is held for it."""
+        """The update that this server has prepared for a gateway. The lock is held until it is applied or dropped."""
         self._expiry: asyncio.Task[None] | None = None
 
     @property
@@ -168,36 +171,37 @@ class WeightUpdates:
     async def update(self, checkpoint: Checkpoint, version: str | None) -> WeightUpdate:
         """Gives all engines new weights, and owns the checkpoint from now on. Running groups continue with the new
         weights. `version`: by default the number of updates. Raises RequestError if the weights cannot be used, and
-        EngineError if an engine is not there; then all keep their weights."""
+        EngineError if an engine is not available; then all engines keep their old weights."""
         updating = asyncio.ensure_future(self._update(checkpoint, version))
-        return await asyncio.shield(updating)  # an update is not left half done if its caller leaves
+        return await asyncio.shield(updating)  # the update is completed even if its caller disconnects
 
     async def _update(self, checkpoint: Checkpoint, version: str | None) -> WeightUpdate:
         async with self._engines.lock:
             return await self._apply(await self._prepare(checkpoint), version)
 
     async def rename(self, version: str) -> None:
-        """Gives the weights that serve another version. Raises EngineError unless all engines are there."""
+        """Gives the weights that serve another version. Raises EngineError unless all engines are available."""
         async with self._engines.lock:
             await asyncio.gather(*(engine.send(NameWeights(version)) for _, engine in self._engines.all()))
             self.history.name(version)
 
     async def checksums(self) -> dict[str, str]:
-        """Returns the SHA-256 of what the engines have in the place of each tensor of a checkpoint. Raises EngineError
-        unless all engines are there, and have the same, and RequestError while the weights sleep."""
+        """Returns the SHA-256 of the weights in the engines, by the name of the tensor in a checkpoint. Raises
+        EngineError unless all engines are available and have equal weights, and RequestError while the weights are
+        released."""
         async with self._engines.lock:
             if self.lost:
                 raise asleep()
             engines = self._engines.all()
             answers = await asyncio.gather(*(engine.send(SumWeights()) for _, engine in engines))
             sums = [answer.sums for answer in answers if isinstance(answer, Checksums)]
-            for (id, _), one in zip(engines, sums, strict=True):
-                if one != sums[0]:
+            for (id, _), engine_sums in zip(engines, sums, strict=True):
+                if engine_sums != sums[0]:
                     raise EngineError(f"{id} has other weights than {engines[0][0]}")
             return sums[0]
 
     async def prepare(self, checkpoint: Checkpoint) -> PreparedWeights:
-        """Does the first step of an update, for a gateway. Raises what `update` raises."""
+        """Does the first step of an update, for a gateway. Raises the errors of `update`."""
         try:
             await self.drop()
             await self._engines.lock.acquire()
@@ -213,16 +217,16 @@ class WeightUpdates:
         return self._ready.prepared
 
     async def apply(self, version: str, *, digest: str = "") -> None:
-        """Does the second step. Raises EngineError if nothing is prepared, or weights with another digest."""
+        """Does the second step of an update. Raises EngineError if no weights with this digest are prepared."""
         if (ready := self._take_ready(digest)) is None:
-            raise EngineError(f"these new weights are not prepared; they are kept for {PREPARED_S:g} s")
+            raise EngineError(f"these weights are not prepared; prepared weights are kept for {PREPARED_S:g} s")
         try:
             await self._apply(ready, version)
         finally:
             self._engines.lock.release()
 
     async def drop(self, digest: str = "") -> None:
-        """Forgets the prepared weights, unless they have another digest."""
+        """Drops the prepared weights, unless they have another digest."""
         if (ready := self._take_ready(digest)) is not None:
             try:
                 await drop(ready.checkpoint, [(engine, ready.prepared.digest) for _, engine in ready.engines])
@@ -230,7 +234,7 @@ class WeightUpdates:
                 self._engines.lock.release()
 
     async def close(self) -> None:
-        """Forgets all checkpoints."""
+        """Closes all checkpoints."""
         await self.drop()
         self.history.close()
 
@@ -245,11 +249,11 @@ class WeightUpdates:
 
     async def _expire(self) -> None:
         await asyncio.sleep(PREPARED_S)
-        self._expiry = None  # else dropping would cancel this task
+        self._expiry = None  # otherwise `drop` would cancel this task
         await self.drop()
 
     async def _prepare(self, checkpoint: Checkpoint) -> PreparedUpdate:
-        """Lets all engines prepare the checkpoint. If one cannot, all drop it."""
+        """Makes all engines prepare the checkpoint. If an engine cannot, all engines drop it."""
         engines: Sequence[NamedEngine] = ()
         prepared: dict[str, PreparedWeights] = {}
         try:
@@ -262,19 +266,19 @@ class WeightUpdates:
                 ended_s[id] = time.monotonic()
                 return answer
 
-            answers = await asyncio.gather(*(prepare(*one) for one in engines), return_exceptions=True)
+            answers = await asyncio.gather(*(prepare(*named) for named in engines), return_exceptions=True)
             for (id, _), answer in zip(engines, answers, strict=True):
                 if isinstance(answer, PreparedWeights):
                     prepared[id] = answer
             for answer in answers:
                 if isinstance(answer, BaseException):
-                    raise answer  # not earlier: the other engines would read files that are closed
+                    raise answer  # after all have answered, since the other engines still read the files
             (first, facts), *others = prepared.items()
-            if other := next((id for id, one in others if one.digest != facts.digest), None):
+            if other := next((id for id, weights in others if weights.digest != facts.digest), None):
                 raise EngineError(f"{other} has read other weights in {checkpoint.name} than {first}")
         except BaseException:
-            # An engine whose answer got lost may have prepared any weights.
-            digests = {id: one.digest for id, one in prepared.items()}
+            # An engine whose answer was lost can have prepared any weights.
+            digests = {id: weights.digest for id, weights in prepared.items()}
             await self._fail(checkpoint, [(engine, digests.get(id, "")) for id, engine in engines])
             raise
         slowest = max(ended_s, key=ended_s.__getitem__)
@@ -284,7 +288,7 @@ class WeightUpdates:
         """Raises EngineError if no engine has applied the weights."""
         before = {engine.info.model_digest for _, engine in update.engines}
         if self.history.last is not None:
-            before.add(self.history.last.digest)  # engines that could not wake may have older weights
+            before.add(self.history.last.digest)  # engines that could not wake can have older weights
         name = str(self._count + 1) if version is None else version
         prepared = update.prepared
         try:
@@ -304,8 +308,8 @@ class WeightUpdates:
         return WeightUpdate(name, update.slowest, update.seconds)
 
     async def _apply_each(self, engines: Sequence[NamedEngine], order: ApplyWeights) -> str:
-        """Applies what all have prepared, and returns the `model_digest` from now on. An engine that dies gets the
-        weights when it is restarted. Raises EngineError if all have died."""
+        """Applies the prepared weights on all engines, and returns their new `model_digest`. An engine that dies gets
+        the weights when it is restarted. Raises EngineError if all engines have died."""
         if not self._engines.paused:
             await self._engines.hold_steps(True, local_only=True)
         answers = await asyncio.gather(*(engine.send(order) for _, engine in engines), return_exceptions=True)
@@ -317,7 +321,8 @@ class WeightUpdates:
         raise next(answer for answer in answers if isinstance(answer, BaseException))
 
     def _disown_old(self, engines: Sequence[NamedEngine], digest: str) -> None:
-        """Lets each worker on another server that does not have the weights join again, with them."""
+        """Makes each worker on another server that does not have the new weights join again, which gives it the
+        weights."""
         for id, engine in engines:
             if isinstance(engine, ServerEngine) and engine.info.model_digest != digest:
                 logger.warning("%s does not have the new weights: it joins again", id)
@@ -334,7 +339,8 @@ class WeightUpdates:
 
 
 async def drop(checkpoint: Checkpoint, engines: Sequence[tuple[ControlledEngine, str]]) -> None:
-    """Forgets a checkpoint, and what these engines have prepared of it, by their digests. Never raises."""
+    """Closes a checkpoint, and makes these engines drop the weights with these digests that they have prepared. Never
+    raises."""
     try:
         orders = (engine.send(DropWeights(digest)) for engine, digest in engines)
         await asyncio.gather(*orders, return_exceptions=True)

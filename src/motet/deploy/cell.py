@@ -303,7 +303,7 @@ class LocalKeeper:
         engine.listen_to_blocks(indexing(self._fleet.cached_blocks, self.id))
         if (listener := self.block_events.listener(engine.info.block_size)) is not None:
             engine.listen_to_blocks(listener)
-        await self._control.bring(engine)
+        await self._control.sync(engine)
         transfer = engine.info.transfer
         side_channel = f"{transfer.host}:{transfer.port}" if transfer else "-"
         worker = Worker(self.id, engine, self._address or side_channel, kill=engine.kill)

@@ -79,7 +79,7 @@ class FleetEntry:
             else:
                 self._fleet.set_models(id, report.models)
                 async with self._control.engines.lock:
-                    await self._control.bring(engine)
+                    await self._control.sync(engine)
                     await self._put(Worker(id, engine, server.url, local=False), report.info.kind)
         except BaseException:  # its keeper does not know it at this point, but it can have groups already
             engine.lost(WorkerLeavingError(f"{id} has left"))

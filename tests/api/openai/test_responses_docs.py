@@ -56,7 +56,7 @@ async def test_no_response_is_stored(served: Served, method: str, path: str) -> 
     assert response.status_code == 404
     error = response.json()["error"]
     assert (error["code"], error["param"]) == ("not_found", "response_id")
-    assert "keeps no responses" in error["message"]
+    assert "stores no responses" in error["message"]
 
 
 @pytest.mark.anyio

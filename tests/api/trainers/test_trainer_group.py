@@ -189,7 +189,7 @@ async def test_the_fault_of_a_trainer_is_reported_and_the_update_is_forgotten(
     receiver.fails = True
     refused = await announce(trained)
     assert_error(refused, status=400, param="update_info")
-    assert "the trainer has gone; the update is forgotten" in refused.text
+    assert "the trainer has gone; the update is discarded" in refused.text
     assert_error(await trained.http.post("/finish_weight_update"), status=400, code="no_weight_update")
     assert (control.calls, open_files()) == ([], 0)
     assert (await trained.http.post("/shutdown_weight_transfer_engine")).status_code == 200

@@ -187,12 +187,12 @@ async def test_bodies_that_do_not_fit_are_refused_and_a_new_start_forgets_them(
     waiting = asyncio.create_task(http.post("/update_weights", json={"update_info": {"names": ["c"]}}))
     await until(lambda: control.upload is not None and control.upload.waiting == 1)
     await http.post("/start_weight_update")
-    assert (await waiting).json()["error"]["message"].endswith("the update has ended before tensor c came.")
+    assert (await waiting).json()["error"]["message"].endswith("the update ended before tensor c was received.")
     assert open_files() == 0
     assert_error(await http.post("/finish_weight_update"), status=400, code="invalid_weights")
     control.upload = CheckpointUpload(announced_s=0)
     late = await http.post("/update_weights", json={"update_info": {"names": ["c"]}})
-    assert late.json()["error"]["message"] == "Invalid 'update_info': tensor c has not come within 0 s."
+    assert late.json()["error"]["message"] == "Invalid 'update_info': tensor c was not received within 0 s."
     await http.post("/shutdown_weight_transfer_engine")
     assert (control.calls, open_files()) == ([], 0)
 

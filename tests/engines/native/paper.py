@@ -290,7 +290,7 @@ class PaperEngine:
         sampled = [Sampled(next_token(entries[one.row], one.sequence.sampling.seed), None) for one in next_tokens]
         new = without_rejected(next_tokens, sampled)
         drafted = [chunk for chunk in plan.tails if chunk.drafts]
-        self.scheduler.drafter.learn(drafted, {one.sequence: len(one.more) for one in new})
+        self.scheduler.drafter.update_rates(drafted, {one.sequence: len(one.more) for one in new})
         self.deltas = self.commit.append(new)
         for delta in self.deltas:
             for choice in delta.choices:

@@ -254,7 +254,7 @@ def test_rejected_drafts_stop_and_are_tried_again_much_later() -> None:
         assert drafter.start_step([choice])
         if drafts := drafter.drafts(choice, num_choices=4):
             tries[step >= 40] += 1
-            drafter.learn([TailChunk(choice, 1, 2, tuple(drafts))], {choice: 0})
+            drafter.update_rates([TailChunk(choice, 1, 2, tuple(drafts))], {choice: 0})
     assert 0 < tries[0] < 20
     assert 0 < tries[1] < 60
 
@@ -307,15 +307,15 @@ def test_history_keeps_the_last_answers_of_each_prompt_in_bounded_memory() -> No
         choice.output_tokens[:] = [place] * tokens
         choices.append(choice)
     for choice in choices[:3]:
-        history.keep(choice)
+        history.store(choice)
     assert history.answers(choices[0].group) == [(0,) * 4, (2,) * 3]
     assert history.answers(choices[1].group) == [(1,) * 3]
-    history.keep(choices[3])
+    history.store(choices[3])
     assert history.answers(choices[0].group) == [(2,) * 3]
     assert history.answers(choices[1].group) == [(3,) * 5]
     _, (long,) = drafting((5, 6))
     long.output_tokens[:] = [9] * 11
-    history.keep(long)
+    history.store(long)
     assert history.answers(long.group) == []
 
 
@@ -324,5 +324,5 @@ def test_history_is_separate_for_each_salt() -> None:
     engine = PaperEngine(blocks=100)
     groups = [engine.submit(request(salt, (1, 2), cache_salt=salt)) for salt in ("a", "b")]
     engine.step()
-    history.keep(groups[0].sequences[0])
+    history.store(groups[0].sequences[0])
     assert [len(history.answers(group)) for group in groups] == [1, 0]

@@ -41,7 +41,7 @@ def test_prompts_of_one_token_and_engines_without_transfer_refuse_to_prefill(pai
     with pytest.raises(ContextLengthError, match="at least 2"):
         pair.p.prefill(group("short", prompt_of(1)))
     single = make_core(pair.folder)
-    with pytest.raises(RequestError, match="keeps its KV cache to itself"):
+    with pytest.raises(RequestError, match="does not transfer KV"):
         single.prefill(group("g", prompt_of(10)))
     ticket = pair.prefill(group("g", prompt_of(100)))
     with pytest.raises(RequestError, match="--role"):

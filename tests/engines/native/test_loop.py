@@ -24,7 +24,7 @@ from motet.engines.native.protocol import (
     Submit,
 )
 from motet.engines.native.sleep import Sleeper
-from motet.engines.native.step.handover import KEEPS_KV
+from motet.engines.native.step.handover import NO_TRANSFERS
 from motet.engines.wire import CarriedError
 from motet.errors import EngineError
 from motet.metrics.stats import EngineStats
@@ -148,7 +148,7 @@ def test_an_engine_without_transfers_answers_that_it_cannot_connect(tiny: Tiny) 
     pair.d.transfers = None
     with wired(pair) as engine:
         engine.send(NumberedOrder(7, Connect(TransferAddress("someone", "127.0.0.1", 1))))
-        assert engine.next_event() == NumberedAnswer(7, None, CarriedError.of(EngineError(KEEPS_KV)))
+        assert engine.next_event() == NumberedAnswer(7, None, CarriedError.of(EngineError(NO_TRANSFERS)))
 
 
 def test_a_step_that_raises_ends_the_loop(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def test_if_the_first_group_leaves_while_it_computes_another_group_takes_over(en
         case "stop":
             core.stop_choice(requests[0].request_id, 0)
         case "suspend":
-            core.forget_prefixes(anew=True)
+            core.forget_prefixes(recompute=True)
     core.abort(requests[2].request_id)  # a waiting group leaves as well
     while core.busy:
         take_step(core, outcomes)
@@ -197,7 +197,7 @@ def test_after_the_caches_are_emptied_no_group_joins_an_earlier_trunk(tiny: Tiny
     core.submit(request_for("before"))
     for _ in range(3):
         take_step(core, outcomes)
-    core.forget_prefixes(anew=False)
+    core.forget_prefixes(recompute=False)
     core.submit(request_for("after", seed=4))
     while core.busy:
         take_step(core, outcomes)
@@ -263,7 +263,7 @@ def test_each_group_generates_the_same_tokens_as_alone_even_with_little_memory(
             gone.add(leaving)
             core.abort(leaving)
         take_step(core, outcomes)
-    core.forget_prefixes(anew=False)
+    core.forget_prefixes(recompute=False)
     assert core.stats().blocks_used == 0
     assert core.stats().preemptions > 0 and core.stats().cached_tokens > 0
     assert core.stats().accepted_tokens > 0

@@ -77,7 +77,7 @@ async def test_groups_and_orders_of_a_stopped_engine_end_and_it_is_killed(
             asyncio.ensure_future(native.stats()),
             asyncio.ensure_future(native.prefill(group("p", prompt_of(40)))),
         ]
-        with pytest.raises(EngineSilentError, match=f"process {native.info.pid} has given no sign of life for 1"):
+        with pytest.raises(EngineSilentError, match=f"process {native.info.pid} has sent no heartbeat for 1"):
             async for _ in stream:
                 pass
         assert SILENCE_S / 2 < time.monotonic() - stopped_s < PATIENCE_S

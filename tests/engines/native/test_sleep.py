@@ -144,7 +144,7 @@ def test_weights_of_the_start_that_have_changed_are_not_taken(tmp_path: Path) ->
     core.held = True
     sleeper_of(core, parts).sleep(weights=True)
     save_tiny_model("llama", folder, seed=4)
-    with pytest.raises(EngineError, match="does not hold the weights of the start any more"):
+    with pytest.raises(EngineError, match="does not contain the weights of the start any more"):
         parts.weights.prepare(CheckpointKind.START)
     (folder / FILE).unlink()
     with pytest.raises(EngineError, match="the weights of the start cannot be read again"):
@@ -159,7 +159,7 @@ def test_an_emptied_prefix_cache_finds_nothing_and_running_groups_do_not_notice(
     expected = undisturbed(built(tiny("llama"), {"dtype": "float32"}))
     core = core_of(built(tiny("llama"), {"dtype": "float32"}))
     outcomes = begun(core)
-    core.forget_prefixes(anew=anew)
+    core.forget_prefixes(recompute=anew)
     assert same(drive(core, outcomes), expected)
     assert (core.stats().replayed_tokens > 0) == anew
 
@@ -168,7 +168,7 @@ def test_what_was_cached_before_is_computed_again(tiny: Callable[[str], Path]) -
     core = make_core(tiny("llama"))
     first = run(core, [group("first", PROMPT, n=2)])["first"]
     hit = run(core, [group("hit", PROMPT, n=2)])["hit"]
-    core.forget_prefixes(anew=False)
+    core.forget_prefixes(recompute=False)
     assert (core.stats().blocks_cached, core.step().blocks) == (0, [Cleared()])
     after = run(core, [group("after", PROMPT, n=2)])["after"]
     assert first.tokens == hit.tokens == after.tokens

@@ -208,7 +208,7 @@ def bad_tensors(old: Tensors) -> dict[str, tuple[Tensors, str]]:
         ),
         "shape": ({**old, norm: old[norm][:8].clone()}, f"tensor {norm}: its shape is [8], and the model's is [64]"),
         "dtype": ({**old, norm: old[norm].long()}, f"tensor {norm}: its dtype is I64; BF16, F16, F32 can be used"),
-        "none": ({}, "there are no tensors in it"),
+        "none": ({}, "the checkpoint has no tensors"),
     }
 
 

@@ -209,7 +209,7 @@ async def test_the_ticket_of_a_group_is_sent(serve: Serving) -> None:
 async def test_a_worker_connects_to_another_one_by_order(serve: Serving) -> None:
     served = await serve()
     async with engine_at(served.url) as engine:
-        with pytest.raises(EngineError, match=r"answered 404: .*connects to no other"):
+        with pytest.raises(EngineError, match=r"answered 404: .*does not connect to other workers"):
             await engine.send(Connect(NOWHERE))
         met: list[TransferAddress] = []
 

@@ -66,7 +66,7 @@ def _only(known: Sequence[str]) -> str:
 def _kind_of(value: object, known: Sequence[str]) -> str:
     """Returns the type of a block. Raises FieldError unless it is in `known`."""
     if not isinstance(value, dict):
-        raise FieldError(invalid_type, None, "an object or a string in place of the list")
+        raise FieldError(invalid_type, None, "an object, or a string instead of the list")
     if (kind := value.get("type")) is None:
         raise FieldError(missing_parameter, "type")
     if not isinstance(kind, str) or kind not in known:

@@ -1,11 +1,11 @@
-"""The response of a request that generates, streamed or not. It owns the groups of the request from start to end.
+"""The response to a request that generates, streamed or not. It owns the groups of the request from start to end.
 
-    1. open the groups                 all or none; an error here, or before the first step, has its HTTP status
-    2. wait for the first step         from here on also for the client to leave
+    1. open the groups                 all or none. Until the headers are sent, an error has its HTTP status
+    2. wait for the first step         and for the client to disconnect
     3. send headers, then the bytes that the writer makes of each step, in one message that bypasses the middleware
-    4. close the groups                in any case: end, error, client gone, server stopping
+    4. close the groups                in any case: end, error, client disconnected, server stopping
 
-It is an object and not a generator, because a generator that never starts never cleans up.
+The response is an object and not a generator, because a generator that never starts never cleans up.
 """
 
 import asyncio
@@ -68,9 +68,9 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self._slots: list[AdmissionSlot] = []
         self._status = CLIENT_GONE
         self._merged: Merge[StepT] | None = None
-        """The steps of all groups, if they have to be merged."""
+        """The steps of all groups. None if the only group is read without a merge."""
         self._failure: Exception | None = None
-        """An error before the headers were sent, which is answered with its own status."""
+        """An error before the headers were sent. It has its own status."""
 
     @property
     def started(self) -> bool:
@@ -106,7 +106,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             group.open(slot)
 
     async def _run(self, take: Take[StepT]) -> None:
-        """Runs all groups to their ends. A single group needs neither a task nor a queue in between."""
+        """Runs all groups to their ends. A single group needs neither a task nor a queue."""
         if len(self._groups) == 1 and not self._writer.starts_at_once:
             await self._groups[0].run(take)
             return
@@ -118,7 +118,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
                 await taking
 
     def _take_steps(self) -> Take[StepT]:
-        """Returns the function that sends the bytes of each step. It runs for every token, so it looks little up."""
+        """Returns the function that sends the bytes of each step. It runs for every token, so its attributes are looked
+        up in advance."""
         feed, usage, sender = self._writer.feed, self._usage, self._sender
         write = sender.write
 
@@ -165,8 +166,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         await self._sender.start(self.raw_headers)
 
     async def _end(self, piece: bytes) -> None:
-        """Sends the last piece. The request leaves the client's limits before it, since after it the client can send
-        the next request."""
+        """Sends the last piece. The request stops counting against the client's limits first, since the client can send
+        its next request as soon as it has this piece."""
         self._key_slot.leave()
         await self._sender.end(piece)
 

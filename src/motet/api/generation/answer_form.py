@@ -15,7 +15,7 @@ from motet.types import Grammar, GrammarKind
 ANY_OBJECT = '{"type":"object"}'
 
 FORMER_PREFIX = "guided_"
-"""Prefix of the fields that vLLM before 0.12 had in place of the keys of `structured_outputs`."""
+"""Prefix of the fields that vLLM had before 0.12 instead of the keys of `structured_outputs`."""
 
 
 class AnswerForm(NamedTuple):
@@ -50,7 +50,7 @@ class ResponseFormat(Schema):
         if self.json_schema is None and self.type == "json_schema":
             raise FieldError(missing_parameter, "json_schema")
         if self.json_schema is not None and self.type != "json_schema":
-            raise FieldError(unsupported_parameter, "json_schema", f"does not go with type '{self.type}'")
+            raise FieldError(unsupported_parameter, "json_schema", f"cannot be combined with type '{self.type}'")
         return self
 
     @property
@@ -140,7 +140,7 @@ class FormattedFields(Schema):
     @model_validator(mode="after")
     def check_one_form(self) -> Self:
         if self.structured_outputs is not None and self.response_format is not None:
-            why = "it and 'response_format' both say what an answer must be; give one of them"
+            why = "it cannot be combined with 'response_format'; only one of both can be given"
             raise FieldError(invalid_value, "structured_outputs", why, "response_format")
         return self
 

@@ -1,6 +1,6 @@
 """Streamed answers as OpenAI's chunks: server-sent events made from bytes that are encoded once for each answer.
 
-ChunkWriter ── steps of the groups in, chunks out; most chunks are one text between two constant pieces of bytes
+ChunkWriter ── turns the steps of groups into chunks; most chunks are one text between two constant pieces of bytes
     ChunkTemplate   the bytes that all chunks share
     RunningUsage    the usage that each chunk reports
     ChunkShape      the chunks of one route: for the start of a choice, and for more than its text
@@ -74,7 +74,7 @@ class RunningUsage:
         self._template = template
         self._usage_json = usage_json
         self._num_sent = 0
-        """Tokens in the chunks so far. The engine is ahead of them: the text of its last tokens can be held back."""
+        """Number of tokens in the chunks so far. The engine can have generated more: text can be held back."""
 
     def closing(self, usage: Usage | None, *, num_new: int = 0) -> bytes:
         """Returns the end of a chunk after its choices. `usage`: the usage of the request, None if chunks do not report
@@ -88,7 +88,7 @@ class RunningUsage:
 
 
 class ChunkShape(Protocol):
-    """The chunks of one route, except those that are only a text."""
+    """The chunks of one route, except the chunks that are only a text."""
 
     def openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
         """Returns the chunks that come before the first token of each of these choices."""
@@ -122,9 +122,9 @@ class ChunkWriter(GroupsWriter):
         self._group_size = plan.group_size
         num_first = None if plan.policy is None else plan.policy.start
         self._first_choices = [start.index for start in plan.groups[0].choices[:num_first]]
-        """The choices of each prompt that start with it; under a policy others start later."""
+        """The choices of each prompt that start at once. A policy can start more choices later."""
         self._started: set[int] = set()
-        """Prompts whose first step has come."""
+        """Numbers of the prompts whose first step has arrived."""
         self._reports: dict[int, GroupReport] = {}
         """The reports on groups with a policy that have ended, by the number of the prompt."""
         self._before_text = _text_openings(plan, template, before_text=before_text)
@@ -168,8 +168,8 @@ class ChunkWriter(GroupsWriter):
 
 
 def _text_openings(plan: Plan, template: ChunkTemplate, *, before_text: bytes) -> dict[int, bytes]:
-    """Returns the bytes before the text of each choice, by its index in the answer: the choices of each prompt follow
-    the choices of the prompt before."""
+    """Returns the bytes before the text of each choice, by the choice's index in the answer. The choices of each prompt
+    follow the choices of the previous prompt."""
     return {
         (index := number * plan.group_size + start.index): b"%b%d%b" % (template.opening, index, before_text)
         for number, group in enumerate(plan.groups)

@@ -1,8 +1,8 @@
 """Unstreamed answers: the choices of a request collected from their events, and written as one body.
 
-BodyWriter ── steps of the groups in, the entire answer out at the end
+BodyWriter ── collects the steps of the groups, and returns the entire answer at the end
     CollectedAnswer ─► CollectedGroup ─► CollectedChoice    the events of a request, added up
-    BodyShape       the body of one route, made of these
+    BodyShape       makes the body of one route from the collected answer
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,8 +78,8 @@ class LogprobMean(msgspec.Struct, gc=False):
 
 
 class CollectedChoice(msgspec.Struct, gc=False):
-    """One choice of an unstreamed answer. A request can have thousands, so a choice that has ended has no parts that
-    the garbage collector looks at, and points to nothing that points back."""
+    """One choice of an unstreamed answer. A request can have thousands of choices. So the garbage collector does not
+    track a choice that has ended, and such a choice has no reference cycles."""
 
     index: int
     """Number of the choice inside its group."""
@@ -176,8 +176,8 @@ class CollectedGroup:
         *,
         keep: Keep | None = None,
     ) -> None:
-        """`logprobs`: returns an event's log-probabilities in the shape of the route. `keep`: the choices to send of a
-        group with a policy."""
+        """`logprobs`: returns an event's log-probabilities in the shape of the route. `keep`: which choices of a group
+        with a policy are sent."""
         self._keep = keep
         self._by_index = {index: CollectedChoice(index) for index in indices}
         self._logprobs = logprobs
@@ -244,7 +244,7 @@ class CollectedAnswer:
     def openai_body(
         self, kind: str, choices: Iterable[object], *, usage: dict[str, object], **more: object
     ) -> Sequence[bytes]:
-        """Returns the answer in OpenAI's shape, after a prefill with the ticket."""
+        """Returns the answer in OpenAI's shape; the answer to a prefill includes the ticket."""
         rest = {"usage": usage, "kv_transfer_params": self.groups[0].ticket, **more, **self.reports()}
         opening, closing = around_choices(self.plan.head.json(kind), rest)
         return in_pieces(opening, choices, closing=closing)
@@ -274,7 +274,7 @@ class BodyWriter(GroupsWriter):
         self._groups = self._answer.groups
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        for step in steps:  # as `CollectedAnswer.feed`, with one call less for each step
+        for step in steps:  # `CollectedAnswer.feed`, inlined to save a call for each step
             self._groups[step.group].feed(step)
         return b""
 

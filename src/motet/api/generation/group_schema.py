@@ -122,7 +122,7 @@ class ConfidenceFields(Schema):
         if (self.below is None) == (self.warm_up is None):
             raise FieldError(invalid_value, None, "exactly one of below and warm_up must be given")
         if self.warm_up is None and "percentile" in self.model_fields_set:
-            raise FieldError(invalid_value, "percentile", "it goes with warm_up")
+            raise FieldError(invalid_value, "percentile", "it has an effect only with warm_up")
         return self
 
     def rule(self, n: int, *, max_top: int) -> ConfidenceRule:
@@ -163,9 +163,9 @@ class GroupFields(Schema):
     def check_extract(self) -> Self:
         given = self._extracts()
         if len(set(given)) > 1:
-            raise FieldError(invalid_value, "extract", "the values of a group are found in one way; give one")
+            raise FieldError(invalid_value, "extract", "a group has one way to find values; give only one")
         if self.start is None and self.refill != "each":
-            raise FieldError(invalid_value, "refill", "it goes with start")
+            raise FieldError(invalid_value, "refill", "it has an effect only with start")
         return self
 
     def _extracts(self) -> list[Extract]:
@@ -194,7 +194,9 @@ class GroupFields(Schema):
 
     def _without_extract(self) -> RequestError:
         field = "vote" if self.vote else "stop_when"
-        return invalid_value(f"{PARAM}.extract", f"{PARAM}.{field} compares values: say how one is found in an answer")
+        return invalid_value(
+            f"{PARAM}.extract", f"{PARAM}.{field} compares values, so extract must say how to find them"
+        )
 
 
 class SteeredFields(Schema):

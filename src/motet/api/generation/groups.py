@@ -1,6 +1,6 @@
 """The groups of one request while they run: each is opened, read step by step, accounted for, and closed.
 
-    TokenGroup        one prompt as text: tokens of the engine in, events of its choices out; or only its prefill
+    TokenGroup        one prompt: turns the engine's tokens into events of choices, or only prefills the prompt
     WorkerGroup       a group that a gateway has sent, as the engine's own deltas (`worker.engine_routes`)
     UpstreamPrompts   all prompts of a request to a text upstream (`texts.text_requests`)
 
@@ -57,7 +57,7 @@ class AnswerGroup(ABC, Generic[StepT, UsedT]):
 
     @abstractmethod
     def run(self, take: Take[StepT]) -> Coroutine[None, None, None]:
-        """Reads a group that is open to its end."""
+        """Reads an open group to its end."""
 
     @abstractmethod
     async def close(self, *, status: int) -> None:
@@ -212,7 +212,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         return self._prefill(take) if self._text is None else self._text.run(take)
 
     async def _prefill(self, take: Take[GroupStep]) -> None:
-        """Delivers one step, in which the choice ends without a token, with the ticket."""
+        """Delivers one step with the ticket, in which the choice ends without a token."""
         assert self._plan.order is not None and self._account is not None  # the group is open, and only prefilled
         self._ticket = await self._plan.served.engine.prefill(self._request, readers=self._plan.order.readers)
         ended = ChoiceEvent(self._request.choices[0].index, "", (), finish=FinishReason.LENGTH)
@@ -233,8 +233,8 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         return (self._text.workers.last if self._text else "") or self._service.only_worker
 
     async def close(self, *, status: int) -> None:
-        """Releases a ticket of the request that no engine has got, and a ticket of the prefill that the client has not
-        got."""
+        """Frees the group. Releases the request's ticket if no engine has received it, and the ticket of a prefill if
+        the client has not received it."""
         unused = self._request.ticket if self._text is None else None
         if self._known is not None and self._text is None:
             self._known.further.put_back(self._request.choices)
@@ -248,7 +248,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
                 self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens)
             else:
                 self._span.end(error=error_of(status))
-        finally:  # each of the three is done, also if the one before it fails
+        finally:  # each of the three steps runs even if an earlier step fails
             try:
                 if self._text is not None:
                     await self._text.aclose()

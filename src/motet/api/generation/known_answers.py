@@ -1,7 +1,7 @@
 """The answers to a checked request for tokens: the first answer, and later answers with more choices of its prompt.
 
-Each prompt is a group. Its client finds it under its id while it generates and for as long as its trunk is kept
-(`known_groups`). More choices are another group for the engine, which joins the trunk if the trunk is still there.
+Each prompt is a group. The client can find the group by its id while it generates and while its trunk is kept
+(`known_groups`). More choices are another group for the engine, which shares the trunk if the trunk is still cached.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from motet.text.text_group import GroupStep
 from motet.types import Usage
 
 MakeWriter = Callable[[Plan, bool], GroupsWriter]
-"""Makes the writer of an answer; True if the answer is streamed."""
+"""Makes the writer of an answer. The second argument is True if the answer is streamed."""
 
 
 def answer_plan(

@@ -7,8 +7,8 @@
 
 The role of the model's engine determines the kind of server.
 
-A ticket reserves memory of its prefill worker, so it is always released. While a request is checked its tickets belong
-to `request_context`, then to `TokenGroup`, and to the engine once the engine has the group.
+A ticket reserves memory of its prefill worker, so it is always released. The tickets of a request are owned by
+`request_context` while the request is checked, then by `TokenGroup`, and by the engine once the engine has the group.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -70,12 +70,12 @@ class RequestContext:
 async def request_context(
     service: Service, body: RequestFields, *, caller: Caller, num_choices: int
 ) -> AsyncIterator[RequestContext]:
-    """Surrounds the checks of a request. If a check refuses the request, even for its model, its tickets are
-    released."""
+    """Surrounds the checks of a request. Releases the request's tickets if a check refuses the request, even if only
+    the model is unknown."""
     try:
         served = service.served(body.model)
     except MotetError as refusal:
-        # Any engine can release the tickets, since each reaches the leases of all.
+        # Any engine can release the tickets, since each engine can reach all others.
         for other in [model for model in service.models().values() if isinstance(model, ServedModel)][:1]:
             with suppress(MotetError):
                 async with _read(service, other, body=body, caller=caller, num_choices=num_choices):

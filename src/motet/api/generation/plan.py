@@ -45,14 +45,14 @@ from motet.types import (
 log = logging.getLogger("motet.api")
 
 MAX_PROMPT_LOGPROBS = 2_000_000
-"""Maximum number of log-probabilities of prompts in one request, including alternatives. Each takes 110 bytes."""
+"""Maximum number of prompt log-probabilities in one request, including alternatives. Each takes 110 bytes."""
 MAX_KEYS = 10
 MAX_KEY_CHARS = 50
 """Limits on the number and the length of wrong keys that an error lists."""
 MAX_ID_DIGITS = 20
 """Maximum number of digits of a token id as a JSON key, more than any vocabulary needs."""
 GROUP_CHARS = 64
-"""Planning a group costs as much as tokenising this many characters; so does preparing the answers of four choices."""
+"""Number of characters whose tokenisation costs as much as planning one group, or as preparing four choices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class RouteOptions:
     grammar: Grammar | None = None
     """The grammar of every choice; None for any text."""
     group: GroupFields | None = None
-    """The policy of each group, as the request has it."""
+    """The policy of each group, as the request states it."""
 
 
 def make_plan(
@@ -313,7 +313,7 @@ async def with_grammar(options: RouteOptions, form: AnswerForm | None) -> RouteO
 
 
 def closed_form(form: AnswerForm, context: RequestContext) -> AnswerForm:
-    """Returns the form with the objects of its JSON schema closed, if the server or the client wants this."""
+    """Returns the form with the objects of its JSON schema closed, if the server or the client requires this."""
     if form.grammar.kind is not GrammarKind.JSON or not (form.closed or context.closes_objects):
         return form
     return form._replace(grammar=msgspec.structs.replace(form.grammar, source=closed_source(form.grammar.source)))

@@ -12,8 +12,8 @@ from motet.text.prepare import PromptPreparer
 T = TypeVar("T")
 
 LONG_TEXT = 8192
-"""Number of characters from which a text is tokenised, or a schema closed, in a thread. For shorter texts the switch of
-threads costs more."""
+"""Minimum number of characters of a text that is tokenised, or of a schema that is closed, in a thread. For shorter
+texts the switch between threads costs more."""
 
 Prompt = str | tuple[int, ...]
 """Text to be tokenised, or token ids."""

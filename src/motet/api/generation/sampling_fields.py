@@ -13,7 +13,7 @@ MIN_SEED = -(2**63)
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_TOTAL_STOP_CHARS = 8192
-"""Maximum number of characters of all stop strings. Their search takes 7 ms to prepare."""
+"""Maximum number of characters of all stop strings. Preparing the search for them takes 7 ms."""
 MAX_STOP_TOKENS = 1024
 MAX_BIASES = 16_384
 MAX_ALLOWED = 16_384
@@ -98,7 +98,7 @@ class SamplingFields(Schema):
     allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
     """The only tokens that can be sampled; None allows all."""
     logprob_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_NAMED_LOGPROBS)
-    """Tokens whose log-probabilities are reported with each sampled token, in place of the most likely tokens."""
+    """Tokens whose log-probabilities are reported with each sampled token, instead of the most likely tokens."""
     seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_STOP_TOKENS)

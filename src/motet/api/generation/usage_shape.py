@@ -6,8 +6,8 @@ from motet.types import Usage
 
 
 def usage_shape(usage: Usage, *, reasoning: bool = False) -> dict[str, object]:
-    """Returns `usage` in OpenAI's shape, without details that were not reported. `reasoning`: has the number of
-    reasoning tokens also if there are none, as OpenAI's chats do."""
+    """Returns `usage` in OpenAI's shape, without details that were not reported. `reasoning`: True to include the
+    number of reasoning tokens, even if it is 0, as OpenAI's chats do."""
     shape: dict[str, object] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -1,11 +1,11 @@
 """Which requests a server accepts, decided before the first byte of an answer.
 
-Rights         what the requests of one API key are allowed, and with whom they share cached prompts
-KeyLimits      how many unanswered requests and choices one API key can have
-Admission      how many groups can wait for their first token, and whether the server takes new groups at all
+Rights         the permissions of one API key's requests, and the salt of its cached prompts
+KeyLimits      the maximum numbers of unanswered requests and choices of one API key
+Admission      the maximum number of groups that wait for their first token; refuses all groups while the server drains
 
-One client cannot fill the server: while several clients wait, each gets an even share of the places, also when all are
-taken. So the number of waiting groups can exceed the limit, but the groups of one client never do.
+One client cannot fill the server: while several clients wait, each gets an equal share of the places, even when all are
+taken. So all waiting groups together can exceed the limit, but the groups of one client never do.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ class Admission:
         self._empty.set()
 
     async def empty(self) -> None:
-        """Returns once no group is open."""
+        """Waits until no group is open."""
         await self._empty.wait()
 
-    def check_room(self, num_groups: int, *, client: str) -> None:
+    def check_capacity(self, num_groups: int, *, client: str) -> None:
         """Raises if this number of groups of one client would not be admitted now."""
         if self.draining:
             raise DrainingError("The server is draining and takes no new requests; try another one.")
@@ -50,8 +50,9 @@ class Admission:
             )
 
     def admit(self, *sizes: int, client: str) -> list["AdmissionSlot"]:
-        """Returns a slot for each of `sizes`, numbers of groups. Raises and admits none unless all can be admitted."""
-        self.check_room(sum(sizes), client=client)
+        """Returns a slot for each number of groups in `sizes`. Raises, and admits no group, unless all can be
+        admitted."""
+        self.check_capacity(sum(sizes), client=client)
         return [AdmissionSlot(self, size, client=client) for size in sizes]
 
     def entered(self, num_groups: int, *, client: str) -> None:
@@ -107,12 +108,12 @@ ANOTHER_SERVER = "another server"
 
 @dataclass(frozen=True)
 class Rights:
-    """What the requests of one client are allowed."""
+    """The permissions of one client's requests."""
 
     cache_salt: str = ""
     """The start of the salt of its cached prompts. Prompts without any salt are shared with all other such prompts."""
     min_priority: int | None = None
-    """The minimum priority of its requests; higher numbers go later. None if any is allowed."""
+    """The minimum priority of its requests; requests with higher numbers start later. None if any is allowed."""
 
 
 EVERYTHING = Rights()
@@ -124,7 +125,7 @@ def rights_of(config: ServerConfig) -> Mapping[str, Rights]:
     salted = config.cache_salt_per_key == "on" or (config.cache_salt_per_key == "auto" and several)
     return {
         f"key-{number}": Rights(
-            # Hashes the key and not its number, so that servers with the same keys name the same blocks.
+            # The key is hashed and not its number, so that servers with the same keys use the same block names.
             hashlib.sha256(b"motet cache salt\0" + key.encode()).hexdigest() if salted else "",
             named.get(key, 0 if several else None),
         )
@@ -140,7 +141,7 @@ class ClientLoad(NamedTuple):
 
 
 class KeyLimits:
-    """Counts the unanswered requests and choices of each client. A limit of 0 means that there is no limit."""
+    """Counts the unanswered requests and choices of each client. A limit of 0 means no limit."""
 
     def __init__(self, *, max_requests: int, max_choices: int) -> None:
         self._max_requests = max_requests
@@ -154,9 +155,9 @@ class KeyLimits:
         return sum(load.choices for load in self.clients.values())
 
     def check(self, client: str, num_choices: int) -> None:
-        """Raises if a request with this many choices would not be accepted now: `RateLimitedError` for an API key that
-        is at its limit. Without API keys the server is full, so it raises `OverloadedError`, or `RequestError` for a
-        request that would never be accepted."""
+        """Raises if a request with this number of choices would not be accepted now: `RateLimitedError` for an API key
+        that is at its limit; without API keys `OverloadedError`, or `RequestError` for a request that would never be
+        accepted."""
         load = self.clients.get(client, ClientLoad())
         for what, now, more, limit in (
             ("requests", load.requests, 1, self._max_requests),
@@ -172,7 +173,7 @@ class KeyLimits:
         self.clients[client] = ClientLoad(load.requests + 1, load.choices + num_choices)
 
     def leave(self, client: str, num_choices: int) -> None:
-        """Subtracts what `enter` has counted. Must be called once for each `enter`."""
+        """Undoes one `enter`. Must be called once for each `enter`."""
         load = self.clients.pop(client, ClientLoad())
         left = ClientLoad(load.requests - 1, load.choices - num_choices)
         if min(left) < 0:
@@ -193,13 +194,13 @@ class KeySlot:
         self._entered = False
 
     def enter(self) -> None:
-        """Raises what `KeyLimits.enter` raises."""
+        """Raises the errors of `KeyLimits.enter`."""
         if self._limited:
             self._limits.enter(self.client, self._num_choices)
             self._entered = True
 
     def leave(self) -> None:
-        """Can be called several times, and without `enter`."""
+        """Stops counting the request. Can be called several times, and without `enter`."""
         if self._entered:
             self._entered = False
             self._limits.leave(self.client, self._num_choices)

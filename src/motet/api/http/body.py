@@ -1,7 +1,7 @@
 """Turns the JSON of a request into an object of its schema, without delaying other streams.
 
-    1. count    objects, arrays and members, before any of them is made: the cost of a schema grows with their number
-    2. decode   json for short bodies; msgspec, several times as fast, for long ones
+    1. count    objects, arrays and members, before decoding: the time to check a schema grows with their number
+    2. decode   with json if the body is short; with msgspec, which is several times as fast, if it is long
     3. check    the schema; for a long body in the one thread for long work, where Python lets other threads run
 
 Token ids, numbers and letters are cheap, so only the size of the body limits them.
@@ -29,24 +29,24 @@ T = TypeVar("T")
 Marks = npt.NDArray[np.bool_]
 
 MAX_CONTAINERS = 10_000
-"""Maximum number of objects and arrays: 2000 turns with a call each, and 128 tools. A schema takes 20 to 40 us for
-each."""
+"""Maximum number of objects and arrays: enough for 2000 turns with a call each, and 128 tools. Checking the schema
+takes 20 to 40 us for each."""
 MAX_MEMBERS = 40_000
 """Maximum number of members of objects, four for each object and array."""
 MAX_STRINGS = 100_000
 """Maximum number of strings, including the names of members."""
 MAX_VALUES = 1_000_000
-"""Maximum number of values: the token ids of 256 prompts of 3900 tokens. A string costs several times as much as a
-number."""
+"""Maximum number of values: enough for the token ids of 256 prompts of 3900 tokens. A string costs several times as
+much as a number."""
 MAX_DIGITS = 100
 """Maximum number of digits of a number. Parsing is quadratic and holds the GIL."""
 SHORT_BYTES = 64 * 1024
 SHORT_CONTAINERS = 100
-"""Maximum number of bytes, and of objects and arrays, of a body that is read on the event loop. It takes up to 2 to 4
-ms, less than a thread would delay the streams."""
+"""Maximum number of bytes, and of objects and arrays, of a body that is read on the event loop. Such a body takes at
+most 2 to 4 ms, less than a thread would delay the streams."""
 
 _LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (MAX_VALUES, "values")}
-"""The maximum number in a body and the name of each kind of part, by the mark that follows or ends it."""
+"""The maximum number in a body and the name of each kind of part, by the character that follows or ends it."""
 
 _DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)
@@ -107,13 +107,13 @@ def check_counts(raw: bytes) -> None:
 
 
 def _place_of(marks: Marks, number: int) -> int | None:
-    """Returns the place of the mark with this number, counted from 0; None if there are fewer."""
+    """Returns the position of the mark with this number, counted from 0; None if there are fewer marks."""
     places = np.flatnonzero(marks)
     return int(places[number]) if len(places) > number else None
 
 
 def _long_number(letters: npt.NDArray[np.uint8], outside: Marks) -> int | None:
-    """Returns the place of the first digit above the limit."""
+    """Returns the position of the first digit above the limit."""
     between = np.flatnonzero(~(outside & (letters >= ord("0")) & (letters <= ord("9"))))
     num_digits = np.diff(between, prepend=-1, append=len(letters)) - 1
     found = _place_of(num_digits > MAX_DIGITS, 0)

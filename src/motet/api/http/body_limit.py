@@ -1,4 +1,4 @@
-"""Limits the size of request bodies: of each, and of all together."""
+"""Limits the size of each request body, and of all request bodies together."""
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -9,15 +9,15 @@ from motet.engines.wire import TENSORS
 
 SMALL_BODY_BYTES = 64 * 1024
 """Number of bytes of a body that uvicorn reads before the app requests any."""
-NO_MEMORY = "The bodies of requests under way fill the memory that this server has for them. Try again later."
+NO_MEMORY = "The requests in progress use all memory that this server has for bodies. Try again later."
 TENSOR_ROUTES = ("/update_weights", "/engine/checkpoint")
 """Routes whose bodies can be tensors, as large as a model."""
 
 
 class BodyLimit:
-    """ASGI middleware that refuses a body that is too large, before a byte is read if its length is announced. All
-    bodies together can have `max_open_bytes`. The first `SMALL_BODY_BYTES` of each do not count, so that short requests
-    are accepted while other clients send long ones."""
+    """ASGI middleware that refuses a body that is too large; if its length is announced, before a byte is read. All
+    bodies together can have `max_open_bytes`. The first `SMALL_BODY_BYTES` of each body do not count, so that short
+    requests are accepted while other clients send long requests."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, max_open_bytes: int) -> None:
         self._app = app
@@ -36,7 +36,8 @@ class BodyLimit:
         num_read = num_held = 0
 
         async def receive_counted() -> Message:
-            """Raises HTTPException to the reader of the body: the framework turns any other error into a 400."""
+            """Raises HTTPException to the reader of the body, because the framework turns any other error into a
+            400."""
             nonlocal num_read, num_held
             message = await receive()
             num_read += len(message.get("body", b""))

@@ -26,7 +26,8 @@ class Caller:
     session_id: str
     """The client's `x-session-id`; empty without one."""
     client: str
-    """The client whose limits apply. Its name has the number of its key in the server's list, not the key itself."""
+    """Name of the client whose limits apply. It contains the number of the client's key in the server's list, not the
+    key itself."""
     body_bytes: int = 0
     """Size of the request's body."""
     span: RequestSpan = NO_REQUEST_SPAN

@@ -94,7 +94,7 @@ def unsupported_parameter(param: str, why: str) -> RequestError:
 
 
 Names = Sequence[tuple[re.Pattern[str], str]]
-"""A pattern for the start of a field's name, and the name that the client's request has in its place."""
+"""A pattern for the start of a field's name, and the name of that field in the client's request."""
 MakeNames = Callable[[], Names]
 """Makes the table of names, which only errors need."""
 
@@ -126,7 +126,7 @@ def _client_name(name: str, names: Names) -> str:
 
 
 class FieldError(ValueError):
-    """An error of a check in a schema. The check knows its own object or field, and pydantic knows where that is in the
+    """An error of a check in a schema. The check knows its own object or field, and pydantic knows its path in the
     body: `validation_failure` makes the error that names the complete path."""
 
     def __init__(self, refusal: Callable[..., RequestError], field: str | int | None, *texts: str) -> None:
@@ -162,8 +162,8 @@ def _encodable(text: str) -> str:
 
 
 def message_error(error: Exception, request_id: str) -> dict[str, object]:
-    """Returns the object that a client of Anthropic's API receives. It has no member for the field's name, so its
-    message has the name."""
+    """Returns the object that a client of Anthropic's API receives. The object has no member for the field's name, so
+    the message includes the name."""
     status = error.status if isinstance(error, MotetError) else 500
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     kind = OverloadedError.type if isinstance(error, OverloadedError) else kind

@@ -10,9 +10,10 @@
 A caller is local if the other end of its socket is this machine, unless a header shows that it forwards a request: a
 proxy for a client on another machine (`FORWARDING`), or a browser for a web page (`Origin`, `Sec-Fetch-Site`).
 
-A page of any site can post to a server that its reader can reach, with a few content types and without a preflight
-request. So a page must post JSON, for which browsers send a preflight request. A host name of the page's site can also
-resolve to this machine (DNS rebinding), so a server on a loopback address accepts the names of loopback only.
+A web page of any site can post to every server that the user's browser can reach, with a few content types and without
+a preflight request. So a page must post JSON, for which browsers send a preflight request. A host name of the page's
+site can also resolve to this machine (DNS rebinding), so a server on a loopback address accepts only the host names of
+loopback, its own, and `--allowed-host`.
 """
 
 import re
@@ -74,7 +75,7 @@ ONLY_LOCAL_OPERATORS = (
     "Without a key, this route is open to callers on this machine only, not through a proxy and not from a web page. "
     "Start the server with --admin-key or --api-key, and send that key."
 )
-NOT_JSON = "A request of a web page must have the content type application/json."
+NOT_JSON = "A request from a web page must have the content type application/json."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class KeyCheck:
             return
         if not (given := _key_of(headers)):
             raise UnauthorizedError(self.missing, code=self.code)
-        # Compares with all keys, so that the time reveals nothing.
+        # All keys are compared, so that the time reveals nothing.
         matches = [secrets.compare_digest(given.encode("latin-1"), key) for key in self.keys]
         if not any(matches):
             raise UnauthorizedError(self.wrong, code=self.code)
@@ -131,7 +132,7 @@ class Gate:
             if not api
             else self._clients
         )
-        # No request can bring an empty key, so with API keys alone these routes are closed.
+        # No request can have an empty key, so a server with API keys but no admin key closes these routes.
         only_admin = KeyCheck(client="admin", keys=[b""], missing=NO_ADMIN_KEY, wrong=NO_ADMIN_KEY)
         self._trainers = only_admin if api and not admin else self._operators
         self._hosts = {*LOOPBACK, config.host.lower(), *map(str.lower, config.allowed_hosts)}
@@ -187,13 +188,13 @@ def from_page(headers: Headers) -> bool:
 
 
 def is_local(scope: Scope, headers: Headers) -> bool:
-    """Returns True if the caller is on this machine and does not forward the request of another."""
+    """Returns True if the caller is on this machine and does not forward a request."""
     client = scope.get("client")
     try:
-        here = client is not None and ip_address(client[0]).is_loopback
+        is_loopback_client = client is not None and ip_address(client[0]).is_loopback
     except ValueError:
         return False
-    return here and not from_page(headers) and not any(name in headers for name in FORWARDING)
+    return is_loopback_client and not from_page(headers) and not any(name in headers for name in FORWARDING)
 
 
 def _is_json(headers: Headers) -> bool:

@@ -1,8 +1,8 @@
-"""The outermost layer of the app: request ids, and what is counted and logged for every response.
+"""The outermost layer of the app: request ids, HTTP metrics, and the log lines of refused and failed requests.
 
-Every response and its log lines have a request id; a client's own `x-request-id` is kept if it is short and printable.
-An unexpected exception is answered like any other error. HTTP metrics are counted here, where the status of every
-response passes, and the span of the request starts and ends here."""
+Every response and its log lines have a request id; a client's own `x-request-id` is used if it is short and printable.
+An unexpected exception is answered like any other error. This layer sees the status of every response, so it counts
+HTTP metrics, and starts and ends the span of the request."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ class RefusalLog:
         self._window_s = window_s
         self._window: asyncio.TimerHandle | None = None
         self._num_refused = 0
-        """Number of refused requests in the present window."""
+        """Number of refused requests in the current window."""
 
     def write(self, fields: Mapping[str, str | int | None]) -> None:
         if self._window is None:

@@ -1,11 +1,11 @@
-"""The spans of requests, groups and choices, and their attributes, under the names of OpenTelemetry's conventions where
-these have one.
+"""The spans of requests, groups and choices, and their attributes, named after OpenTelemetry's conventions where
+possible.
 
     POST /v1/chat/completions     the request, from its head to the end of its answer
         chat smollm2              a group: one prompt and its choices
             choice                a span for each choice that has output
 
-No span has text of a prompt or of an answer. The router adds the events of a group that happen there.
+No span contains text of a prompt or of an answer. The router adds the events of a group that happen in the router.
 """
 
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ def end_request_span(scope: Scope, route: str, *, status: int) -> None:
         return
     error: object = state.get("error")
     code = error.code if isinstance(error, MotetError) else None
-    code = code and cut(code, MAX_NAME_CHARS)  # it can come from another server
+    code = code and cut(code, MAX_NAME_CHARS)  # another server can have sent the code
     failure = error_of(status) and (code or error_of(status))
     method = scope["method"]
     span.rename(f"{method} {route}" if route else method)
@@ -175,7 +175,7 @@ def _add_choices(span: Span, record: GroupRecord, *, tokens: Mapping[int, int]) 
 
 
 def error_of(status: int) -> str:
-    """Returns the error of a span with this status; empty if the server did not fail, also for a client's mistake."""
+    """Returns the error of a span with this status; empty if the server did not fail, so also for a client's error."""
     return str(status) if status >= HTTPStatus.INTERNAL_SERVER_ERROR else ""
 
 

@@ -7,20 +7,20 @@ import anyio
 from starlette.types import Receive, Scope, Send
 
 Write = Callable[[bytes], Awaitable[None] | None]
-"""Sends a piece of a body, at least one byte. What it returns is awaited before the next piece."""
+"""Sends a piece of a body, at least one byte. The caller awaits the returned object, if any, before the next piece."""
 WRITE_EXTENSION = "motet.write"
 """The ASGI extension of Motet's HTTP server, a `Write`: pieces of a body are sent without an ASGI message for each."""
 
 
 class ResponseSender:
-    """Sends one response: the start through the middleware, which adds headers, and the body past it."""
+    """Sends one response. The start passes the middleware, which adds headers; the body bypasses it."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send_start = send
         self._send_body: Send = scope["state"]["send"]  # the HTTP server's own (`app.App`)
         extensions = scope.get("extensions") or {}
         self.write: Write = extensions.get(WRITE_EXTENSION) or self.send
-        """Sends a piece as `send` does, without a message where the server has the extension."""
+        """Sends a piece like `send`, but without an ASGI message if the server has the extension."""
         self.started = False
 
     async def start(self, headers: list[tuple[bytes, bytes]], *, status: int = 200) -> None:
@@ -38,8 +38,8 @@ class ResponseSender:
 
 async def while_client_stays(receive: Receive, work: Coroutine[None, None, None]) -> None:
     """Runs `work` until it ends, or cancels it when the client leaves."""
-    # It runs in a separate task: each time a task wakes, Python passes through all awaiting calls in it, which here
-    # would include the framework's.
+    # `work` runs in a task of its own: each time a task wakes, Python passes through all its awaiting calls, and the
+    # task of the request has those of the framework.
     working = asyncio.create_task(work)
     with anyio.CancelScope() as listening:
         working.add_done_callback(lambda _: listening.cancel())

@@ -129,7 +129,7 @@ NO_TEXT = b'{"content":""}'
 
 
 class ChatChunks(ChunkShape):
-    """The chunks of a streamed chat. The first chunk of each choice has its role.
+    """The chunks of a streamed chat. The first chunk of each choice has the role.
 
     An event with plain text is one chunk, also at the end of its choice. An event with parts is a chunk for each part,
     and one more for the end of its choice."""
@@ -147,7 +147,7 @@ class ChatChunks(ChunkShape):
         self._calls = body.tool_rules is not None
         """True if an answer can have tool calls."""
         self._undecided = {start.index for start in plan.groups[0].choices} if self._calls else set[int]()
-        """Choices whose content may be a string, or stay null next to tool calls: it is not known so far."""
+        """Choices without content and tool calls so far: their content can still become a string, or stay null."""
 
     def openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
         prompt = b',"prompt_token_ids":' + json_bytes(self._prompt) if self._token_ids else b""

@@ -29,9 +29,10 @@ from motet.types import Grammar, GrammarKind
 log = logging.getLogger("motet.api")
 
 TURN_CHARS = 64
-"""A message costs as much as this many characters of text."""
+"""Number of characters of text that cost as much as one message."""
 TOOL_CHARS = 1024
-"""The grammar of a tool costs as much as this many characters of a schema, at worst a hundred times as much."""
+"""Number of characters of a schema that cost as much as the grammar of one tool, which at worst costs a hundred times
+as much."""
 
 
 async def plan_chat(
@@ -155,7 +156,7 @@ def form_of(chat: ChatRequest, context: RequestContext) -> AnswerForm | None:
     if rules is None or tools is None:
         return form
     if chat.response_format is not None and rules.mode is ToolMode.REQUIRED:
-        form = None  # it concerns content, and there will be none
+        form = None  # the form concerns content, and an answer with a required call has none
     if form is None:
         # A call is required, or one of the tools requires valid calls.
         constrained = rules.mode is ToolMode.REQUIRED or any(tool.strict for tool in rules.callable)
@@ -191,6 +192,6 @@ def _calls_or(form: AnswerForm, calls: AnswerForm) -> AnswerForm:
     try:
         schema = msgspec.json.decode(form.grammar.source, type=dict[str, object])
     except msgspec.MsgspecError:
-        return form  # it is refused as it would be without tools
-    source = f"start: asked_for | tool_calls\nasked_for: {json_rule(schema)}\n{as_rule}"
+        return form  # the check of the form refuses it, as it does without tools
+    source = f"start: requested | tool_calls\nrequested: {json_rule(schema)}\n{as_rule}"
     return AnswerForm(Grammar(GrammarKind.LARK, source), form.param, f"'tools' or '{form.param}'")

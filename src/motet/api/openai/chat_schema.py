@@ -1,4 +1,4 @@
-"""The body of `POST /v1/chat/completions`: the messages, the tools and which of them may be called, the answer."""
+"""The body of `POST /v1/chat/completions`: the messages, the tools, the tool choice, and the fields of the answer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -72,7 +72,7 @@ def as_parts(kind: str, part: type[ContentPart]) -> BeforeValidator:
 
 
 class Message(OpenSchema):
-    """One turn. A client can send an answer of this server back unchanged."""
+    """One turn. A client can send an answer of this server as a message without changing it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[ContentPart], as_parts("text", ContentPart)] = Field(default_factory=list)

@@ -89,7 +89,7 @@ async def plan_completions(service: Service, body: CompletionRequest, *, context
 
 
 def _prompt_logprobs(body: CompletionRequest) -> list[int]:
-    """Returns the numbers of alternatives that the fields which score the prompt have."""
+    """Returns the number of alternatives in each field that requests log-probabilities of the prompt."""
     return [num for num in (body.prompt_logprobs, body.logprobs if body.echo else None) if num is not None]
 
 
@@ -122,7 +122,7 @@ class CompletionTexts:
         self._num_prompt_top = body.logprobs
         self._as_ids = body.return_tokens_as_token_ids
         self._echoes: list[PromptEcho] = []
-        """The prompts to repeat, in the order of the groups; a prompt that came as text is repeated unchanged."""
+        """The prompts to repeat, in the order of the groups; a prompt that was sent as text is repeated unchanged."""
         if body.echo:
             for group, prompt in zip(plan.groups, body.prompt, strict=True):
                 shown = echo(self._tokenizer, group.prompt, skip_special_tokens=plan.rules.skip_special_tokens)

@@ -1,4 +1,4 @@
-"""A request for one answer (`/v1/messages`, `/v1/responses`) as a request for a chat.
+"""Converts a request for one answer (`/v1/messages`, `/v1/responses`) to a request for a chat.
 
     body ─► ChatRequest ─► the plan of the chat ─► its choice, in the shape of the route
                  │                     │

@@ -3,7 +3,7 @@
     GET    /v1/groups/{id}                the state of each choice, with the number of output tokens where it is known
     POST   /v1/groups/{id}/more           an answer with more choices of the same prompt; indices and seeds continue
     DELETE /v1/groups/{id}/choices/{i}    ends one choice with the output it has
-    DELETE /v1/groups/{id}                ends all choices, and forgets the group
+    DELETE /v1/groups/{id}                ends all choices, and removes the group from the groups that can be found
 
 The id is the answer's id; with several prompts it is followed by `-0`, `-1` and so on. For the group of another client
 the answer is a 404, as for a group that does not exist.

@@ -199,22 +199,22 @@ class ResponseOutput:
 
 class PartLogprobs:
     """Finds the tokens whose text is in a message. A choice has log-probabilities for all its tokens, including the
-    tokens of tags, reasoning and calls; a message has them only for its own text.
+    tokens of tags, reasoning and calls; a message has log-probabilities only for its own text.
 
-    Feed it an event of the choice, then take the parts of the event, in their order. The parts are consecutive in the
-    text of the choice, with text between them that belongs to no part.
+    Call `feed` with an event of the choice, then `take` for each part of the event, in order. The parts follow each
+    other in the text of the choice, with text between them that belongs to no part.
 
-    A part can start in text that was held back, and it ends where this text ends or later, so no older text is mistaken
-    for it. Text that is neither content nor reasoning can come without a part; if it equals the part's text, a step of
-    several tokens is read wrong there.
+    A part can start in text that was held back. It ends at or after the end of the held-back text, so older text is
+    never mistaken for the part. Text that is neither content nor reasoning can arrive without a part; if such text
+    equals the text of a part, a step of several tokens can be assigned wrongly.
     """
 
     def __init__(self) -> None:
         self._text = ""
-        """The text of the choice, from `_start` on."""
+        """The text of the choice, from character `_start` on."""
         self._start = 0
         self._shown = 0
-        """Characters that the choice had before the last event."""
+        """Number of characters of the choice before the last event."""
         self._tokens: deque[tuple[int, TokenLogprob]] = deque()
         """(start of the token's text, token) for each token that no part has taken."""
 
@@ -224,7 +224,8 @@ class PartLogprobs:
         self._tokens.extend(zip(event.offsets or (), event.logprobs or (), strict=True))
 
     def take(self, part: str) -> list[TokenLogprob]:
-        """Returns the tokens of the next part: the tokens that end in it, without the last token of the part before."""
+        """Returns the tokens of the next part: the tokens that end in it, except a token that the previous part has
+        taken."""
         found = self._text.find(part, max(self._shown - len(part) - self._start, 0))
         if not part or found < 0:
             return []

@@ -114,7 +114,7 @@ def _state_event(what: str, json: bytes) -> NamedEvent:
 def response_writer(
     head: AnswerHead, body: ResponsesRequest, *, output: ResponseOutput
 ) -> ResponseBody | ResponseEvents:
-    """Raises what `echo_json` raises."""
+    """Returns the writer of a Response. Raises the errors of `echo_json`."""
     response = ResponseObject(head, echo_json(body), output=output)
     return ResponseEvents(response) if body.stream else ResponseBody(response)
 

@@ -1,6 +1,6 @@
 """The body of `POST /v1/responses`.
 
-The server stores nothing of it, so fields that refer to an earlier or a later request are refused.
+The server stores no Responses, so fields that refer to an earlier or a later request are refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -68,7 +68,7 @@ class ReasoningInput(OpenSchema):
     type: Literal["reasoning"]
     content: list[ThoughtItem] = Field(default_factory=list)
     summary: list[Summary] = Field(default_factory=list)
-    """The summary of reasoning that was not shown; read if there is no `content`."""
+    """The summary of reasoning that was not shown; used if there is no `content`."""
 
     refused = frozenset({"encrypted_content"})
 
@@ -91,13 +91,13 @@ KNOWN = ", ".join(map(repr, ITEMS))
 def read_item(value: object) -> InputItem:
     """Reads an item by its type, so that errors name the fields of this type."""
     if not isinstance(value, dict):
-        raise FieldError(invalid_type, None, "an object or a string in place of the list")
+        raise FieldError(invalid_type, None, "an object, or a string instead of the list")
     kind = value.get("type")
-    form = ITEMS.get("message" if kind is None else kind) if isinstance(kind, str | None) else None
-    if form is None:
-        advice = "it keeps no items, so send the item itself" if kind == "item_reference" else f"only {KNOWN} are"
+    item_class = ITEMS.get("message" if kind is None else kind) if isinstance(kind, str | None) else None
+    if item_class is None:
+        advice = "it stores no items, so send the item itself" if kind == "item_reference" else f"only {KNOWN} are"
         raise FieldError(_unsupported_item, "type", f"{kind!r} is not supported by this server: {advice}")
-    return form.model_validate(value)
+    return item_class.model_validate(value)
 
 
 def _unsupported_item(param: str, why: str) -> RequestError:
@@ -109,7 +109,7 @@ def as_items(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-NOT_KEPT = "this server keeps no responses; send the whole conversation in 'input'"
+NOT_KEPT = "this server stores no responses; send the complete conversation in 'input'"
 
 
 class FunctionTool(OpenSchema):
@@ -228,7 +228,7 @@ class ReasoningField(Schema):
 
 
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
-"""Encrypted reasoning is for servers that hide it. This server shows it, and accepts it back unchanged."""
+"""Encrypted reasoning is for servers that hide reasoning. This server shows its reasoning, and accepts it as input."""
 
 
 class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, StreamingFields):
@@ -246,7 +246,7 @@ class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, Streamin
         "max_tokens": "here it is called 'max_output_tokens'",
         "n": "a response is one answer; /v1/chat/completions gives n choices of one prompt",
         "previous_response_id": NOT_KEPT,
-        "prompt": "this server keeps no prompts; send it in 'input' and 'instructions'",
+        "prompt": "this server stores no prompts; send it in 'input' and 'instructions'",
         "truncation": "an input that is too long is refused; leave it out, or send 'disabled'",
     }
 

@@ -3,8 +3,8 @@
     read ──► SteeredPrompt.feed ──► PolicyDriver ──► end_choice: the request of a choice is closed
              the text of its pieces                  start:      the request of a choice is sent
 
-The pieces of one read are one step of the policy. A choice that is ended here still has a last piece, which arrives
-with the next read.
+The pieces of one read are one step of the policy. A choice that Motet ends still has a last piece, which arrives with
+the next read.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ from motet.types import FinishReason
 
 
 class SteeredPrompt:
-    """An `OpenAnswer`. Choices are numbered from 0 here, and from `first` in the request."""
+    """An `OpenAnswer` for one prompt. Its choices are numbered from 0; in the request their numbers start at
+    `first`."""
 
     def __init__(self, policy: GroupPolicy, stream: TextGroupStream, *, first: int, n: int) -> None:
         self._stream = stream
@@ -33,7 +34,7 @@ class SteeredPrompt:
         driver, outputs = self._driver, []
         for piece in pieces:
             if piece.finish is FinishReason.ABORT:
-                continue  # it was ended here, which the driver knows
+                continue  # Motet has ended the choice, so the driver knows
             index = piece.index - self._first
             outputs.append(ChoiceOutput(index, piece.text if driver.reads_answers else "", piece.finish))
             if piece.finish is not None:

@@ -8,7 +8,7 @@
                          created, model, choices: [{index, the choice's fields, finish_reason}], the fields next to
                          the choices, usage: summed}
 
-The field `group` is understood here and never sent to the upstream: each prompt is steered by itself
+Motet handles the field `group` and never sends it to the upstream: each prompt is steered separately
 (`steered_texts`).
 """
 
@@ -133,7 +133,7 @@ class _UpstreamStreamOptions(StreamOptions):
 
 
 class UpstreamFields(StreamingFields):
-    """The fields that Motet has to understand."""
+    """The fields that Motet has to understand. Other fields are passed to the upstream."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -336,13 +336,15 @@ class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
     def feed(self, steps: Sequence[TextStep], usage: Callable[[], Usage | None]) -> bytes:
         for step in steps:
             self._pieces += step.pieces
-            if any(piece.finish is not FinishReason.ABORT for piece in step.pieces):  # if not, Motet made the pieces
+            # A step with aborted choices only is made by Motet, not by the upstream.
+            if any(piece.finish is not FinishReason.ABORT for piece in step.pieces):
                 self._extras.append(step.extras)
         return b""
 
     def close(self, usage: Usage | None) -> Sequence[bytes]:
         left_out = {FinishReason.ABORT} if self._keep is Keep.FINISHED else set()
-        pieces = sorted((one for one in self._pieces if one.finish not in left_out), key=lambda piece: piece.index)
+        sent = (piece for piece in self._pieces if piece.finish not in left_out)
+        pieces = sorted(sent, key=lambda piece: piece.index)
         choices = b",".join(b'{"index":' + _rest_of_choice(piece) for piece in pieces)
         closing = b"]" + _members(_agreed(self._extras)) + b',"usage":' + chat_usage_json(usage)
         if reports := self._reports():
@@ -360,7 +362,7 @@ def _members(fields: Fields) -> bytes:
 
 
 def _agreed(all_extras: Sequence[Fields]) -> Fields:
-    """Returns the fields that have the same value in all of them."""
+    """Returns the fields that have the same value in all these objects."""
     first, *others = all_extras or [{}]
     return {
         name: value

@@ -1,8 +1,8 @@
-"""The routes with which a trainer stops running groups and lets them continue (`--rl`), in vLLM's words.
+"""The routes with which a trainer pauses and resumes generation (`--rl`), as in vLLM.
 
-POST /pause               running groups end where they are, are waited for, or are kept (`mode`); new groups wait
-POST /resume              groups continue, with the weights of that moment (`api.trainers.weight_routes`)
-POST /abort_requests      groups end where they are, and other groups are let in
+POST /pause               running groups are aborted, finish first, or are kept (`mode`); new groups wait
+POST /resume              groups continue, with the weights that serve then (`api.trainers.weight_routes`)
+POST /abort_requests      aborts groups; other groups continue, and new groups are admitted
 POST /reset_prefix_cache  empties the prefix caches
 """
 
@@ -26,8 +26,8 @@ def rollout_router(service: Service) -> APIRouter:
 
     @router.post("/pause")
     async def pause(mode: PauseMode = PauseMode.ABORT, clear_cache: bool = True) -> Response:
-        """Returns as soon as no engine computes anything. `clear_cache` is vLLM's, and has no effect here: KV of other
-        weights is never found, and KV of the present weights stays valid."""
+        """Returns as soon as no engine computes anything. `clear_cache` is a parameter of vLLM without effect in Motet:
+        the prefix cache never returns KV of other weights, and KV of the current weights stays valid."""
         await service.opened(service.control).pause(mode)
         return json_response({"status": "paused"})
 
@@ -47,8 +47,8 @@ def rollout_router(service: Service) -> APIRouter:
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(reset_running_requests: bool = False, reset_external: bool = False) -> Response:
-        """Always succeeds: running groups keep their blocks, and no group finds them. `reset_external` is vLLM's, and
-        has no effect here: there is no other cache."""
+        """Always succeeds: running groups keep their blocks, but no other group can reuse them. `reset_external` is a
+        parameter of vLLM without effect in Motet, which has no external cache."""
         await service.opened(service.control).forget_prefixes(recompute=reset_running_requests)
         return json_response({"success": True})
 

@@ -1,5 +1,5 @@
-"""The routes with which a trainer learns about the server before it starts, in vLLM's words (`--rl`): the configuration
-that trainers read, and the number of receivers of weights."""
+"""The routes that a trainer reads before it starts, as in vLLM (`--rl`): the server's configuration, and the number of
+receivers of weights."""
 
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ class VllmModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The name in torch, such as `torch.bfloat16`."""
     max_model_len: int
     logprobs_mode: LogprobsMode
-    """Mode of requests that name none."""
+    """Mode of requests that do not name a mode."""
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The server gets weights once, whatever its engines are."""
+    """All sizes are 1: the server receives weights once, however many engines it has."""
 
     world_size: int = 1
     tensor_parallel_size: int = 1
@@ -39,7 +39,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class WeightTransferConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
-    """`nccl` if the engines are on GPUs. They take tensors over HTTP too."""
+    """`nccl` if the engines are on GPUs. Such servers accept tensors over HTTP too."""
 
 
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
-"""The routes with which a trainer on the same machine gets the engines' memory for a while (`--rl`), in vLLM's words.
+"""The routes that free the engines' memory temporarily for a trainer on the same machine (`--rl`), as in vLLM.
 
-POST /sleep                 a pause in which the engines release the KV cache, at level 2 the weights too
-POST /wake_up               the engines take the memory of `tags` again, or all of it; then groups continue
+POST /sleep                 pauses the engines and releases the KV cache, at level 2 the weights too
+POST /wake_up               allocates the memory of `tags` again, or all of it; then groups continue
 """
 
 from typing import Annotated

@@ -1,13 +1,13 @@
-"""The routes of a trainer that broadcasts tensors over NCCL, in vLLM's words.
+"""The routes of a trainer that broadcasts tensors over NCCL, as in vLLM.
 
     /init_weight_transfer_engine {"init_info": ...}   the server joins the trainer's group, as one rank
     /start_weight_update                              opens an upload (`control.checkpoint_upload`)
-    /update_weights {"update_info": ...}              names the next tensors; returns when they have come
-    /finish_weight_update                             gives the engines all tensors that have come
+    /update_weights {"update_info": ...}              names the next tensors; returns when they have been received
+    /finish_weight_update                             gives the engines all received tensors
     /shutdown_weight_transfer_engine                  the server leaves the group
 
-Between start and finish the tensors are treated as those in bodies. An announcement is checked before anything is
-received. If the trainer then fails, the upload is forgotten, and the server leaves the group.
+Between start and finish, broadcast tensors are treated like tensors in request bodies. An announcement is checked
+before any tensor is received. If the trainer then fails, the upload is discarded, and the server leaves the group.
 """
 
 import base64
@@ -36,7 +36,7 @@ PACKED_BYTES, PACKED_BUFFERS = 2**30, 2
 
 
 class InitInfo(Schema):
-    """The way to meet the trainer; empty for one that sends its tensors over HTTP."""
+    """How to connect to the trainer. Empty for a trainer that sends its tensors over HTTP."""
 
     backend: str | None = None
     master_address: Annotated[str | None, Field(min_length=1, max_length=255)] = None
@@ -52,30 +52,30 @@ class InitInfo(Schema):
 
     @property
     def over_nccl(self) -> bool:
-        meeting = (self.master_address, self.master_port, self.nccl_unique_id_b64)
-        return self.backend == "nccl" or any(one is not None for one in meeting)
+        rendezvous = (self.master_address, self.master_port, self.nccl_unique_id_b64)
+        return self.backend == "nccl" or any(field is not None for field in rendezvous)
 
 
 class UpdateInfo(Schema):
-    """Announces the tensors that come next."""
+    """Announces the next tensors."""
 
     names: Annotated[list[str], Field(min_length=1)]
     dtype_names: list[str] | None = None
-    """Not needed if the tensors come in a body, with their dtypes and shapes."""
+    """Not needed if the tensors are sent in a body, which has their dtypes and shapes."""
     shapes: list[list[int]] | None = None
 
 
 async def join_group(service: Service, info: InitInfo) -> None:
-    """Leaves the previous group, and joins the group of a trainer that sends over NCCL. Raises RequestError if it
-    cannot."""
+    """Leaves the previous group, and joins the group of a trainer that sends over NCCL. Raises RequestError if that is
+    not possible."""
     await leave_group(service)
     if not info.over_nccl and info.backend in (None, "http"):
         return
     receiver = service.receiver
     if not info.over_nccl or receiver is None or receiver.device is None:
         why = (
-            "tensors come here over HTTP (POST /update_weights), as motet.weights.push sends them; over NCCL they come "
-            "to servers with an engine on a GPU (--device cuda)"
+            "this server receives tensors over HTTP (POST /update_weights), as motet.weights.push sends them; only "
+            "servers with an engine on a GPU (--device cuda) receive tensors over NCCL"
         )
         raise invalid_value("init_info", why)
     try:
@@ -129,8 +129,8 @@ def _unique_id(given: str | None) -> bytes:
 
 
 async def take_announced(service: Service, info: UpdateInfo) -> None:
-    """Returns when these tensors have come: over NCCL if the server is in a trainer's group, else in bodies. Raises
-    RequestError if they cannot be used or do not come."""
+    """Waits until these tensors have been received: over NCCL if the server is in a trainer's group, else in bodies.
+    Raises RequestError if they cannot be used or do not arrive."""
     receiver, control = service.receiver, service.opened(service.control)
     upload = control.opened_upload()
     if receiver is None or not receiver.joined:
@@ -141,15 +141,15 @@ async def take_announced(service: Service, info: UpdateInfo) -> None:
     try:
         file = await _received(receiver, tensors)
     except EngineError as error:
-        upload.drop()  # otherwise a trainer that finishes it would bring a part of its weights
+        upload.drop()  # otherwise a trainer that finishes the update would apply only some of its weights
         if control.upload is upload:
             control.upload = None
-        raise invalid_value("update_info", f"{error.message}; the update is forgotten") from error
+        raise invalid_value("update_info", f"{error.message}; the update is discarded") from error
     upload.add(file)
 
 
 async def _received(receiver: NcclReceiver, tensors: Sequence[TensorFacts]) -> MemoryFile:
-    """Returns a sealed file with the tensors that the trainer sends next. Raises EngineError if it fails to."""
+    """Returns a sealed file with the tensors that the trainer sends next. Raises EngineError if the trainer fails."""
     header = safetensors_header(tensors)
     num_bytes = len(header) + sum(tensor.num_bytes for tensor in tensors)
     try:
@@ -173,7 +173,7 @@ def announced(info: UpdateInfo) -> list[TensorFacts]:
         if len(values) != len(info.names):
             why = f"it has {len(values)} entries, and names has {len(info.names)}"
             raise invalid_value(f"update_info.{field}", why)
-    return [_facts(*one) for one in zip(info.names, dtypes, shapes, strict=True)]
+    return [_facts(*tensor) for tensor in zip(info.names, dtypes, shapes, strict=True)]
 
 
 def _facts(name: str, dtype: str, shape: Sequence[int]) -> TensorFacts:  # sizes: an entry of three lists

@@ -1,8 +1,8 @@
-"""The routes that bring new weights (`--rl`), in vLLM's words.
+"""The routes that update the weights (`--rl`), as in vLLM.
 
     POST /update_weights        a folder, a file in another process's memory, or the tensors themselves: all engines
-                                get them, or none does
-    the same in several bodies  /start_weight_update, /update_weights for each body, /finish_weight_update
+                                get the new weights, or none does
+    several bodies              /start_weight_update, /update_weights for each body, /finish_weight_update
     POST /update_weight_version gives the weights another version
     POST /weight_checker        checksums, to compare with the trainer's own
 
@@ -41,7 +41,7 @@ class UpdateWeightsBody(Schema):
     weight_file: Annotated[str | None, Field(min_length=1)] = None
     """A sealed file in the memory of a process on this machine, /proc/PID/fd/FD, instead of a folder."""
     update_info: UpdateInfo | None = None
-    """The tensors that come next, between a start and a finish."""
+    """The next tensors, between /start_weight_update and /finish_weight_update."""
     weight_version: Version | None = None
     """Version of the weights from now on; by default the number of updates."""
 
@@ -100,9 +100,8 @@ def weight_router(service: Service) -> APIRouter:
 
     @router.post("/weight_checker")
     async def weight_checker(body: WeightCheckerBody) -> Response:
-        """`checksum`: returns the SHA-256 of each tensor as the engines have it; `compare`: compares them with a
-        `baseline`; `reset`: an update in which all tensors become zeros, so that a tensor that is missing later is
-        noticed."""
+        """`checksum`: returns the SHA-256 of each tensor in the engines; `compare`: compares these with a `baseline`;
+        `reset`: sets all tensors to zeros, so that a tensor that a later update omits is noticed."""
         weights = service.opened(service.control).weights
         if body.action == "reset":
             await weights.update(ZEROS, None)
@@ -120,13 +119,13 @@ def weight_router(service: Service) -> APIRouter:
 
 
 def transfer_router(service: Service) -> APIRouter:
-    """Makes the routes around an update that comes in several bodies."""
+    """Makes the routes of an update in several bodies."""
     router = new_router()
 
     @router.post("/init_weight_transfer_engine")
     async def init_weight_transfer_engine(body: InitTransferBody) -> Response:
-        """Sets up nothing for a trainer that sends over HTTP. Joins the group of a trainer that sends over NCCL, or
-        refuses at once."""
+        """Joins the group of a trainer that sends over NCCL, or refuses at once. Does nothing for a trainer that sends
+        over HTTP."""
         service.opened(service.control)
         await join_group(service, body.init_info)
         return json_response({"message": "Weight transfer initialized"})
@@ -158,7 +157,8 @@ def transfer_router(service: Service) -> APIRouter:
 
 
 async def _take_json(service: Service, body: UpdateWeightsBody) -> Response:
-    """Carries out a body of JSON. Raises RequestError unless it brings weights in exactly one way."""
+    """Carries out an update with a JSON body. Raises RequestError unless the body names exactly one source of
+    weights."""
     ways = {name for name in ("weight_dir", "weight_file", "update_info") if getattr(body, name) is not None}
     if len(ways) != 1:
         why = "give one of 'weight_dir', 'weight_file' and 'update_info', or tensors as application/octet-stream"
@@ -168,7 +168,7 @@ async def _take_json(service: Service, body: UpdateWeightsBody) -> Response:
         return json_response({"message": "Weights updated"})
     field, version = ways.pop(), body.weight_version
     if service.opened(service.control).upload is not None:
-        why = "a weight update is open: its tensors come in bodies, until /finish_weight_update"
+        why = "a weight update is open: until /finish_weight_update, tensors are accepted in bodies only"
         raise invalid_value(field, why)
     if body.weight_dir is not None:
         return await _updated(service, Checkpoint.of(Path(body.weight_dir)), version=version, field=field)
@@ -186,8 +186,8 @@ async def _updated(service: Service, checkpoint: Checkpoint, *, version: str | N
 
 
 async def update_engines(service: Service, checkpoint: Checkpoint, *, version: str | None, field: str) -> WeightUpdate:
-    """Gives the engines new weights. `field`: the field of the request that brought them. Raises RequestError, which
-    names it, if the engines cannot use them."""
+    """Gives the engines new weights. `field`: the field of the request with the source of the weights. Raises
+    RequestError, which names the field, if the engines cannot use the weights."""
     try:
         return await service.opened(service.control).weights.update(checkpoint, version)
     except RequestError as error:

@@ -53,7 +53,7 @@ from motet.transfer.ticket import Ticket
 from motet.types import ChoiceStart, GenerateRequest, GroupDelta, Role, Usage
 
 PATIENCE_S = 0.5
-"""Time in seconds for which a report waits for the engine's figures. After that it is sent without them."""
+"""Time in seconds for which a report waits for the engine's figures. After that, the report is sent without them."""
 
 STOP = msgspec.msgpack.Decoder(StopChoice)
 
@@ -80,7 +80,7 @@ def engine_router(service: Service) -> APIRouter:
         """The limits of clients do not apply: the gateway has counted the choices."""
         body = await read_group(request)
         if body.ticket is not None:
-            checked_ticket(body.ticket)  # it is released if the group is refused
+            checked_ticket(body.ticket)  # the ticket is released if the group is refused
         group = WorkerGroup(service, body, open_ids=open_ids, span=caller_of(request).span)
         return GeneratedResponse(service, [group], writer=FrameWriter(body), client=None, num_choices=len(body.choices))
 
@@ -108,11 +108,11 @@ def engine_router(service: Service) -> APIRouter:
 
 
 async def engine_report(service: Service, start_id: str) -> EngineReport:
-    """Returns the report for a gateway. `start_id`: identifies this start of the server. It is the id of an engine that
-    keeps its KV to itself."""
+    """Returns the report for a gateway. `start_id`: identifies this start of the server, and is the engine id if the
+    engine transfers no KV."""
     engine, draining = service.only_model().engine, service.admission.draining
-    here = WorkerReport(id="", address="", state=WorkerState.READY, worker=Worker("", engine, ""))
-    (snapshot,) = await snapshot_workers([here], patience_s=PATIENCE_S, draining=draining)
+    own_report = WorkerReport(id="", address="", state=WorkerState.READY, worker=Worker("", engine, ""))
+    (snapshot,) = await snapshot_workers([own_report], patience_s=PATIENCE_S, draining=draining)
     info = engine.info
     return EngineReport(
         version=__version__,
@@ -170,7 +170,9 @@ class WorkerGroup(AnswerGroup[GroupDelta, Usage]):
         self._span = span = group_span_of(self._parent, self._request, model=served.name)
         request = self._request = span.placed(self._request)
         if request.request_id in self._open_ids:
-            raise OverloadedError(f"The group {request.request_id} is still open here. Try again, or another worker.")
+            raise OverloadedError(
+                f"The group {request.request_id} is still open on this worker. Try again, or another worker."
+            )
         self._stream = (served.placed or served.engine).generate(request)
         self._open_ids.add(request.request_id)
         self._account = GroupAccount.of_tokens(self._service, served, request=request, slot=slot, span=span)
@@ -183,7 +185,7 @@ class WorkerGroup(AnswerGroup[GroupDelta, Usage]):
                 tokens[choice.index] = tokens.get(choice.index, 0) + len(choice.token_ids)
             if delta.prompt is not None:
                 self._cached_tokens = delta.prompt.cached_tokens
-            ends = [(one.index, one.finish.reason if one.finish else None) for one in delta.choices]
+            ends = [(choice.index, choice.finish.reason if choice.finish else None) for choice in delta.choices]
             self._account.step([ChoiceEvent(index, "", (), finish=finish) for index, finish in ends], True)
             if (taking := take((delta,))) is not None:
                 await taking
@@ -209,7 +211,7 @@ class FrameWriter(AnswerWriter[GroupDelta, Usage]):
 
     def feed(self, steps: Sequence[GroupDelta], usage: Callable[[], Usage]) -> bytes:
         for delta in steps:
-            self._unfinished.difference_update(one.index for one in delta.choices if one.finish is not None)
+            self._unfinished.difference_update(choice.index for choice in delta.choices if choice.finish is not None)
         return b"".join(map(frame, steps))
 
     def close(self, usage: Usage) -> Sequence[bytes]:
@@ -222,13 +224,14 @@ class FrameWriter(AnswerWriter[GroupDelta, Usage]):
 
     @property
     def complete(self) -> bool:
-        """True once the end of the last choice is sent: the reader need not wait for the end of the body."""
+        """True once the end of the last choice is sent: the gateway need not wait for the end of the body."""
         return not self._unfinished
 
 
 class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
-    """An answer that is a ticket. It is admitted and counted like any other answer, and cancelled, with its lease, when
-    the gateway leaves or withdraws its request. Until then `running` has it, under the gateway's id of the request."""
+    """An answer that is a ticket. It is admitted and counted like any other answer. When the gateway disconnects or
+    withdraws the request, the prefill is cancelled and its lease ends. While the prefill runs, `running` contains this
+    object under the gateway's id of the request."""
 
     def __init__(
         self,
@@ -239,8 +242,8 @@ class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
         running: dict[RequestId, "PrefillAnswer"],
         span: RequestSpan,
     ) -> None:
-        """`span`: the span of the request. Raises RequestError. The group has one choice instead of all: the reader of
-        the ticket generates the tokens of each."""
+        """`span`: the span of the request. Raises RequestError. The group has one choice, however many the request has:
+        the readers of the ticket generate the choices."""
         served = service.only_model()
         if served.info.role is not Role.PREFILL:
             raise RequestError(
@@ -253,7 +256,7 @@ class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
         check_group(served, group)
         if len(group.prompt) < 2:
             raise RequestError(
-                "A prompt of one token is not prefilled: the worker that decodes it runs it.", param="prompt"
+                "A prompt of one token is not prefilled: the decode worker computes it itself.", param="prompt"
             )
         plan = Plan(
             head=AnswerHead(id=group.request_id, created=served.created, model=served.name),

@@ -1,7 +1,7 @@
 """`/engine/order`: the orders of a gateway to this worker (`engine_orders`), with the worker key.
 
-Orders that concern the weights need `--rl`. If a checkpoint is in the gateway's memory, its files come first, to
-`/engine/checkpoint?file=0`, `?file=1` ...; then the order to prepare it, with a path for each file.
+Orders that concern the weights need `--rl`. If a checkpoint is in the gateway's memory, the gateway first sends its
+files to `/engine/checkpoint?file=0`, `?file=1` ..., and then the order to prepare it, with a path for each file.
 """
 
 from typing import Annotated
@@ -20,7 +20,7 @@ from motet.models.checkpoint import CheckpointKind
 from motet.transfer.ticket import TransferAddress, is_address
 
 MAX_CONNECTING = 256
-"""Maximum number of connections to other workers that are made at the same time. Each takes a socket for seconds."""
+"""Maximum number of connections to other workers that are being made at a time. Each takes a socket for seconds."""
 
 ORDER: msgspec.msgpack.Decoder[WorkerOrder] = msgspec.msgpack.Decoder(WorkerOrder)
 
@@ -31,7 +31,7 @@ def order_router(service: Service) -> APIRouter:
     router = new_router("/engine", documented=False)
     upload = CheckpointUpload()
     connecting: set[object] = set()
-    """A mark for each connection that is being made."""
+    """One object for each connection that is being made."""
 
     @router.post("/order")
     async def order(request: Request) -> Response:
@@ -43,7 +43,7 @@ def order_router(service: Service) -> APIRouter:
         control, checkpoint = service.opened(service.control), None
         if isinstance(order, PrepareWeights) and order.kind is CheckpointKind.MEMORY:
             if len(order.paths) != len(upload.files):
-                message = f"the order names {len(order.paths)} files, and {len(upload.files)} have come"
+                message = f"the order names {len(order.paths)} files, and {len(upload.files)} were received"
                 raise RequestError(message, code="invalid_value")
             checkpoint, upload = upload.finish(), CheckpointUpload()
         return msgpack_response(await control.obey(order, uploaded=checkpoint))
@@ -60,7 +60,7 @@ def order_router(service: Service) -> APIRouter:
             upload = CheckpointUpload()
         if file != len(upload.files):
             tensors.close()
-            raise RequestError(f"file {file} comes where file {len(upload.files)} was expected", code="invalid_value")
+            raise RequestError(f"received file {file}, but expected file {len(upload.files)}", code="invalid_value")
         upload.add(tensors)
         return Response(status_code=204)
 
@@ -72,9 +72,9 @@ async def _connect(service: Service, address: TransferAddress, *, connecting: se
     if not (is_address(address.host) and 0 < address.port < 2**16):
         raise RequestError(f"{address.host}:{address.port} is not an address and port.", code="invalid_value")
     if service.connect is None:
-        raise NotFoundError("The engine of this server connects to no other.")
+        raise NotFoundError("The engine of this server does not connect to other workers.")
     if len(connecting) >= MAX_CONNECTING:
-        raise OverloadedError(f"{MAX_CONNECTING} connections are being made here, which is the limit.")
+        raise OverloadedError(f"This worker is making {MAX_CONNECTING} connections, which is the limit.")
     connecting.add(mark := object())
     try:
         await service.connect(address)

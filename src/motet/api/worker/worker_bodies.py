@@ -1,7 +1,7 @@
-"""The bodies that a gateway sends to a worker: read, and checked like anything that comes from outside.
+"""Reads the bodies that a gateway sends to a worker, and checks them like any other external input.
 
-A body can hold what the public routes let through and nothing else, so that no gateway can make an engine do what no
-request of a client could.
+A body can contain only values that the public routes accept too, so a gateway cannot make an engine do anything that a
+request of a client could not.
 """
 
 from collections.abc import Iterable
@@ -46,8 +46,8 @@ def check_protocol(request: Request) -> None:
 
 
 async def read_body(request: Request, decoder: "msgspec.msgpack.Decoder[T]", *, kind: str = "") -> T:
-    """Returns the body. Raises RequestError for another protocol, and for a body of another kind. `kind`: its name in
-    the message, by default the name of the class."""
+    """Returns the body. Raises RequestError for another protocol, and for a body of another type. `kind`: the name of
+    the type in the message, by default the name of the class."""
     check_protocol(request)
     body = await body_of(request)
     drop_body(request)
@@ -59,13 +59,14 @@ async def read_body(request: Request, decoder: "msgspec.msgpack.Decoder[T]", *, 
 
 
 async def read_group(request: Request) -> GenerateRequest:
-    """Returns the group in the body. Its place in a trace comes in headers instead, where it is checked."""
+    """Returns the group in the body, without its `traceparent`: the trace context is read from headers, where it is
+    checked."""
     body = await read_body(request, GROUP)
     return body if body.traceparent is None else msgspec.structs.replace(body, traceparent=None)
 
 
 def checked_ticket(ticket: Ticket) -> Ticket:
-    """Returns the ticket. Raises RequestError if no worker can have made it; then it is not released either."""
+    """Returns the ticket. Raises RequestError if no worker can have made it; an invalid ticket is not released."""
     return ticket_of(params_of(ticket))
 
 
@@ -76,7 +77,7 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
         if not (is_id(value) or (value == "" and name != "request_id")):
             raise invalid_value(name, "up to 200 printable characters without spaces are allowed")
     if request.model not in ("", served.info.model):
-        raise invalid_value("model", f"{request.model!r} is not here; this worker has {served.info.model!r}")
+        raise invalid_value("model", f"this worker does not have {request.model!r}, but {served.info.model!r}")
     if not -(2**63) <= request.priority < 2**63:
         raise invalid_value("priority", f"{request.priority} has more than 64 bits")
     if not 0 <= request.keep_s <= MAX_KEEP_S:
@@ -103,9 +104,9 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
 def _check_sampling(sampling: SamplingParams) -> None:
     for name, field in SAMPLING_FIELDS.items():
         value = getattr(sampling, name)
-        for one in value.values() if isinstance(value, dict) else () if value is None else (value,):
-            if not field.allows(one):
-                raise invalid_value(name, f"{one}; {field.words} is allowed")
+        for number in value.values() if isinstance(value, dict) else () if value is None else (value,):
+            if not field.allows(number):
+                raise invalid_value(name, f"{number}; {field.words} is allowed")
     if not 0 <= sampling.min_tokens <= sampling.max_tokens:
         raise invalid_value("min_tokens", f"{sampling.min_tokens}; 0 to max_tokens, {sampling.max_tokens}, is allowed")
 

@@ -41,7 +41,7 @@ GB = 2**30
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a core, with what else its process needs."""
+    """The parts of a core, and the other objects that its process needs."""
 
     info: EngineInfo
     runner: ModelRunner
@@ -49,7 +49,7 @@ class Parts:
     options: CoreOptions
     weights: WeightLoader
     facts: KVFacts
-    """Facts that must be equal on every worker whose KV is used here."""
+    """Facts that must be equal on every worker whose KV this engine uses."""
 
 
 def build_core(config: EngineConfig) -> EngineCore:
@@ -69,7 +69,7 @@ def core_over(parts: Parts, config: EngineConfig) -> EngineCore:
 
 def start_transfers(config: EngineConfig, facts: KVFacts, *, memory: RegisteredMemory) -> TransferThread:
     """Makes the KV memory readable for other workers. Raises ConfigError if the address cannot be bound."""
-    # Imported here, so that an engine that keeps its KV cache to itself does not load NIXL.
+    # Imported inside the function, so that an engine that does not transfer KV does not load NIXL.
     from motet.transfer.nixl import LOOPBACK, NixlTransport
 
     loopback = is_loopback(config.side_channel_host)

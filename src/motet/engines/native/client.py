@@ -1,10 +1,10 @@
 """The engine as the API process sees it: a child process at the other end of two pipes.
 
-Who ends what: `close` ends the process, the pipes and their folder, and every open group with EngineClosedError. If the
-process ends by itself, every open group ends with EngineDiedError, and so does every later one. If it hangs, it is
-killed, and they end with EngineSilentError. If this process ends in any way, the child's standard input ends, and the
-child ends too. The folder is removed as soon as the engine process is connected, since both processes can be killed at
-the same time.
+`close` ends the process, the pipes and their folder, and every open group with EngineClosedError. If the engine process
+ends by itself, all open and later groups end with EngineDiedError. If it hangs, it is killed, and they end with
+EngineSilentError. If the API process ends in any way, the standard input of the engine process ends, and so the engine
+process ends too. The folder is removed as soon as the engine process is connected, since both processes can be killed
+at the same time.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class NativeEngine:
                 undo.push_async_callback(end, process)
                 info = await first_event(pipes, process)
                 undo.pop_all()
-        except OSError as error:  # the system has no process, memory or file for it
+        except OSError as error:  # the system has no free process, memory or file
             raise StartupError(f"the engine process cannot be started: {error}") from error
         liveness = LivenessCheck(config.heartbeat_timeout_s, config.step_timeout_s)
         return cls(pipes, process, info=info, liveness=liveness)
@@ -90,7 +90,7 @@ class NativeEngine:
         try:
             ticket = await self._answer_to(protocol.Prefill(request, readers), request.request_id)
         except asyncio.CancelledError:
-            self._pipes.send(protocol.Abort(request.request_id))  # ends a lease too that was granted in the meantime
+            self._pipes.send(protocol.Abort(request.request_id))  # also ends a lease that has just been granted
             raise
         assert isinstance(ticket, Ticket)
         return ticket
@@ -109,22 +109,22 @@ class NativeEngine:
             del self._streams[request_id]
 
     async def send(self, order: EngineOrder) -> OrderAnswer:
-        """Sends an order, and returns its answer when the engine has carried it out. Raises the error with which the
-        engine refuses it. Deltas that come after new `EngineFacts` are generated with the weights that these name."""
+        """Sends an order, and returns the answer when the engine has carried out the order. Raises the error with which
+        the engine refuses it. Deltas after new `EngineFacts` are generated with the weights that the facts name."""
         number = self._pending.next_number()
         answer = await self._answer_to(protocol.NumberedOrder(number, order), number)
         assert not isinstance(answer, Ticket)
         return answer
 
     async def stats(self, *, check: bool = False) -> EngineStats:
-        """Returns the figures of this moment, between two steps. With `check`, a broken invariant ends the process."""
+        """Returns the current figures, between two steps. With `check`, a broken invariant ends the process."""
         answer = await self.send(ReadStats(check))
         assert isinstance(answer, EngineFigures)
         return answer.stats
 
     def listen_to_blocks(self, listener: BlockListener) -> None:
-        """Passes changes of the prefix cache's blocks to `listener` from now on; at the engine's end, that there are
-        none. Must be called before the engine gets a group: this object does not know earlier blocks."""
+        """Passes changes of the prefix cache's blocks to `listener` from now on; at the engine's end, passes `Cleared`.
+        Must be called before the engine gets a group: this object does not know earlier blocks."""
         if self._stored:
             raise RuntimeError("the engine has stored blocks already")
         self._block_listeners.append(listener)
@@ -135,8 +135,9 @@ class NativeEngine:
             self._process.kill()
 
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Ends the process. It is killed if it has not ended by itself after `timeout_s`, or when this is cancelled."""
-        if self._over is None:  # else it keeps the error with which it ended, which moves groups to other workers
+        """Ends the process. It is killed if it has not ended by itself after `timeout_s`, or if the caller is
+        cancelled."""
+        if self._over is None:  # otherwise the earlier error is kept, which moves groups to other workers
             self._end_all(EngineClosedError("the engine was closed"))
             self._pipes.send(protocol.Close())
         try:
@@ -166,11 +167,11 @@ class NativeEngine:
             while True:
                 self._take(await self._pipes.receive())
         except Exception:  # otherwise later events of the process would be lost without notice
-            logger.exception("the engine process %d sent an event that cannot be taken; it is ended", self._process.pid)
+            logger.exception("the engine process %d sent an invalid event; it is killed", self._process.pid)
             self._process.kill()
 
     def _take(self, event: protocol.Event) -> None:
-        self._liveness.note(event.busy_s if isinstance(event, protocol.Heartbeat) else 0.0)
+        self._liveness.record_event(event.busy_s if isinstance(event, protocol.Heartbeat) else 0.0)
         match event:
             case protocol.Heartbeat():
                 self._pipes.record_heartbeat()
@@ -242,11 +243,11 @@ async def end(process: Process) -> None:
 
 class PipeStream:
     """The deltas of one group, between the pipe and their reader: a `GroupStream` that the engine feeds. If the reader
-    is slow, the complete answers are kept here at most: `max_tokens` for each choice."""
+    is slow, the stream stores at most the complete answers: `max_tokens` for each choice."""
 
     def __init__(self, request: GenerateRequest, abort: Callable[[RequestId], None], *, version: str = "") -> None:
         self.version = version
-        """Version of the weights, if the next delta is the first with these weights; else empty."""
+        """Version of the weights if the next delta is the first with these weights, otherwise empty."""
         self._request_id = request.request_id
         self._abort = abort
         self._open = {start.index for start in request.choices}
@@ -271,7 +272,7 @@ class PipeStream:
         self._wake()
 
     def fail(self, error: MotetError) -> None:
-        """Ends the stream with `error`, after the deltas that came before."""
+        """Ends the stream with `error`, after the deltas that it already has."""
         self._error = error
         self._wake()
 
@@ -310,7 +311,7 @@ PendingAnswer = OrderAnswer | Ticket
 
 
 class PendingAnswers:
-    """The table of orders and prefills that wait for an answer of the engine process. Other answers are dropped."""
+    """The orders and prefills that wait for an answer of the engine process. Other answers are dropped."""
 
     def __init__(self) -> None:
         self._futures: dict[AnswerKey, asyncio.Future[PendingAnswer]] = {}
@@ -321,7 +322,7 @@ class PendingAnswers:
 
     @contextlib.contextmanager
     def expect(self, key: AnswerKey) -> Iterator[asyncio.Future[PendingAnswer]]:
-        """Yields the future answer, and forgets it at the end of the block."""
+        """Yields the future of an answer, and removes it at the end of the block."""
         future: asyncio.Future[PendingAnswer] = asyncio.get_running_loop().create_future()
         self._futures[key] = future
         try:
@@ -329,7 +330,7 @@ class PendingAnswers:
         finally:
             self._futures.pop(key, None)
             if not future.cancel() and not future.cancelled():
-                future.exception()  # marks it as retrieved, also if its reader has left
+                future.exception()  # marks the exception as retrieved, even if no caller reads it
 
     def answer(self, key: AnswerKey, answer: PendingAnswer) -> None:
         if (future := self._futures.get(key)) and not future.done():

@@ -1,6 +1,6 @@
-"""Compiles grammars while steps continue. Groups with a grammar wait here until their choices have matchers.
+"""Compiles grammars while steps continue. Groups with a grammar wait until their choices have matchers.
 
-    Submit ─► Compiling.submit ─► a thread: compiles, copies for each choice, consumes its output tokens
+    Submit ─► Compiling.submit ─► a thread: compiles, copies the matcher for each choice, consumes its output tokens
                                      │
               the loop, woken by `fileno` ─► take ─► core.submit
 
@@ -24,8 +24,8 @@ from motet.types import GenerateRequest
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 2
-"""Number of compiling threads. With two of them, one expensive grammar does not delay all others. A third would only
-take more processor time from the steps."""
+"""Number of compiling threads. With two threads, one expensive grammar does not delay all other grammars. A third
+thread would only take more processor time from the steps."""
 
 
 Matchers = dict[int, Matcher] | MotetError
@@ -54,25 +54,25 @@ class Compiling:
 
     @property
     def waiting(self) -> list[GenerateRequest]:
-        """Requests of the groups that have no matchers so far."""
+        """Requests of the groups that wait for matchers."""
         return [request for _, request in self._open.values()]
 
     def submit(self, request: GenerateRequest) -> None:
-        """Queues a group for compiling. Raises RequestError if a group with this id waits here already."""
+        """Queues a group for compiling. Raises RequestError if a group with this id is already waiting."""
         if request.request_id in self._open:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         self._open[request.request_id] = request, request
         self._tasks.put(request)
 
     def abort(self, request_id: RequestId) -> GenerateRequest | None:
-        """Removes a group and returns its request; None if the group does not wait here."""
+        """Removes a group and returns its request; None if the group is not waiting."""
         return self._open.pop(request_id, (None, None))[1]
 
     def stop_choice(self, request_id: RequestId, index: int) -> bool:
-        """Removes one choice. Returns False if the group waits here and has no choice left."""
-        if (found := self._open.get(request_id)) is None:
+        """Removes one choice. Returns False if the group is waiting and has no choice left."""
+        if (waiting := self._open.get(request_id)) is None:
             return True
-        submitted, request = found
+        submitted, request = waiting
         choices = tuple(start for start in request.choices if start.index != index)
         self._open[request_id] = submitted, msgspec.structs.replace(request, choices=choices)
         return bool(choices)

@@ -51,12 +51,12 @@ class CoreOptions:
     draft_from_history: int = 0
     """Maximum number of tokens of earlier answers that are stored as drafts."""
     max_kept_blocks: int | None = None
-    """Maximum number of blocks of all kept trunks; None means as many as the engine has."""
+    """Maximum number of blocks of all kept trunks; None means all blocks of the engine."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The results of one step, which go to the API process as one message."""
+    """The results of one step, which are sent to the API process as one message."""
 
     deltas: list[GroupDelta]
     failures: dict[RequestId, MotetError]
@@ -65,8 +65,8 @@ class StepResult:
     """Tickets of the groups whose prompts were prefilled for other workers."""
     blocks: list[BlockChange] = field(default_factory=list)
     """Blocks that were added to the prefix cache and removed from it, in order."""
-    met: list[ConnectResult] = field(default_factory=list)
-    """Workers to which a connection was made, or failed."""
+    connected: list[ConnectResult] = field(default_factory=list)
+    """Results of attempts to connect to workers."""
     ran: bool = True
     """False if nothing was computed: the next step must wait for a command or for a result of a transfer."""
 
@@ -84,13 +84,13 @@ class EngineCore:
         transfers: TransferThread | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """An engine that hands KV over has `transfers`, and the `proof` in the memory that other workers read."""
+        """`transfers`, `proof`: for an engine that transfers KV. The proof is in the memory that other workers read."""
         self.info = info
         self.counters = EngineStats()
         self.transfers = transfers
-        """Transfers with other workers; None for an engine that keeps its KV cache to itself."""
+        """Thread that transfers KV from and to other workers; None for an engine that does not transfer KV."""
         self.held = False
-        """True while nothing is computed. Groups keep what they have, and transfers continue."""
+        """True while nothing is computed. Groups keep their blocks and tokens, and transfers continue."""
         self._runner = runner
         self._maker = GroupMaker(info, prefix_cache=options.prefix_cache, grammars=options.grammars)
         self._groups: dict[RequestId, Group] = {}
@@ -127,12 +127,12 @@ class EngineCore:
 
     @property
     def grammars(self) -> Grammars | None:
-        """Grammars of this engine; None if it refuses groups with a grammar."""
+        """The compiler of grammars; None if the engine refuses groups with a grammar."""
         return self._maker.grammars
 
     @property
     def busy(self) -> bool:
-        """True while there are groups."""
+        """True while the engine has groups."""
         return bool(self._groups)
 
     @property
@@ -142,8 +142,8 @@ class EngineCore:
         return min((end for end in ends if end is not None), default=None)
 
     def submit(self, request: GenerateRequest, matchers: Mapping[int, Matcher] | None = None) -> None:
-        """Queues a group. Raises RequestError if it can never run here, and releases its ticket. `matchers`: one for
-        each choice, by its index; without them the grammar is compiled here."""
+        """Queues a group. Raises RequestError, and releases the group's ticket, if the group can never run on this
+        engine. `matchers`: one for each choice, by its index; if None, this method compiles the grammar."""
         try:
             self._check_unused(request.request_id)
             group = self._maker.make(request, matchers=matchers)
@@ -157,7 +157,7 @@ class EngineCore:
 
     def prefill(self, request: GenerateRequest, *, readers: int = 1) -> None:
         """Queues a prompt that is prefilled for `readers` decode workers. The result is a ticket. Raises RequestError
-        if it can never run here."""
+        if the prompt can never run on this engine."""
         self._handover.check_open()
         self._check_unused(request.request_id)
         group = self._maker.make_prefill(request, readers=readers)
@@ -165,9 +165,9 @@ class EngineCore:
         self._enqueue(group)
 
     def update(self, info: EngineInfo, apply: Callable[[], None]) -> None:
-        """Replaces the weights between two steps: `apply`, which must not fail, does it, and `info` has the facts from
-        now on. All groups continue after their output tokens, and all their KV is computed again. Blocks of the old
-        weights are removed from the prefix cache, and tickets for them are not used."""
+        """Replaces the weights between two steps. `apply`: writes the new weights; must not fail. `info`: the facts of
+        the engine with the new weights. All groups continue after their output tokens, and all their KV is computed
+        again. Blocks of the old weights are removed from the prefix cache, and tickets for old weights are not used."""
         self._runner.settle()
         self._scheduler.suspend_all()
         apply()
@@ -179,9 +179,9 @@ class EngineCore:
         for group in self._groups.values():
             self._maker.rename_blocks(group)
 
-    def forget_prefixes(self, *, anew: bool) -> None:
-        """Empties the prefix cache. Groups under way keep their KV, or compute it again if `anew`."""
-        if anew:
+    def forget_prefixes(self, *, recompute: bool) -> None:
+        """Empties the prefix cache. Running groups keep their KV, or compute it again if `recompute`."""
+        if recompute:
             self._runner.settle()
             self._scheduler.suspend_all()
         self._scheduler.forget_prefixes()
@@ -189,11 +189,12 @@ class EngineCore:
     def forget_kv(self) -> None:
         """Takes all KV from groups, readers and the prefix cache, because the content of the memory is lost. Groups
         compute their KV again, and readers find their leases ended."""
-        self.forget_prefixes(anew=True)
+        self.forget_prefixes(recompute=True)
         self._handover.end_leases()
 
     def abort(self, request_id: RequestId) -> None:
-        """Frees a group at once, or its lease if it was prefilled. Ignores unknown ids: a group can just have ended."""
+        """Frees a group at once, or its lease if it was prefilled. Ignores unknown ids, whose groups have just
+        ended."""
         if group := self._groups.pop(request_id, None):
             self._scheduler.remove(group)
         else:
@@ -216,7 +217,8 @@ class EngineCore:
             del self._groups[request_id]
 
     def step(self) -> StepResult:
-        """Applies results of transfers, and then makes one forward pass over what is scheduled, if anything is."""
+        """Applies the results of transfers, and then makes one forward pass over everything that is scheduled, if
+        any."""
         results = self._handover.take_results()
         self._scheduler.kept.end_expired()
         for group in results.landed:
@@ -226,7 +228,7 @@ class EngineCore:
         plan = StepPlan() if self.held else self._scheduler.plan()
         deltas, failures = self._run(plan) if plan else ([], {})
         tickets = {} if self.held else self._hand_over()
-        return StepResult(deltas, failures, tickets, self._pool.take_changes(), results.met, ran=bool(plan))
+        return StepResult(deltas, failures, tickets, self._pool.take_changes(), results.connected, ran=bool(plan))
 
     def _run(self, plan: StepPlan) -> tuple[list[GroupDelta], dict[RequestId, MotetError]]:
         """Runs a plan: inputs, forward pass, sampling, commit."""
@@ -239,17 +241,17 @@ class EngineCore:
             # Nothing is committed, so no block of these groups is published. The other groups run the same step again.
             if broken := plan.groups_of(error.rows):
                 return [], self._fail(dict.fromkeys(broken, EngineError(NON_FINITE)))
-            # Only rows of drafts were not finite, and these drafts may be wrong.
-            self._scheduler.drafter.learn(plan.tails, dict.fromkeys((chunk.sequence for chunk in plan.tails), 0))
+            # Only rows of drafts were not finite, and these drafts can be wrong.
+            self._scheduler.drafter.update_rates(plan.tails, dict.fromkeys((chunk.sequence for chunk in plan.tails), 0))
             return self._run(plan.without_drafts())
         self._commit.advance(plan, trunk_tokens_joined=self._runner.trunk_tokens_joined)
         for rows in inputs.prompt_rows:
             score_prompt(rows, logits)
         if drafted := [*filter(_DRAFTS, plan.tails)]:
-            self._scheduler.drafter.learn(drafted, {one.sequence: len(one.more) for one in new})
+            self._scheduler.drafter.update_rates(drafted, {tokens.sequence: len(tokens.more) for tokens in new})
         failed = failures_of(new)
         failures = self._fail(failed)
-        deltas = self._commit.append(one for one in new if one.sequence.group not in failed)
+        deltas = self._commit.append(tokens for tokens in new if tokens.sequence.group not in failed)
         for delta in deltas:
             if not self._groups[delta.request_id].sequences:
                 del self._groups[delta.request_id]
@@ -268,7 +270,7 @@ class EngineCore:
         return tickets
 
     def stats(self) -> EngineStats:
-        """Returns the counters, with the gauges of this moment."""
+        """Returns the counters, with the current gauges."""
         running, waiting = self._scheduler.running.groups, self._scheduler.waiting.all()
         choices, kept = Counter[SequenceState](), self._scheduler.kept
         blocks_kept = kept.num_blocks

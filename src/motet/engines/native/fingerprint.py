@@ -1,8 +1,8 @@
-"""Names the engine in `system_fingerprint`, and checks if equal requests get equal bits on this machine.
+"""Names the engine in `system_fingerprint`, and checks if equal requests produce equal bits on this machine.
 
-Two facts are needed, if rows and keys are padded as in `attention.attention_plan`: a row of a matrix product has the
-same bits among 4, 8 or 64 rows, and a row of attention has the same bits in any chunk and among any siblings. Both hold
-for torch 2.13 on every x86 CPU that was tried. The check is cheap, so every start runs it.
+Two conditions are needed, if rows and keys are padded as in `attention.attention_plan`: a row of a matrix product has
+the same bits among 4, 8 or 64 rows, and a row of attention has the same bits in any chunk and among any siblings. Both
+hold for torch 2.13 on every x86 CPU that was tested. The check is cheap, so the engine runs it at every start.
 """
 
 import json
@@ -48,7 +48,7 @@ def fingerprint(operators: str, same: bool, *, dtype: torch.dtype, device: torch
 
 
 def operators_agree(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns True if torch's operators give equal bits; False on a GPU, where this is not checked."""
+    """Returns True if torch's operators compute equal bits; False on a GPU, where this is not checked."""
     return (
         device.type == "cpu"
         and linears_agree(model, dtype)
@@ -61,7 +61,7 @@ def operators_agree(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype
 def linears_agree(
     model: torch.nn.Module, dtype: torch.dtype, *, counts: Sequence[int] = (4, 12), rows: int = 32
 ) -> bool:
-    """Returns True if every shape of `Linear` gives a row the same bits among `counts` rows and among `rows`."""
+    """Returns True if, for every shape of `Linear`, a row has the same bits among `counts` rows and among `rows`."""
     checked: set[tuple[int, ...]] = set()
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():

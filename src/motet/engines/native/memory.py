@@ -25,15 +25,15 @@ def huge_pages(num_bytes: int) -> torch.Tensor:
 
 
 def release_pages(tensor: torch.Tensor) -> None:
-    """Returns the pages of a contiguous tensor in main memory to the system. A page at either end that also holds other
-    data stays unchanged."""
+    """Returns the pages of a contiguous tensor in main memory to the system. A page at either end that also contains
+    other data is not returned."""
     begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     num_bytes = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
     if num_bytes <= 0:
         return
     system = ctypes.CDLL(None, use_errno=True)
     if system.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(num_bytes), mmap.MADV_DONTNEED):
-        logger.warning("the system refused to take %d bytes of memory back: error %d", num_bytes, ctypes.get_errno())
+        logger.warning("the system did not take back %d bytes of memory: error %d", num_bytes, ctypes.get_errno())
 
 
 def trim_heap() -> None:

@@ -63,7 +63,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
 def _check_supported(folder: Path, architectures: Sequence[str]) -> None:
     if not set(architectures) & set(SUPPORTED):
         raise UnsupportedModelError(
-            f"{folder} holds {', '.join(architectures) or 'no known architecture'}; "
+            f"{folder} contains {', '.join(architectures) or 'no known architecture'}; "
             f"supported are {', '.join(SUPPORTED)}"
         )
 

@@ -1,7 +1,7 @@
-"""The weights of a model that serves, and the memory into which new ones are written before they take their place.
+"""The weights of a model that serves, and the memory into which new weights are written before they replace these.
 
-Two kinds of models have them: those that torch's operators or the GPU's kernels run (`TensorWeights`, here), and those
-that the compiled kernels run (`cpu.cpu_runner.PackedWeights`).
+There are two implementations: for models that torch's operators or the GPU's kernels run (`TensorWeights`, in this
+file), and for models that the compiled kernels run (`cpu.cpu_runner.PackedWeights`).
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from motet.engines.native.memory import release_pages
 
 
 class StagedWeights(Protocol):
-    """Weights that are being written next to those that serve."""
+    """New weights that are being written to separate memory while the old weights serve."""
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Writes one tensor of the checkpoint, of the right shape, in any dtype and on any device."""
         ...
 
     def apply(self) -> None:
-        """Puts them in the place of those that serve. Called once, between two steps. It does not fail."""
+        """Replaces the weights that serve. Called once, between two steps. Must not fail."""
         ...
 
 
@@ -36,27 +36,28 @@ class ModelWeights(Protocol):
 
     @property
     def tied(self) -> list[list[str]]:
-        """The names of each tensor that has several."""
+        """The names of each tensor that has several names."""
         ...
 
     def stage(self, *, complete: bool) -> StagedWeights:
-        """Returns staged weights that start as a copy of those that serve. If all of them will be written, `complete`
-        leaves out the copy, and they start with any content."""
+        """Returns staged weights, initially a copy of the weights that serve. With `complete`, all tensors will be
+        written, so they are not copied and their initial content is undefined."""
         ...
 
     def numbers(self, name: str) -> list[torch.Tensor]:
-        """Returns what the engine has in the place of a tensor of the checkpoint: the tensor in the engine's dtype, or
-        what it computes with (int8 and scales; the factors of a norm)."""
+        """Returns the engine's form of a tensor of the checkpoint: the tensor in the engine's dtype, or the numbers
+        with which the engine computes (int8 and scales; the factors of a norm)."""
         ...
 
     def release_pages(self) -> None:
-        """Releases their memory to the system. Complete staged weights must be applied before the next run."""
+        """Releases the memory of the weights to the system. Complete staged weights must be applied before the next
+        run."""
         ...
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor of the running model, or a part of one, that a tensor of the checkpoint fills."""
+    """A tensor of the running model, or a part of a tensor, that a tensor of the checkpoint fills."""
 
     numbers: torch.Tensor
     more: float = 0.0
@@ -64,8 +65,8 @@ class Slot:
 
 
 class TensorWeights:
-    """Weights that torch's operators or the GPU's kernels read. Recorded graphs know their addresses, so they stay
-    where they are: staged ones wait on the device and are copied over them."""
+    """Weights that torch's operators or the GPU's kernels read. Recorded graphs contain their addresses, so they are
+    not moved: staged weights are stored on the device and copied over the old weights."""
 
     def __init__(self, slots: Mapping[str, Slot], *, tied: list[list[str]], dtype: torch.dtype) -> None:
         """`dtype`: the dtype in which the model's own loader reads a checkpoint."""
@@ -77,7 +78,8 @@ class TensorWeights:
     @classmethod
     def of(cls, model: nn.Module) -> "TensorWeights":
         """Returns the weights of a model that has the parameters of the checkpoint."""
-        slots = {name: Slot(one.detach()) for name, one in model.named_parameters(remove_duplicate=False)}
+        parameters = model.named_parameters(remove_duplicate=False)
+        slots = {name: Slot(parameter.detach()) for name, parameter in parameters}
         return cls(slots, tied=tied_names(names_of(model)), dtype=next(model.parameters()).dtype)
 
     def stage(self, *, complete: bool) -> "StagedTensors":

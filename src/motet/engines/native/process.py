@@ -1,10 +1,11 @@
 """The engine process: `__main__` runs this once all modules are imported.
 
-    1. One line of JSON on standard input says what to build, and where the pipes are.
-    2. The process sends Ready or StartFailed.
-    3. It takes commands between steps. With nothing to compute it sleeps in `poll`. Other threads send signs of life
+    1. The process reads a `Launch` from standard input: one line of JSON with the settings and the folder of the pipes.
+    2. It sends Ready or StartFailed.
+    3. It takes commands between steps. If there is nothing to compute, it waits in `poll`. Other threads send
+    heartbeats
        (`HeartbeatThread`), compile grammars (`compiling`) and read weights (`weight_loader`).
-    4. It ends at Close, or when standard input ends: the parent holds the other end until it ends itself.
+    4. It ends at Close, or when standard input ends, because the parent process has ended.
 
 SIGINT and SIGTERM are ignored: a terminal and a service manager send them to every process at once, and the parent,
 which gets them too, drains first.
@@ -55,7 +56,7 @@ from motet.engines.native.core import EngineCore
 from motet.engines.native.protocol import Command, Launch
 from motet.engines.native.sleep import Sleeper
 from motet.engines.native.spawn import heartbeat_every_s
-from motet.engines.native.step.handover import KEEPS_KV
+from motet.engines.native.step.handover import NO_TRANSFERS
 from motet.engines.native.weight_loader import WeightLoader, WeightThreads
 from motet.engines.wire import CarriedError
 from motet.errors import EngineError, MotetError, RequestError, StartupError
@@ -73,7 +74,7 @@ EVENTS = msgspec.msgpack.Encoder()
 
 
 class EngineLoop:
-    """Takes commands for a core from one pipe, and sends what it reports through another."""
+    """Takes commands for a core from one pipe, and sends the results of the core to the other."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class EngineLoop:
             self._wakers.register(core.transfers.fileno(), zmq.POLLIN)
 
     def run(self) -> None:
-        """Returns at Close."""
+        """Takes commands and steps until Close."""
         self._send(protocol.Ready(self._core.info))
         try:
             while not self._closing:
@@ -124,8 +125,9 @@ class EngineLoop:
         result = self._core.step()
         self._heartbeat.rest()
         self._idle = not result.ran
-        for met in result.met:
-            self._answer(met.number, Done() if met.error is None else EngineError(met.error.message))
+        for connected in result.connected:
+            error = connected.error
+            self._answer(connected.number, Done() if error is None else EngineError(error.message))
         errors = {**self._refused, **result.failures}
         self._refused = {}
         failures = {request_id: CarriedError.of(error) for request_id, error in errors.items()}
@@ -133,7 +135,8 @@ class EngineLoop:
             self._send(protocol.StepReport(result.deltas, failures, result.tickets, result.blocks))
 
     def _take_commands(self) -> None:
-        """Takes all commands. If idle, it waits for a command, a thread's result or the end of a lease."""
+        """Takes all commands. If there is nothing to compute, waits for a command, a thread's result or the end of a
+        lease."""
         if self._idle and not self._refused:
             wake_s = self._core.wake_s
             self._wakers.poll(None if wake_s is None else max(0, math.ceil((wake_s - time.monotonic()) * 1000)))
@@ -179,7 +182,8 @@ class EngineLoop:
             self._answer(number, error)
 
     def _obey(self, number: int, order: EngineOrder) -> OrderAnswer | None:  # noqa: C901  one case for each order
-        """Returns the answer to an order; None if it comes later. Raises the MotetError with which it is refused."""
+        """Returns the answer to an order; None if it is sent later. Raises the MotetError with which the order is
+        refused."""
         match order:
             case PrepareWeights() | SumWeights():
                 self._weight_threads.start(number, order)
@@ -194,11 +198,11 @@ class EngineLoop:
             case Hold(held):
                 self._core.held, self._idle = held, False
             case ForgetPrefixes(recompute):
-                self._core.forget_prefixes(anew=recompute)
+                self._core.forget_prefixes(recompute=recompute)
                 self._idle = False  # the next step reports which blocks are gone
             case Connect(address):
                 if self._core.transfers is None:
-                    raise EngineError(KEEPS_KV)
+                    raise EngineError(NO_TRANSFERS)
                 self._core.transfers.order(ConnectWorker(number, address))
                 return None
             case Sleep(weights):
@@ -212,7 +216,7 @@ class EngineLoop:
         return Done()
 
     def _apply(self, version: str, *, digest: str) -> EngineInfo:
-        """Applies the prepared weights, and returns the facts from now on."""
+        """Applies the prepared weights, and returns the new facts of the engine."""
         loaded = self._weight_threads.take_loaded(digest)
         info = self._weights.applied(loaded, self._core.info, version=version)
         self._core.update(info, loaded.staged.apply)
@@ -222,14 +226,14 @@ class EngineLoop:
         return info
 
     def _try(self, request_id: RequestId, submit: Callable[[], None]) -> None:
-        """Takes a group in, or refuses it. Nothing has started yet, so an unexpected error ends only this group."""
+        """Submits a group, or refuses it. The group has not started, so an unexpected error ends only this group."""
         try:
             submit()
         except RequestError as error:
             self._refused[request_id] = error
         except Exception as error:
-            logger.exception("the engine cannot take in the group %s", request_id)
-            self._refused[request_id] = EngineError(f"the engine cannot take in this group: {error!r}")
+            logger.exception("the engine cannot accept the group %s", request_id)
+            self._refused[request_id] = EngineError(f"the engine cannot accept this group: {error!r}")
 
     def _abort(self, request_id: RequestId) -> None:
         if (compiling := self._compiling.abort(request_id)) is None:
@@ -238,14 +242,15 @@ class EngineLoop:
             self._release(compiling.ticket)
 
     def _release(self, ticket: Ticket) -> None:
-        """Ends a lease. A client may have changed the ticket: if it cannot be released, its lease expires."""
+        """Ends a lease. If the ticket cannot be released, for example because a client has changed it, the lease
+        expires."""
         try:
             self._core.release(ticket)
         except Exception:
             logger.exception("the engine cannot release the lease of %s", ticket.remote_request_id)
 
     def _stats(self, *, check: bool) -> EngineStats:
-        """Adds to the core's figures the groups whose grammars are being compiled: they wait too."""
+        """Returns the core's figures, with groups whose grammars are being compiled counted as waiting."""
         if check:
             self._core.check()
         stats, compiling = self._core.stats(), self._compiling.waiting
@@ -260,15 +265,16 @@ class EngineLoop:
             self._send(protocol.NumberedAnswer(number, answer))
 
     def _send(self, event: protocol.Event) -> None:
-        self._heartbeat.rest()  # a parent that does not read can hold this up; that is not part of the step
+        self._heartbeat.rest()  # a parent that does not read can delay this, which is not part of the step
         self._events.send(EVENTS.encode(event))
 
 
 class HeartbeatThread:
-    """Sends signs of life inside `with`, from a thread of its own.
+    """Sends heartbeats inside `with`, from a thread of its own.
 
-    A process that is stopped sends none, nor does one whose computing thread hangs and holds the interpreter's lock. A
-    process that hangs without the lock still sends heartbeats, and they report for how long it has been in one step.
+    A stopped process sends no heartbeats, and neither does a process whose computing thread hangs and holds the
+    interpreter's lock. A process that hangs without the lock still sends heartbeats, which report how long the current
+    step has taken.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, *, every_s: float) -> None:
@@ -276,7 +282,8 @@ class HeartbeatThread:
         self._address = address
         self._every_s = every_s
         self._present: object | None = None
-        """A new object for each piece of work, None between two pieces. Only the computing thread sets it: no lock."""
+        """A new object for each piece of work, None between two pieces. Only the computing thread sets it, so it needs
+        no lock."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -289,7 +296,7 @@ class HeartbeatThread:
         self._thread.join()
 
     def work(self) -> None:
-        """Called when the computing thread starts a piece of work that must come to an end."""
+        """Called when the computing thread starts a piece of work whose duration counts."""
         self._present = object()
 
     def rest(self) -> None:
@@ -297,7 +304,8 @@ class HeartbeatThread:
         self._present = None
 
     def _beat(self) -> None:
-        """Measures a step in heartbeats, so time in which the complete process is stopped does not count."""
+        """Sends heartbeats. A step is measured in heartbeats, so time in which the process is stopped does not
+        count."""
         last: object | None = None
         busy_s = 0.0
         with self._context.socket(zmq.PUSH) as events:  # a socket belongs to one thread
@@ -313,7 +321,7 @@ class HeartbeatThread:
 
 
 def main() -> int:
-    """Returns exit code 0 after Close, the code of a StartupError, or 1 after a crash, with its traceback."""
+    """Runs the engine. Returns 0 after Close, or the exit code of a StartupError. A crash raises its exception."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     lines = logging.StreamHandler(sys.stderr)
@@ -334,7 +342,7 @@ def main() -> int:
         except StartupError as error:
             events.send(msgspec.msgpack.encode(protocol.StartFailed(CarriedError.of(error))))
             return error.exit_code
-        # The model stays until the process ends, so the garbage collector need not scan it.
+        # The model exists until the process ends, so the garbage collector need not scan it.
         gc.collect()
         gc.freeze()
         every_s = heartbeat_every_s(launch.config.heartbeat_timeout_s)
@@ -352,8 +360,9 @@ def main() -> int:
 
 
 def _end_with_parent(stdin: FileIO, folder: Path) -> None:
-    """Removes the folder of the pipes too: a parent that was killed could not."""
+    """Ends this process when standard input ends. Removes the folder of the pipes, because a killed parent could
+    not."""
     while stdin.read(1024):
         pass
     shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)  # this thread is not the main one, which may be in the middle of a step
+    os._exit(0)  # this is not the main thread, which can be in the middle of a step

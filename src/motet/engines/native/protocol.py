@@ -3,8 +3,9 @@
     API process ── Command ──► engine process        ipc://FOLDER/commands
     API process ◄── Event ───  engine process        ipc://FOLDER/events
 
-Many commands can come between two steps. A step sends one event, whatever the number of groups and choices. A second
-thread of the engine process sends a Heartbeat twice a second, through its own connection to the same address.
+The engine process can receive many commands between two steps. A step sends one event, whatever the number of groups
+and choices. A second thread of the engine process sends a Heartbeat twice a second, through its own connection to the
+same address.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):
-    """Computes the KV of the prompt for other workers. Ends in a ticket or a failure, unless it is aborted."""
+    """Computes the KV of the prompt for other workers. The result is a ticket or a failure, unless it is aborted."""
 
     request: GenerateRequest
     readers: int
@@ -102,20 +103,19 @@ class NumberedAnswer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """A sign of life. It has its own connection, so it can overtake other events."""
+    """Shows that the engine process is alive. Has its own connection, so it can overtake other events."""
 
     busy_s: float
-    """Duration of the present step so far, in seconds; 0 between two steps."""
+    """Duration of the current step so far, in seconds; 0 between two steps."""
 
 
 Event = Ready | StartFailed | StepReport | NumberedAnswer | Heartbeat
 
 
 class Pipes:
-    """The API process's ends of the two pipes. They are made before the engine process is started, so that it finds
-    them.
+    """The API process's ends of the two pipes, made before the engine process is started.
 
-    Their folder exists until the engine is connected. After that there is nothing to remove, so nothing is left if both
+    Their folder exists until the engine is connected, and is then removed. So no folder is left behind if both
     processes are killed at the same time: by a machine that is out of memory, or by Ray, which also kills a replica's
     children.
     """
@@ -131,7 +131,7 @@ class Pipes:
                 undo.callback(context.term)
                 self._commands = context.socket(zmq.PUSH)
                 undo.callback(self._commands.close, linger=0)
-                # Commands that the engine has not taken yet are kept here: admission bounds the groups, not this pipe.
+                # The pipe stores any number of commands until the engine takes them: admission bounds the groups.
                 self._commands.set_hwm(0)
                 self._commands.bind(launch.address("commands"))
                 self._events = zmq.asyncio.Context(context).socket(zmq.PULL)
@@ -145,7 +145,7 @@ class Pipes:
 
     def send(self, command: Command) -> None:
         """Sends a command. Never blocks."""
-        with contextlib.suppress(zmq.Again):  # the other end is gone; NativeEngine reports its death
+        with contextlib.suppress(zmq.Again):  # the engine process has ended; NativeEngine reports its death
             self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
 
     async def receive(self) -> Event:
@@ -153,8 +153,8 @@ class Pipes:
         return self._decoder.decode(await self._events.recv())
 
     def record_heartbeat(self) -> None:
-        """Called when a Heartbeat has come after Ready: each came through one connection of the engine. Once its third
-        connection, for commands, exists too, the folder is not needed any more."""
+        """Called at each Heartbeat after Ready. Ready and Heartbeat each use one connection of the engine. Once its
+        third connection, for commands, exists too, removes the folder."""
         if self._folder_is_needed and self._commands.poll(0, zmq.POLLOUT):
             self._remove_folder()
 

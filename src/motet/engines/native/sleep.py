@@ -1,10 +1,11 @@
-"""An engine that sleeps: it is held, and releases its memory to the system, for a trainer on the same machine.
+"""An engine that sleeps: it computes nothing and releases memory to the system, for a trainer on the same machine.
 
     level 1   the KV cache. Kept groups wait, and recompute their KV afterwards
-    level 2   the weights too. The weights of the start or a trainer's must be applied before the next step
+    level 2   the weights too. Weights, of the engine's start or from a trainer, must be applied before the next step
 
-Addresses do not change, so nothing in the engine must be built again. Network cards that read KV may have pinned its
-pages, so they are withdrawn from the transfers before they are released, and advertised again when the engine wakes.
+Addresses do not change, so nothing in the engine must be built again. Network cards that read KV can have pinned its
+pages, so the pages are deregistered from the transfers before they are released, and registered again when the engine
+wakes.
 """
 
 import logging
@@ -27,24 +28,24 @@ class Sleeper:
         self._withdrawn = False
 
     def sleep(self, *, weights: bool) -> None:
-        """Releases the KV cache; with `weights`, the weights too. The engine must be held."""
+        """Releases the KV cache; with `weights`, the weights too. The engine must be held (`EngineCore.held`)."""
         self._core.forget_kv()
         if self._withdraw():
             self._storage.release_pages()
         else:
-            logger.warning("a worker that hangs could still write into the KV cache, so its memory is kept")
+            logger.warning("a hanging worker could still write into the KV cache, so its memory is not released")
         if weights:
             self._weights.release_pages()
         trim_heap()
 
     def wake(self) -> None:
-        """Takes the KV cache again. Released weights come as an update does."""
+        """Uses the KV cache again. Released weights must be applied like an update."""
         if self._withdrawn and self._core.transfers is not None:
             self._core.transfers.register_memory()
         self._withdrawn = False
 
     def _withdraw(self) -> bool:
-        """Returns True if no transfer writes into the KV cache, or can start to."""
+        """Returns True if no transfer can write into the KV cache any more."""
         if not self._withdrawn:
             self._withdrawn = self._core.transfers is None or self._core.transfers.deregister_memory()
         return self._withdrawn

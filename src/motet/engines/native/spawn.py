@@ -1,4 +1,4 @@
-"""Starts an engine process, and waits until it can serve or has reported why it cannot. Starts the process too that
+"""Starts an engine process, and waits until it can serve or has reported why it cannot. Also starts the process that
 receives a trainer's tensors (`cuda.receive`)."""
 
 import asyncio
@@ -49,11 +49,11 @@ async def spawn_receiver() -> Process:
             env=engine_environ(environment()),
         )
     except OSError as error:
-        raise EngineError(f"the process that receives cannot be started: {error}") from error
+        raise EngineError(f"the receiving process cannot be started: {error}") from error
 
 
 def engine_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of an engine process: the user's variables, and these where the user set nothing else.
+    """Returns the environment of an engine process: the user's variables, and these unless the user has set them.
 
     GOMP_SPINCOUNT      OpenMP threads that wait for each other spin for microseconds and then sleep. By default they
                         spin for a long time. If another process needs a core, a spinning thread can hold the core that
@@ -69,7 +69,8 @@ def engine_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 async def first_event(pipes: Pipes, process: Process) -> EngineInfo:
-    """Waits for Ready. If the process ends first, its last event may still be on its way through ZeroMQ's thread."""
+    """Waits for Ready, and returns the engine's facts. Raises StartupError. If the process ends first, ZeroMQ's thread
+    can still deliver its last event."""
     event, end = asyncio.ensure_future(_first_but_heartbeats(pipes)), asyncio.ensure_future(process.wait())
     try:
         await asyncio.wait((event, end), return_when=asyncio.FIRST_COMPLETED)
@@ -107,34 +108,34 @@ def heartbeat_every_s(silence_s: float) -> float:
 
 
 class LivenessCheck:
-    """Decides if an engine process is alive. `note` is called at every event, `problem` every `check_every_s`.
+    """Decides if an engine process is alive. `record_event` is called at every event, `problem` every `check_every_s`.
 
-    A silence counts only if this process was listening. If a check comes late, this process was itself stopped or too
-    busy to read, and starts to count again.
+    Silence of the engine process counts only while the API process reads. If a check is late, the API process itself
+    was stopped or too busy to read, and the time of silence starts again.
     """
 
     def __init__(self, silence_s: float, step_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`silence_s`: maximum time without a sign of life; `step_s`: maximum time of one step."""
+        """`silence_s`: maximum time without an event; `step_s`: maximum time of one step."""
         self.check_every_s = heartbeat_every_s(silence_s)
         self._silence_s = silence_s
         self._step_s = step_s
         self._clock = clock
-        self._noted_s = self._checked_s = clock()
+        self._last_event_s = self._checked_s = clock()
         self._busy_s = 0.0
 
-    def note(self, busy_s: float = 0.0) -> None:
-        """Notes a sign of life. `busy_s`: duration of the present step so far."""
-        self._noted_s = self._clock()
+    def record_event(self, busy_s: float = 0.0) -> None:
+        """Records an event. `busy_s`: duration of the current step so far."""
+        self._last_event_s = self._clock()
         self._busy_s = busy_s
 
     def problem(self) -> str | None:
-        """Returns what is wrong with the process, if anything is."""
+        """Returns the problem with the process as the end of a sentence, or None."""
         now_s = self._clock()
         if now_s - self._checked_s > 2 * self.check_every_s:
-            self._noted_s = now_s
+            self._last_event_s = now_s
         self._checked_s = now_s
         if self._busy_s > self._step_s:
             return f"has been in one step for {self._busy_s:.1f} s"
-        if now_s - self._noted_s > self._silence_s:
-            return f"has given no sign of life for {now_s - self._noted_s:.1f} s"
+        if now_s - self._last_event_s > self._silence_s:
+            return f"has sent no heartbeat for {now_s - self._last_event_s:.1f} s"
         return None

@@ -1,11 +1,11 @@
 """Reads checkpoints for a running engine.
 
     checkpoint ─► names, shapes and dtypes are checked
-                     ├─► every tensor is written next to the weights that serve ─┬─► between two steps: they are applied
-                     └─► the digest is computed in a thread of its own ──────────┘
+                     ├─► every tensor is written to separate memory ─────┬─► between two steps: the weights are applied
+                     └─► the digest is computed in a thread of its own ──┘
 
-Nothing that serves is touched before the complete checkpoint has been read, so a failure leaves the weights as they
-are. Memory holds both until then.
+The weights that serve do not change before the complete checkpoint has been read, so a failure has no effect on them.
+Until then memory contains both the old and the new weights.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class LoadedWeights:
     staged: StagedWeights
     prepared: PreparedWeights
     of_start: bool = False
-    """True if they are the weights of the start."""
+    """True if these are the weights with which the engine was started."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class StartWeights:
 
 
 class WeightLoader:
-    """Reads weights for an engine, and knows which ones serve."""
+    """Reads weights for an engine, and stores the digest of the weights that serve."""
 
     def __init__(self, live: ModelWeights, start: StartWeights, *, name_of: Callable[[str], str], cache: Path) -> None:
-        """`start`: the weights that serve now. `name_of`: makes the digest of the model from the digest of its weights.
-        `cache`: the folder that keeps the digests of large files."""
+        """`start`: the weights that serve now. `name_of`: computes the digest of the model from the digest of its
+        weights. `cache`: the folder in which digests of large files are cached."""
         self._live = live
         self._start = start
         self._digest = start.digest
@@ -79,8 +79,8 @@ class WeightLoader:
         return WeightLoader(live, self._start, name_of=self._name_of, cache=self._cache)
 
     def prepare(self, kind: CheckpointKind, paths: Sequence[Path] = ()) -> LoadedWeights:
-        """Reads a checkpoint. Raises RequestError, which names the tensor or the file, if it cannot be used, and
-        EngineError if the weights of the start are not there any more."""
+        """Reads a checkpoint. Raises RequestError, which names the tensor or the file, if the checkpoint cannot be
+        used, and EngineError if the weights with which the engine was started do not exist any more."""
         started_s = time.monotonic()
         match kind:
             case CheckpointKind.START:
@@ -93,14 +93,14 @@ class WeightLoader:
         return LoadedWeights(staged, prepared, of_start=kind is CheckpointKind.START)
 
     def _read_files(self, paths: Sequence[Path], started_s: float, *, cache: Path | None) -> LoadedWeights:
-        """Reads safetensors files, or folders with some: all tensors of the model, or only new ones."""
+        """Reads safetensors files, or folders of such files, with all tensors of the model or some of them."""
         try:
             headers = {file: check_safetensors(file)[0] for file in checkpoint_files(paths)}
             names = check_tensors(headers, self._live)
             missing = missing_names(names, self._live)
             if missing and self._released:
                 raise unusable(
-                    min(missing), "it is not there, and the old weights are asleep: POST /wake_up?tags=weights"
+                    min(missing), "it is missing, and the old weights are released: POST /wake_up?tags=weights"
                 )
             digesting = start_weights_digest(paths, cache)
             staged = self._live.stage(complete=not missing)
@@ -110,7 +110,7 @@ class WeightLoader:
             digest = digesting.result()
         except (ModelLoadError, SafetensorError, OSError) as error:
             raise RequestError(str(error), code=INVALID_WEIGHTS) from error
-        if missing:  # then the digest depends on the weights that the missing tensors are kept from
+        if missing:  # the missing tensors keep their old values, so the digest depends on the old weights too
             digest = hashlib.sha256(f"{self._digest}|{digest}".encode()).hexdigest()
         prepared = PreparedWeights(len(names), time.monotonic() - started_s, complete=not missing, digest=digest)
         return LoadedWeights(staged, prepared)
@@ -125,7 +125,7 @@ class WeightLoader:
         start = self._start
         try:
             if weights_digest([start.folder], self._cache) != start.digest:
-                raise EngineError(f"{start.folder} does not hold the weights of the start any more")
+                raise EngineError(f"{start.folder} does not contain the weights of the start any more")
             staged = self._live.stage(complete=True)
             tensors = dict(start.load().named_parameters(remove_duplicate=False))
         except StartupError as error:
@@ -135,7 +135,7 @@ class WeightLoader:
         return staged, len(tensors)
 
     def checksums(self) -> dict[str, str]:
-        """Returns the SHA-256 of what the engine has in the place of each tensor of a checkpoint."""
+        """Returns the SHA-256 of the engine's form of each tensor of a checkpoint."""
         sums = {}
         for name in self._live.shapes:
             digest = hashlib.sha256()
@@ -150,7 +150,7 @@ class WeightLoader:
         self._released = True
 
     def applied(self, loaded: LoadedWeights, info: EngineInfo, *, version: str) -> EngineInfo:
-        """Returns the facts of an engine that serves with these weights from now on."""
+        """Records that these weights serve from now on. Returns the engine's new facts."""
         self._digest, self._released = loaded.prepared.digest, False
         model = self._name_of(self._digest)
         return msgspec.structs.replace(
@@ -197,8 +197,8 @@ class WeightThreads:
         return answers
 
     def take_loaded(self, digest: str = "") -> LoadedWeights:
-        """Returns the prepared weights to apply, once. Raises EngineError if there are none, or if they have another
-        digest than a given one."""
+        """Returns the prepared weights to apply, once. Raises EngineError if none are prepared, or if they do not have
+        the given digest."""
         loaded = self._loaded
         if loaded is None or digest not in ("", loaded.prepared.digest):
             raise EngineError("no new weights are prepared")
@@ -206,7 +206,7 @@ class WeightThreads:
         return loaded
 
     def drop(self, digest: str = "") -> None:
-        """Forgets the prepared weights and those that are being read, unless a given digest names others."""
+        """Drops the prepared weights, and weights that are being read, unless the given digest names other weights."""
         if not digest or self._loaded is None or self._loaded.prepared.digest == digest:
             self._number = self._loaded = None
 
@@ -228,8 +228,8 @@ class WeightThreads:
 
 
 def check_tensors(headers: Mapping[Path, Mapping[str, Any]], live: ModelWeights) -> set[str]:
-    """Returns the names of the tensors. Raises RequestError for the first that the model does not have, or has in
-    another shape, or whose dtype is not one of `ITEM_BYTES`."""
+    """Returns the names of the tensors. Raises RequestError for the first tensor that the model does not have, or has
+    in another shape, or whose dtype is not in `ITEM_BYTES`."""
     names: set[str] = set()
     for file, header in headers.items():
         for name, entry in header.items():
@@ -245,12 +245,12 @@ def check_tensors(headers: Mapping[Path, Mapping[str, Any]], live: ModelWeights)
                 raise unusable(name, f"its dtype is {dtype}; {', '.join(ITEM_BYTES)} can be used")
             names.add(name)
     if not names:
-        raise RequestError("there are no tensors in it", code=INVALID_WEIGHTS)
+        raise RequestError("the checkpoint has no tensors", code=INVALID_WEIGHTS)
     return names
 
 
 def missing_names(names: set[str], live: ModelWeights) -> set[str]:
-    """Returns the names without a tensor. One name of a tied tensor is enough."""
+    """Returns the names of the model's tensors that are not in `names`. One name of a tied tensor is enough."""
     given = names.union(*(several for several in live.tied if names.intersection(several)))
     return live.shapes.keys() - given
 

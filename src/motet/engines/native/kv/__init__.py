@@ -1,1 +1,1 @@
-"""Paged KV cache: who holds which block, which are free, what they hold (`pool`); the memory itself (`storage`)."""
+"""Paged KV cache: the holders, the names and the free runs of blocks (`pool`); the memory itself (`storage`)."""

@@ -1,16 +1,17 @@
-"""Reference counts of KV blocks, and the prefix cache. Numbers in, numbers out: the memory itself is in `storage`.
+"""Reference counts of KV blocks, and the prefix cache. Works on block ids only: the memory itself is in `storage`.
 
 A block is in exactly one of three places:
 
     free    in `FreeRuns`. Its content is meaningless.
-    held    by one or more tables. If it has a name, it can be found by its prefix and shared.
-    idle    named, without a holder. It can be found until it is evicted, the least recently used block first.
+    held    by one or more tables. A held block with a name can be found by its prefix and shared.
+    idle    named, without a holder. An idle block can be found until it is evicted, the least recently used block
+    first.
 
             take ───────────────► held ── release, last holder ──► idle if named, else free
             find + share: idle or held ► held                     idle ── evicted by take ──► free ► held
 
-A block gets its name once its content is complete, and is never written after that. Names are for blocks of prompts
-(see `block_names`). Other workers that read a block see in the `Proof` if it has been handed out again.
+A block gets its name once its content is complete, and is never written after that. Only blocks of prompts get names
+(see `block_names`). Other workers that read a block can see in the `Proof` if the block has been taken again.
 """
 
 from bisect import bisect_left, insort
@@ -36,12 +37,12 @@ class BlockPool:
     """The blocks of an engine. A caller that takes or shares blocks must release them."""
 
     def __init__(self, num_blocks: int, proof: Proof | None = None) -> None:
-        """`proof` is updated before a block is handed out. Without one, no other worker reads the blocks."""
+        """`proof`: updated before `take` returns a block. None if no other worker reads the blocks."""
         self.num_blocks = num_blocks
         self.proof = proof or Proof(num_blocks)
         self.num_gains = 0
-        """Number of times that blocks may have become free or findable. While it is unchanged, `take` and `find` cannot
-        succeed where they failed before."""
+        """Number of times that blocks can have become free or findable. While this number is unchanged, `take` and
+        `find` cannot succeed where they failed before."""
         self._changes: list[BlockChange] = []
         self._evicted: list[BlockName] = []
         """Names of the blocks that were evicted after the last of `_changes`."""
@@ -55,7 +56,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Number of blocks that `take` can hand out: free and idle blocks."""
+        """Number of blocks that `take` can return: free and idle blocks."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -187,7 +188,7 @@ class BlockPool:
         if len(free) + len(held) + len(idle) != self.num_blocks or len(free) != len(self._free):
             raise AssertionError("blocks were lost")
         if {name: block for block, name in self._name_of.items()} != self._block_of:
-            raise AssertionError("names and blocks disagree")
+            raise AssertionError("the map from names to blocks is not the inverse of the map from blocks to names")
         if not idle <= self._name_of.keys() or free & self._name_of.keys():
             raise AssertionError("an idle block has no name, or a free block has one")
         if min(self._count) < 0:
@@ -195,7 +196,7 @@ class BlockPool:
 
 
 class FreeRuns:
-    """A set of free block ids that hands out runs of neighbours if possible. Attention reads a trunk in one run without
+    """A set of free block ids that provides runs of neighbours if possible. Attention reads a trunk in one run without
     a gather.
 
     Runs are half-open, [begin, end), and never touch each other. They are found by length: `take` costs O(log number of

@@ -3,11 +3,11 @@
     keys[layer], values[layer]      [(num_blocks + slack) * block_size, num_kv_heads, head_dim]
     slot of position p of a table   table[p // block_size] * block_size + p % block_size
 
-The slack after the last block is zero and never written. Block `num_blocks` pads block tables that are shorter than the
-others of a batch, and a view of a table can extend beyond its end, where the keys are masked. A mask adds minus
-infinity, which cannot undo a NaN or an infinite score, and a weight of 0 cannot undo an infinite value. All stored
-numbers are therefore finite, and keys are small enough for every score to be finite, so that invalid KV of one group
-leaves the other groups intact.
+The slack after the last block is zero and never written. Block `num_blocks` pads the shorter block tables of a batch,
+and a view of a table can extend beyond the end of the table, where the keys are masked. A mask adds minus infinity,
+which cannot undo a NaN or an infinite score, and a weight of 0 cannot undo an infinite value. All stored numbers are
+therefore finite, and keys are small enough for every score to be finite, so that invalid KV of one group does not
+affect other groups.
 """
 
 import math
@@ -84,7 +84,7 @@ class KVStorage:
         )
 
     def release_pages(self) -> None:
-        """Returns the memory to the system until it is next used. Its content is lost. Only on the CPU."""
+        """Returns the memory to the system until it is next used, on the CPU only. The content is lost."""
         release_pages(self.keys)
         release_pages(self.values)
 
@@ -97,9 +97,9 @@ class KVStorage:
     @torch.inference_mode()
     def copy(self, source: list[int], target: list[int]) -> None:
         """Copies keys and values of the slots `source` to the slots `target`, in all layers."""
-        here, there = torch.tensor([source, target], dtype=torch.int64).to(self.keys.device).unbind()
-        self.keys[:, there] = self.keys[:, here]
-        self.values[:, there] = self.values[:, here]
+        sources, targets = torch.tensor([source, target], dtype=torch.int64).to(self.keys.device).unbind()
+        self.keys[:, targets] = self.keys[:, sources]
+        self.values[:, targets] = self.values[:, sources]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device) -> torch.Tensor:

@@ -10,5 +10,5 @@
 4. `commit` samples the next token of every choice that has a row of logits, and applies the results: it counts computed
    tokens, appends new tokens, ends choices, frees blocks and makes the deltas.
 
-All of them work on the groups and sequences of `sequence`.
+All of these modules work on the groups and sequences of `sequence`.
 """

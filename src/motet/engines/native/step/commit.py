@@ -24,7 +24,7 @@ from motet.metrics.stats import EngineStats
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, TokenLogprob
 
 _DRAFT = attrgetter("draft")
-NON_FINITE = "the model gave numbers that are not finite"
+NON_FINITE = "the model computed numbers that are not finite"
 
 
 class NewTokens(msgspec.Struct, frozen=True, gc=False):
@@ -39,26 +39,26 @@ class NewTokens(msgspec.Struct, frozen=True, gc=False):
 def sample_tokens(sampler: Sampler, next_tokens: Sequence[NextToken], *, logits: torch.Tensor) -> list[NewTokens]:
     """Samples `next_tokens` from logits [rows, vocab_size], and returns the new tokens of each sequence, in order."""
     rows = [
-        SampleRow(one.row, one.sequence.sampling if one.draft is None else one.draft.state, one.position)
-        for one in next_tokens
+        SampleRow(entry.row, entry.sequence.sampling if entry.draft is None else entry.draft.state, entry.position)
+        for entry in next_tokens
     ]
     sampled = sampler.sample(logits, rows)
     if any(map(_DRAFT, next_tokens)):
         return without_rejected(next_tokens, sampled)
-    return [NewTokens(one.sequence, token) for one, token in zip(next_tokens, sampled, strict=True)]
+    return [NewTokens(entry.sequence, token) for entry, token in zip(next_tokens, sampled, strict=True)]
 
 
 def without_rejected(next_tokens: Iterable[NextToken], sampled: Iterable[Sampled]) -> list[NewTokens]:
     """Drops the tokens that were sampled after a rejected draft, and samples that failed after an accepted draft; the
     next step reports that failure."""
     new: list[NewTokens] = []
-    last: Sampled | None = None  # the token before, as long as drafts are accepted
-    for one, token in zip(next_tokens, sampled, strict=True):
-        if one.draft is None:
-            new.append(NewTokens(one.sequence, token))
+    last: Sampled | None = None  # the previous token while drafts are accepted; None after a rejected draft
+    for entry, token in zip(next_tokens, sampled, strict=True):
+        if entry.draft is None:
+            new.append(NewTokens(entry.sequence, token))
             last = token
-        elif last is not None and last.token_id == one.draft.token_id and token.finite:
-            new[-1] = NewTokens(one.sequence, new[-1].sampled, (*new[-1].more, token))
+        elif last is not None and last.token_id == entry.draft.token_id and token.finite:
+            new[-1] = NewTokens(entry.sequence, new[-1].sampled, (*new[-1].more, token))
             last = token
         else:
             last = None
@@ -68,11 +68,11 @@ def without_rejected(next_tokens: Iterable[NextToken], sampled: Iterable[Sampled
 def failures_of(new: Iterable[NewTokens]) -> dict[Group, MotetError]:
     """Returns the groups for which no token could be sampled, with the cause: their grammar, or the model's numbers."""
     failures: dict[Group, MotetError] = {}
-    for one in new:
-        if not one.sampled.finite:
-            index, why = one.sequence.indices[0], one.sequence.sampling.failure
+    for tokens in new:
+        if not tokens.sampled.finite:
+            index, why = tokens.sequence.indices[0], tokens.sequence.sampling.failure
             error = GrammarError(f"choice {index}: {why}") if why else EngineError(NON_FINITE)
-            failures.setdefault(one.sequence.group, error)
+            failures.setdefault(tokens.sequence.group, error)
     return failures
 
 
@@ -89,7 +89,7 @@ def score_prompt(rows: PromptRows, logits: torch.Tensor) -> None:
 
 @dataclass(eq=False, kw_only=True)
 class Commit:
-    """Applies the results of steps, and knows the rules that end a choice. An engine has one."""
+    """Applies the results of steps, by the rules that end a choice. Each engine has one `Commit`."""
 
     scheduler: Scheduler
     counters: EngineStats
@@ -123,7 +123,7 @@ class Commit:
                 counters.replayed_tokens += min(tail.end, first_new) - tail.begin
             if sequence.group is not group:
                 group, prompt_tokens = sequence.group, len(sequence.group.prompt)
-                if group.trunk.origin != origin:  # tails of one trunk are adjacent: it was read once for all of them
+                if group.trunk.origin != origin:  # tails of one trunk are adjacent: the trunk was read once for them
                     origin = group.trunk.origin
                     counters.trunk_tokens_read += prompt_tokens
             counters.trunk_tokens_unshared += prompt_tokens
@@ -132,15 +132,16 @@ class Commit:
     def append(self, new: Iterable[NewTokens]) -> list[GroupDelta]:
         """Appends the new tokens to their sequences. Returns one delta for each group."""
         by_group: dict[Group, list[ChoiceDelta]] = {}
-        for one in new:
-            by_group.setdefault(one.sequence.group, []).extend(self._append_all(one))
+        for tokens in new:
+            by_group.setdefault(tokens.sequence.group, []).extend(self._append_all(tokens))
         return [
             GroupDelta(group.request.request_id, tuple(choices), group.facts.take_report())
             for group, choices in by_group.items()
         ]
 
     def end(self, sequence: ChoiceSequence) -> None:
-        """Frees a finished or stopped sequence. With `--cache-answers`, its answer goes into the prefix cache."""
+        """Frees a sequence that has finished or was stopped. With `--cache-answers`, stores its answer in the prefix
+        cache."""
         if self.answers is not None:
             self.answers.store(sequence)
         self.scheduler.finish(sequence)
@@ -154,7 +155,7 @@ class Commit:
         for token in new.more:
             if finish:
                 break
-            sequence.num_computed += 1  # the row of the accepted draft has stored its KV
+            sequence.num_computed += 1  # the step has stored the KV of the accepted draft
             finish = self._append(sequence, token.token_id)
             token_ids += (token.token_id,)
             if logprobs is not None and token.logprob is not None:
@@ -189,8 +190,8 @@ class Commit:
         return tuple(appended), finish
 
     def finish_of(self, sequence: ChoiceSequence) -> Finish | None:
-        """Returns how the last token ends the choice; None if it does not. Stop strings are text: the API process
-        looks for them, and then stops the choice.
+        """Returns how the last token ends the choice, or None if the choice continues. Stop strings are text: the API
+        process finds them, and then stops the choice.
 
         End-of-sequence and stop tokens cannot be sampled before `min_tokens`. A choice with a grammar and `ignore_eos`
         samples end-of-sequence only if the grammar allows nothing else. Neither needs a check here.
@@ -212,11 +213,11 @@ class Commit:
 class AnswerCache:
     """Puts answers into the prefix cache, for conversations in which the last answer is part of the next prompt.
 
-    The KV of an answer is copied into other blocks, which are divided as the blocks of a prompt are, and these blocks
-    are published. The blocks of the tail itself cannot be shared, because a tail starts in a new block wherever its
-    trunk ends (p: prompt token, o: output token):
+    The KV of an answer is copied into other blocks, which are aligned like the blocks of a prompt, and these blocks are
+    published. The blocks of the tail itself cannot be shared, because a tail starts in a new block wherever its trunk
+    ends (p: prompt token, o: output token):
 
-        trunk  [p p p p][p p . .]            divided as a prompt  [p p p p][p p o o][o o o .]
+        trunk  [p p p p][p p . .]            aligned like a prompt  [p p p p][p p o o][o o o .]
         tail             [o o o o][o . . .]
 
     Off by default: the KV of an answer was computed as trunk and tail, and its bits differ from the KV of the same

@@ -11,8 +11,8 @@ Each row makes a step slower, and its relative cost grows with the number of cho
 therefore made only in steps with few choices, and only if their acceptance is likely enough. Acceptance rates are
 counted for each group and each length of n-gram.
 
-Drafts come from the prompt and the answers of the group (`ngrams`), from the grammar where it allows only one token,
-and, with `--draft-from-history`, from earlier answers to the same prompt.
+The sources of drafts are the prompt and the answers of the group (`ngrams`), the grammar where it allows only one
+token, and, with `--draft-from-history`, earlier answers to the same prompt.
 """
 
 from array import array
@@ -30,13 +30,13 @@ MAX_CHOICES = 4
 ROW_COST = 0.05
 """Cost of each additional row, as a share of a step with one choice."""
 MAX_PROMPT_TOKENS = 2**15
-"""Maximum number of prompt tokens in the index: the last ones."""
+"""Maximum number of prompt tokens in the index. Of a longer prompt, the last tokens are indexed."""
 MAX_EARLIER_ANSWERS = 64
-"""Maximum number of earlier answers to a prompt in the index: the newest ones."""
+"""Maximum number of earlier answers to a prompt in the index. The newest answers are indexed."""
 
 
 class History:
-    """The last answers by prompt, for prompts that are requested again."""
+    """The newest answers to each prompt, for prompts that are requested again."""
 
     def __init__(self, max_tokens: int) -> None:
         self._num_free = max_tokens
@@ -45,8 +45,8 @@ class History:
         self._order: deque[bytes] = deque()
         """The prompt of each answer, the oldest answer first."""
 
-    def keep(self, sequence: ChoiceSequence) -> None:
-        """Stores the answer of a choice that has ended. The oldest answers are dropped if it does not fit."""
+    def store(self, sequence: ChoiceSequence) -> None:
+        """Stores the answer of a choice that has ended. Drops the oldest answers if the new one does not fit."""
         if not sequence.output_tokens:
             return
         digest = _prompt_digest(sequence.group)
@@ -116,7 +116,7 @@ class Drafter:
             forced = forced or state.forced_tokens()
         return drafts
 
-    def learn(self, tails: Iterable[TailChunk], num_accepted: Mapping[ChoiceSequence, int]) -> None:
+    def update_rates(self, tails: Iterable[TailChunk], num_accepted: Mapping[ChoiceSequence, int]) -> None:
         """Updates the acceptance rates after a step, by the number of accepted drafts of each sequence."""
         for chunk in tails:
             count = num_accepted[chunk.sequence]

@@ -4,7 +4,8 @@ A group is admitted with its trunk and the tails of all its sequences, or not at
 a running group, and it pauses while a preempted sequence waits.
 
     equal prompt, computed by another group or kept     the group joins that trunk
-    leading blocks that a running group is computing    the group follows: it waits for them, and later groups pass it
+    leading blocks that a running group is computing    the group follows: it waits for these blocks, and later groups
+                                                        can be admitted before it
     leading blocks in the prefix cache                  the group shares them and computes the rest
 """
 
@@ -36,7 +37,7 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     """Maximum number of tokens in a step."""
     max_kept_blocks: int | None = None
-    """Maximum number of blocks of all kept trunks; None means as many as the pool has."""
+    """Maximum number of blocks of all kept trunks; None means all blocks of the pool."""
 
 
 class AdmissionResult(Enum):
@@ -62,15 +63,15 @@ class GroupAdmission:
 
     def __post_init__(self) -> None:
         self._refused: tuple[Group, int] | None = None
-        """The last group for which blocks were missing, and the pool's `num_gains` at that moment: as long as these are
-        equal, the group cannot fit."""
+        """The last group for which blocks were missing, and the pool's `num_gains` then. While `num_gains` is the same,
+        the group cannot fit."""
 
     def admit(self, group: Group) -> AdmissionResult:
-        """Takes the blocks of a group that is ready and starts it, or lets it follow another group, or does nothing.
+        """Takes the blocks of a ready group and starts the group, or makes it follow another group, or does nothing.
 
         A suspended or resumed group can have more output tokens than all blocks together can hold. Such a group is
-        admitted once nothing else runs, with as many tails as fit; the other sequences are preempted from the start. If
-        leases and pulls hold the blocks even then, the group waits for them.
+        admitted once nothing else runs, with as many tails as fit; its other sequences start as preempted. If leases
+        and pulls still hold blocks then, the group waits for these blocks.
         """
         too_many = self.running.num_sequences + len(group.sequences) > self.limits.max_num_seqs
         if too_many or self.running.preempted or self._refused == (group, self.pool.num_gains):
@@ -91,8 +92,8 @@ class GroupAdmission:
         return AdmissionResult.ADMITTED
 
     def _take_trunk(self, group: Group, hits: list[int], *, joined: SharedTrunk | None) -> bool:
-        """Takes the blocks of a trunk: `hits`, which are the trunk `joined` or blocks in the prefix cache, and free
-        blocks for the rest. Returns False, and takes none, if the trunk and the group's tails do not fit."""
+        """Takes the blocks of a trunk: `hits`, which are the blocks of `joined` or blocks in the prefix cache, and free
+        blocks for the rest. Returns False, and takes no block, if the trunk and the group's tails do not fit."""
         trunk, block_size = group.trunk, self.limits.block_size
         num_missing = blocks_for(trunk.num_tokens, block_size) - len(hits)
         tails = [self.running.num_tail_blocks(sequence) for sequence in group.sequences]
@@ -122,14 +123,14 @@ class GroupAdmission:
         return (len(group.prompt) - 1) // self.limits.block_size
 
     def _group_to_follow(self, group: Group, shared: SharedTrunk | None, *, num_hits: int) -> Group | None:
-        """Returns the running group that is computing what this group would compute as well, if there is one."""
+        """Returns the running group that is computing blocks which this group would compute as well, if any."""
         if group.request.sampling.prompt_logprobs is not None:
             return None
         if shared is None:
             followed = self.sharing.group_computing(group, num_hits, max_hits=self._max_hits(group))
         else:
             followed = shared.first
-        # A less urgent group could be delayed by groups for which this one should not wait.
+        # A less urgent group can be delayed by groups that are less urgent than this one.
         return followed if followed is not None and followed.request.priority <= group.request.priority else None
 
     def _count(self, group: Group) -> None:
@@ -158,7 +159,7 @@ def check_fits(group: Group, info: EngineInfo) -> None:
             param="prompt",
         )
     if any(len(start.output_tokens) >= request.sampling.max_tokens for start in request.choices):
-        raise RequestError("a choice has its max_tokens already: there is nothing to resume", param="choices")
+        raise RequestError("a choice already has max_tokens output tokens: it cannot be resumed", param="choices")
     if request.keep_s and group.trunk.key is None and not group.readers:
         why = "with 'prompt_logprobs', or without a prefix cache"
         raise RequestError(f"The prompt of 'keep_s' cannot be kept {why}.", param="keep_s")

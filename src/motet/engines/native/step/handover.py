@@ -1,13 +1,13 @@
-"""Trunks that move between workers: leases on blocks that were prefilled for other workers, and pulls of blocks that
-other workers prefilled.
+"""Trunks that are transferred between workers: leases on blocks that this engine prefilled for other workers, and pulls
+of blocks that other workers prefilled.
 
     prefilled group ──► lease ──► acknowledged by all readers, released or expired ──► blocks free, and in the prefix
                                                                                        cache
-    group with a ticket ──► pull ──► landed: its trunk is computed             ──► computes its last prompt token
-                                └──► failed: it waits again, without a ticket  ──► computes its prompt
+    group with a ticket ──► pull ──► landed: the trunk is computed                ──► computes the last prompt token
+                                └──► failed: the group waits again, no ticket     ──► computes the prompt
 
-A pull holds the blocks that it writes into, in addition to its group, and releases them only when nothing can write
-into them any more. A transfer whose peer hangs can outlive its group by a long time.
+Both the group and the pull hold the blocks into which the pull writes. The pull releases the blocks only when no
+transfer can write into them any more. A transfer whose peer hangs can last much longer than its group.
 """
 
 import logging
@@ -31,15 +31,15 @@ from motet.types import PullReport
 
 logger = logging.getLogger(__name__)
 
-KEEPS_KV = "this engine keeps its KV cache to itself: only servers started with --role prefill or decode hand it over"
+NO_TRANSFERS = "this engine does not transfer KV: only servers started with --role prefill or decode do"
 
 
 @dataclass
 class OpenPull:
-    """A transfer under way, and the blocks that it can still write into."""
+    """A transfer in progress, and the blocks that it can still write into."""
 
     blocks: list[int]
-    """Held by the pull until it has landed or is settled."""
+    """Blocks that the pull holds until it has landed or is settled."""
     group: Group | None
     """The group that waits for the pull; None once that group has continued without it."""
     start_ns: int = field(default_factory=time.time_ns)
@@ -56,9 +56,9 @@ class TransferResults:
     landed: list[Group] = field(default_factory=list)
     """Groups whose trunks have arrived, up to the number of tokens in their tickets."""
     failed: list[Group] = field(default_factory=list)
-    """Groups that must be suspended: their blocks stay with the failed pull."""
-    met: list[orders.ConnectResult] = field(default_factory=list)
-    """Workers to which a connection was made, or failed."""
+    """Groups that must be suspended, because the failed pull can still write into their blocks."""
+    connected: list[orders.ConnectResult] = field(default_factory=list)
+    """Results of attempts to connect to workers."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -66,19 +66,19 @@ class Handover:
     """The leases and pulls of an engine. Owned by the core; the scheduler starts and abandons pulls."""
 
     transfers: TransferThread | None
-    """Transfers with other workers; None for an engine that keeps its KV cache to itself."""
+    """Thread that transfers KV from and to other workers; None for an engine that does not transfer KV."""
     pool: BlockPool
     counters: EngineStats
     block_size: int
     lease_s: float
-    """Seconds for which a lease holds its blocks after the last sign of life of a reader."""
+    """Seconds for which a lease holds its blocks after the last heartbeat of a reader."""
     clock: Callable[[], float]
     settle: Callable[[], None]
-    """Returns once the results of all runs are in memory, and no run reads or writes any more."""
+    """Waits until the results of all runs are in memory, and no run reads or writes any more."""
 
     def __post_init__(self) -> None:
         self.weights = ""
-        """Identifies the weights whose KV is made and used here."""
+        """Identifies the weights with which this engine computes KV."""
         self.leases = LeaseTable(self.pool.proof, seconds=self.lease_s)
         self._figures = TransferFigures(self.clock)
         self._numbers = count()
@@ -86,7 +86,7 @@ class Handover:
         """Pulls by number."""
 
     def set_gauges(self, stats: EngineStats) -> None:
-        """Sets the gauges of transfers and leases in `stats` to their values at this moment."""
+        """Sets the gauges of transfers and leases in `stats` to their current values."""
         stats.leases = len(self.leases)
         stats.oldest_lease_s = self.leases.oldest_age_s(self.clock())
         stats.pulls_open = len(self._pulls)
@@ -100,15 +100,16 @@ class Handover:
 
     @property
     def wake_s(self) -> float | None:
-        """Time at which `take_results` must be called even without a message: a lease ends, or a log line is due."""
+        """Time at which `take_results` must be called even without a message, because a lease expires or a log line is
+        due. None if neither is expected."""
         return min(
             (at for at in (self.leases.next_expiry_s(), self._figures.log_due_s) if at is not None), default=None
         )
 
     def check_open(self) -> TransferThread:
-        """Returns the transfers. Raises RequestError for an engine that keeps its KV cache to itself."""
+        """Returns the transfer thread. Raises RequestError for an engine that does not transfer KV."""
         if self.transfers is None:
-            raise RequestError(KEEPS_KV, param="kv_transfer_params")
+            raise RequestError(NO_TRANSFERS, param="kv_transfer_params")
         return self.transfers
 
     def accept_ticket(self, group: Group) -> None:
@@ -121,23 +122,24 @@ class Handover:
         own = ticket.remote_engine_id == transfers.address.engine_id
         check_ticket(ticket, group.prompt, block_size=self.block_size)
         if own or group.facts.logprobs is not None:
-            # Blocks that this engine prefilled are in its prefix cache, and log-probabilities do not follow from KV.
+            # Blocks that this engine prefilled are in its prefix cache, and prompt log-probabilities need the logits.
             self.release(ticket)
             return
         if not transfers.key.accepts(ticket):
             self._count_failure(FailureKind.REFUSED)
-            logger.warning("the prompt of %s is computed here: its ticket lacks the cluster's seal", _label(group))
+            logger.warning("this engine computes the prompt of %s: its ticket lacks the cluster's seal", _label(group))
             return
         if ticket.weights != self.weights:
             self._count_failure(FailureKind.WEIGHTS)
-            logger.warning("the prompt of %s is computed here: its ticket is for KV of other weights", _label(group))
+            logger.warning("this engine computes the prompt of %s: its ticket is for other weights", _label(group))
             self.release(ticket)
             return
         group.fetch = TrunkFetch(ticket)
         transfers.order(orders.KeepAlive(ticket))
 
     def start_pull(self, group: Group) -> None:
-        """Starts the pull of a just admitted group that has a ticket, for all blocks that the prefix cache lacks."""
+        """Starts the pull of a group that was just admitted, if it has a ticket. The pull fetches all blocks that the
+        prefix cache lacks."""
         fetch = group.fetch
         if fetch is None:
             return
@@ -153,7 +155,7 @@ class Handover:
         self.pool.share(pull.blocks)
         fetch.pull = next(self._numbers)
         self._pulls[fetch.pull] = pull
-        self.settle()  # a GPU may still be writing for the group that had these blocks before
+        self.settle()  # a GPU can still be writing for the group that held these blocks before
         self.check_open().order(orders.PullOrder(fetch.pull, ticket, pairs, _label(group)))
 
     def abandon(self, group: Group) -> None:
@@ -197,7 +199,8 @@ class Handover:
         return transfers.key.sealed(ticket)
 
     def release(self, ticket: Ticket) -> None:
-        """Ends the lease of a ticket, on this engine or another worker. Does nothing on an engine without transfers."""
+        """Ends the lease of a ticket, on this engine or on another worker. Does nothing on an engine that does not
+        transfer KV."""
         if self.transfers is None:
             return
         if ticket.remote_engine_id == self.transfers.address.engine_id:
@@ -222,7 +225,7 @@ class Handover:
         for lease in self.leases.expire(self.clock()):
             self.counters.leases_expired += 1
             logger.warning(
-                "the lease of %s has expired: its readers gave no sign of life", lease.ticket.remote_request_id
+                "the lease of %s has expired: its readers sent no heartbeats", lease.ticket.remote_request_id
             )
             self._free(lease)
         if line := self._figures.take_log_line():
@@ -236,7 +239,7 @@ class Handover:
             case orders.PullFailed():
                 self._pull_failed(event, results)
             case orders.ConnectResult():
-                results.met.append(event)
+                results.connected.append(event)
             case orders.PullSettled(number):
                 self.pool.release(self._pulls.pop(number).blocks)
             case orders.ReaderDone(lease_id, reader):
@@ -263,7 +266,7 @@ class Handover:
         pull = self._pulls[failed.number]
         self._count_failure(failed.kind)
         if (group := pull.group) is not None:
-            logger.warning("the prompt of %s is computed here: %s", _label(group), failed.message)
+            logger.warning("this engine computes the prompt of %s: %s", _label(group), failed.message)
             pull.group = group.fetch = None
             group.facts.pull = pull.report(time.time_ns(), failure=failed.kind.value)
             results.failed.append(group)

@@ -2,7 +2,7 @@
 
     rows        | tails, group by group | trunk chunks | padding to a multiple of 4 |
 
-Rows are padded because, on the CPU, matrix products with fewer than 4 rows or an odd number of rows give other bits.
+Rows are padded because, on the CPU, matrix products with fewer than 4 rows or an odd number of rows have other bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -135,7 +135,7 @@ class _BatchBuilder:
         """Adds a chunk of a prompt, divided where the padded number of keys changes."""
         group, row, blocks = chunk.group, len(self.token_ids), chunk.group.trunk.blocks
         self._add_rows(group.prompt[chunk.begin : chunk.end], chunk.begin, base=0, table=blocks)
-        if group.trunk.joined:  # the last row is stored already, in a block that other groups read
+        if group.trunk.joined:  # the KV of the last row is already stored, in a block that other groups read
             self.slots[-1] = group.fresh[0].blocks[0] * self.block_size
         self.prompts += [
             PromptRead(row + first - chunk.begin, row + last - chunk.begin, first, keys, blocks)
@@ -152,7 +152,7 @@ class _BatchBuilder:
             self.next_tokens += [NextToken(sequence, logit, position) for sequence in fresh]
 
     def _add_token(self, sequence: ChoiceSequence, offset: int, *, trunk_tokens: int) -> None:
-        """Adds the last token of a sequence. Few steps compute more tokens of a sequence."""
+        """Adds one token of a sequence. Most steps compute only one token of each sequence."""
         size, table = self.block_size, sequence.blocks
         self.tails.add(len(self.token_ids), offset, count=1, num_keys=padded_keys(offset + 1), table=table)
         self.token_ids.append(sequence.output_tokens[offset])

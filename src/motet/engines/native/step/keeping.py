@@ -1,14 +1,14 @@
-"""Trunks that stay after their groups, so that a client can request more choices of the same prompt (`keep_s`).
+"""Trunks that are kept after their groups, so that a client can request more choices of the same prompt (`keep_s`).
 
-A kept trunk is joined like the trunk of a running group: only the last token of the prompt is computed. It holds its
-blocks until its time is over. It is released earlier, the least recently used trunk first, in two cases:
+A new group joins a kept trunk like the trunk of a running group, and computes only the last token of the prompt. A kept
+trunk holds its blocks until its time is over. It ends earlier, the least recently used trunk first, in two cases:
 
-    blocks are needed elsewhere     Idle blocks of the prefix cache are taken before that. Trunks that running
-                                    groups share stay, because releasing them would free nothing.
-    `--keep-gb` is exceeded         by the blocks of all kept trunks, each block counted once. Trunks that running
-                                    groups share are released last.
+    blocks are needed elsewhere     Idle blocks of the prefix cache are taken first. Trunks that running groups
+                                    share do not end, because that would free no block.
+    `--keep-gb` is exceeded         The blocks of all kept trunks count, each block once. Trunks that running
+                                    groups share end last.
 
-A trunk is in use as long as a running group shares it. Its full blocks stay in the prefix cache after its release.
+A trunk is in use while a running group shares it. Its full blocks stay in the prefix cache after its end.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from motet.metrics.stats import EngineStats
 
 
 class KeptTrunks:
-    """Owned by the scheduler. Holds the blocks of each kept trunk."""
+    """The kept trunks. Holds the blocks of each. Owned by the scheduler."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class KeptTrunks:
         clock: Callable[[], float],
         max_blocks: int | None = None,
     ) -> None:
-        """`max_blocks`: maximum number of blocks of all kept trunks; None means as many as the pool has."""
+        """`max_blocks`: maximum number of blocks of all kept trunks; None means all blocks of the pool."""
         self._pool = pool
         self._sharing = sharing
         self._counters = counters
@@ -44,7 +44,7 @@ class KeptTrunks:
         self._holders = Counter[int]()
         """Number of kept trunks that hold each block."""
         self.next_end_s: float | None = None
-        """Time at which `end_expired` next has a trunk to end."""
+        """Time at which the next kept trunk expires."""
 
     def __len__(self) -> int:
         return len(self._end_of)
@@ -58,8 +58,8 @@ class KeptTrunks:
         return [trunk.blocks for trunk in self._end_of]
 
     def keep(self, trunk: SharedTrunk, seconds: float) -> None:
-        """Keeps a complete trunk for `seconds` from now, or until the end that it has already, whichever is later. A
-        trunk larger than `max_blocks` is not kept."""
+        """Keeps a complete trunk for `seconds` from now, or until its present end if that is later. A trunk larger than
+        `max_blocks` is not kept."""
         if len(trunk.blocks) > self._max_blocks:
             self._counters.trunks_given_up += 1
             return
@@ -74,7 +74,8 @@ class KeptTrunks:
         self._record_next()
 
     def used_by(self, group: Group) -> None:
-        """Called when a group stops using its trunk. If the trunk is kept, it is now the most recently used one."""
+        """Called when a group stops using the trunk of its prompt. If the trunk is kept, it becomes the most recently
+        used kept trunk."""
         trunk = self._sharing.trunk_of(group)
         if trunk is not None and trunk in self._end_of:
             self._end_of[trunk] = self._end_of.pop(trunk)
@@ -85,8 +86,8 @@ class KeptTrunks:
             self._end([trunk for trunk, end_s in self._end_of.items() if end_s <= now_s])
 
     def ensure_free(self, num_blocks: int, *, spare: SharedTrunk | None = None) -> bool:
-        """Returns True if the pool has `num_blocks` free blocks, if necessary after the end of kept trunks. `spare` and
-        trunks that running groups share are not ended. If even all the others would free too few blocks, none ends."""
+        """Returns True if the pool has `num_blocks` free blocks. Ends kept trunks if necessary, except `spare` and
+        trunks that running groups share. Ends no trunk if even all of them would free too few blocks."""
         if self._pool.num_free >= num_blocks:
             return True
         unused = [trunk for trunk in self._end_of if not trunk.groups and trunk is not spare]

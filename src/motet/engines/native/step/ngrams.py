@@ -1,21 +1,24 @@
-"""Finds which token followed the last tokens of a choice earlier, in the prompt or in the answers of its group.
+"""Finds the token that followed the last tokens of a choice when they occurred earlier in the prompt or the answers of
+its group.
 
-This method is known as prompt lookup or n-gram drafting. `drafts` makes draft tokens of what is found here.
+This method is known as prompt lookup or n-gram drafting. `drafts` makes draft tokens of these tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 NGRAM_SIZES = (4, 2, 1)
-"""Numbers of last tokens to look up, the most reliable number first."""
+"""Lengths of the n-grams to look up, the most reliable length first."""
 INITIAL_ACCEPTANCE = (0.6, 0.4, 0.2)
 """Acceptance rates that are assumed before any draft was verified, one for each of `NGRAM_SIZES`."""
 ACCEPTANCE_WEIGHT = 0.08
 """Weight of the newest draft in the moving average of an acceptance rate."""
 RECOVERY_WEIGHT = 0.01
-"""Weight of the initial rate each time a draft is not made because it is too unlikely, so that a group tries again."""
+"""Weight of the initial rate in the moving average each time a draft is skipped as too unlikely. So a group tries
+drafts again later."""
 MAX_TOKENS_PER_STEP = 2**11
-"""Maximum number of tokens to index in one step. They take about 3 ms; a long prompt is indexed over several steps."""
+"""Maximum number of tokens to index in one step, which takes about 3 ms. A long prompt is indexed over several
+steps."""
 _NOWHERE = (-1, 0)
 
 
@@ -55,7 +58,7 @@ class NgramIndex:
 
 @dataclass(eq=False)
 class GroupDrafts:
-    """The index from which the drafts of one group come, and the acceptance rates of these drafts."""
+    """The index for the drafts of one group, and the acceptance rates of these drafts."""
 
     index: NgramIndex
     acceptance: list[float] = field(default_factory=lambda: [*INITIAL_ACCEPTANCE])

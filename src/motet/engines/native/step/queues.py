@@ -2,9 +2,10 @@
 
 A waiting group is in one of three places:
 
-    ready       It waits for free blocks and for its turn. Ready groups are admitted strictly in order of age.
-    following   It waits for blocks that a running group computes (`sharing`). Younger groups can pass it.
-    woken       It does not follow any more. It returns to `ready` in one of the next steps.
+    ready       The group waits for free blocks and for its turn. Ready groups are admitted strictly in order of age.
+    following   The group waits for blocks that a running group computes (`sharing`). Younger groups can be admitted
+                before it.
+    woken       The group does not follow any more. It returns to `ready` in one of the next steps.
 
 A running group that loses all its blocks becomes ready again.
 """
@@ -23,7 +24,7 @@ _AGE = attrgetter("age")
 
 
 class AgeOrdered(Generic[T]):
-    """Groups or sequences in order of age, the oldest first. An item that is added again gets its previous place."""
+    """Groups or sequences in order of age, the oldest first."""
 
     def __init__(self) -> None:
         self._items: list[T] = []
@@ -56,7 +57,8 @@ class GroupQueue:
 
     def __init__(self, sharing: Sharing) -> None:
         self.ready = AgeOrdered[Group]()
-        """Younger groups never pass an older one here, so that small groups do not starve a large one."""
+        """Ready groups. A younger group is never admitted before an older one, so small groups do not starve a large
+        group."""
         self._sharing = sharing
         self._woken: dict[Group, None] = {}
         """Woken groups, in the order in which they return to `ready`."""
@@ -65,7 +67,7 @@ class GroupQueue:
         return [*self.ready, *self._woken, *self._sharing.followers]
 
     def wake(self, followers: Iterable[Group]) -> None:
-        """Takes groups that follow no group any more. They return to `ready` in the next steps."""
+        """Adds groups that do not follow any more. They return to `ready` in the next steps."""
         self._woken.update(dict.fromkeys(followers))
 
     def requeue(self, max_groups: int) -> None:
@@ -75,7 +77,7 @@ class GroupQueue:
             self.ready.add(group)
 
     def remove(self, group: Group) -> None:
-        """Removes a group from the place where it waits."""
+        """Removes a waiting group."""
         if group.followed is not None:
             group.followed = None
         elif group in self._woken:

@@ -19,8 +19,8 @@ from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
 ATTENTION_NAME = "motet"
 
 LayerAttention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, Scores], torch.Tensor]
-"""Attention of one step, as every layer calls it: layer, query [1, heads, rows, head_dim], key and value [1, kv_heads,
-rows, head_dim], and scores. It stores key and value, and returns [1, rows, heads, head_dim]."""
+"""The attention function of one step, which every layer calls with: layer, query [1, heads, rows, head_dim], key and
+value [1, kv_heads, rows, head_dim], and scores. It stores key and value, and returns [1, rows, heads, head_dim]."""
 
 
 class ModelRunner(Protocol):
@@ -36,12 +36,12 @@ class ModelRunner(Protocol):
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
         """Returns logits [len(inputs.logit_rows), vocab_size], valid until the next run. The rows of padding can be
-        missing, and a GPU can still be computing the others."""
+        missing, and a GPU can still be computing the other rows."""
         ...
 
     def verify(self) -> None:
-        """Raises NonFiniteRowsError for rows of the last run that are not finite. Called once the tokens of that run
-        have been sampled, so a GPU has finished and there is no wait."""
+        """Raises NonFiniteRowsError for rows of the last run that are not finite. Called after the tokens of that run
+        have been sampled: a GPU has finished by then, so this does not wait."""
         ...
 
     def copy_slots(self, source: list[int], target: list[int]) -> None:
@@ -49,7 +49,7 @@ class ModelRunner(Protocol):
         ...
 
     def settle(self) -> None:
-        """Returns once the results of all runs are in memory, and no run reads or writes any more."""
+        """Waits until the results of all runs are in memory, and no run reads or writes any more."""
         ...
 
 
@@ -61,7 +61,7 @@ class Backend:
     operators: str
     """Name of the library or the kernels that compute, with version or digest."""
     same: bool
-    """True if a check on this machine has shown that equal requests get equal bits."""
+    """True if a check on this machine has shown that equal requests produce equal bits."""
     weights: ModelWeights
 
 

@@ -36,8 +36,8 @@ class RunningGroups:
         """Number of sequences of running groups, including preempted ones."""
 
     def enter(self, group: Group) -> None:
-        """Starts a group that holds its trunk's blocks. Its sequences start in order, as long as blocks are free for
-        them; the others are preempted from the start."""
+        """Starts a group that holds its trunk's blocks. Its sequences start in order while blocks are free for their
+        tails; the remaining sequences start as preempted."""
         group.admitted = True
         self.groups.add(group)
         self.sharing.entered(group, block_size=self.block_size)
@@ -101,9 +101,10 @@ class RunningGroups:
 class Preemption:
     """Takes blocks from younger sequences for older ones, and restarts them later. Owned by the scheduler.
 
-    The youngest group loses its tails first, the youngest sibling's tail before the others, and its trunk last. Groups
-    older than the growing sequence never lose blocks: every younger group has a trunk to lose, and the growing sequence
-    its own tail. So the oldest group always continues; the start of the engine checks that its trunk and one tail fit.
+    The youngest group loses its tails first, the youngest sibling's tail before its other tails, and its trunk last.
+    Groups older than the growing sequence never lose blocks: younger groups lose their trunks before that, and the
+    growing sequence loses its own tail. So the oldest group always continues; the engine checks at its start that a
+    trunk and one tail fit.
     """
 
     running: RunningGroups
@@ -111,8 +112,8 @@ class Preemption:
     handover: Handover
 
     def grow(self, sequence: ChoiceSequence) -> bool:
-        """Takes blocks for all tokens of a sequence. Returns False if the sequence is the youngest one and blocks are
-        short; then it is preempted itself."""
+        """Takes blocks for all tokens of a sequence. Returns False if too few blocks are free and the sequence is the
+        youngest; then the sequence itself is preempted."""
         running = self.running
         missing = blocks_for(len(sequence.output_tokens), running.block_size) - len(sequence.blocks)
         while not running.kept.ensure_free(missing):
@@ -131,8 +132,8 @@ class Preemption:
         return True
 
     def restore(self) -> None:
-        """Starts preempted sequences again, the oldest first, as long as every running sequence could take one more
-        block as well. Otherwise a sequence could be preempted again at once, and its replay would be wasted."""
+        """Starts preempted sequences again, the oldest first, while every running sequence could also take one more
+        block. Otherwise a sequence could be preempted again at once, and its replay would be wasted."""
         running = self.running
         while sequence := running.preempted.oldest():
             num_growing = running.num_sequences - len(running.preempted)

@@ -1,4 +1,4 @@
-"""Decides what the next step computes. Block ids and counts in, a plan out: no tensors, and no clock except in
+"""Decides what the next step computes. Works on block ids and counts: without tensors, and without a clock except in
 `keeping`.
 
 One rule: computed tokens catch up with known tokens (see `sequence`), within a budget of tokens for each step.
@@ -10,11 +10,11 @@ One rule: computed tokens catch up with known tokens (see `sequence`), within a 
     5. New groups are admitted in order (`group_admission`).
     6. If no prompt is in the step and it has few choices, they get draft tokens (`drafts`).
 
-Blocks can run short in 2 and 3. Then kept trunks are released, and after them the youngest group loses blocks
+In 2 and 3 too few blocks can be free. Then kept trunks end, and after them the youngest group loses blocks
 (`running_groups`).
 
-The work is constant for each scheduled token: nothing here goes through output tokens, the blocks of a table, or
-waiting groups and sequences.
+The work is constant for each scheduled token: the scheduler never iterates over output tokens, the blocks of a table,
+or waiting groups and sequences.
 """
 
 from collections import Counter
@@ -67,7 +67,7 @@ class Scheduler:
         self.waiting.ready.add(group)
 
     def plan(self) -> StepPlan:
-        """Returns the next step. It is empty if there is nothing to compute."""
+        """Returns the plan of the next step, which is empty if there is nothing to compute."""
         self.preemption.restore()
         self.waiting.requeue(self.limits.max_num_seqs)
         builder = PlanBuilder(self.limits.max_num_batched_tokens)
@@ -84,24 +84,24 @@ class Scheduler:
         """Adds the new tokens of every running choice, in most steps one token each, and then the replays."""
         replays = []
         size = self.limits.block_size
-        for group in self.running.groups:  # blocks are taken from younger groups, so only groups after this one leave
+        for group in self.running.groups:  # only younger groups lose blocks, so only groups after this one are removed
             if group.trunk.num_computed < group.trunk.num_tokens:
                 continue
             for sequence in group.sequences:
                 if sequence.state is not SequenceState.RUNNING:
-                    break  # its younger siblings do not run either
+                    break  # the younger siblings do not run either
                 num_tokens = len(sequence.output_tokens)
                 if num_tokens - sequence.num_computed > sequence.num_new:
                     replays.append(sequence)
                 elif builder.budget and (num_tokens <= len(sequence.blocks) * size or self.preemption.grow(sequence)):
                     builder.add_tail(sequence)
-        for sequence in replays:  # each has blocks for all its tokens, unless it was preempted after it was added here
+        for sequence in replays:  # a replay has blocks for all its tokens, unless it was preempted in this step
             if builder.budget and sequence.state is SequenceState.RUNNING:
                 builder.add_replay(sequence)
 
     def _add_trunk(self, group: Group, builder: PlanBuilder) -> None:
-        """Adds as much of a prompt as the budget allows. A group that has joined a trunk lacks only the last row. Its
-        key and value are stored in a fresh tail, where the first output token overwrites them."""
+        """Adds as much of a prompt as the budget allows. A group that has joined a trunk computes only the last row.
+        The key and value of this row are stored in a fresh tail, where the first output token overwrites them."""
         if group.trunk.joined:
             fresh = group.fresh
             if not fresh:
@@ -159,7 +159,7 @@ class Scheduler:
             self.running.end(sequence)
         sequence.state = SequenceState.FINISHED
         if self.drafter.history is not None:
-            self.drafter.history.keep(sequence)
+            self.drafter.history.store(sequence)
         self.running.free_tail(sequence)
         group.remove(sequence)
         if not group.sequences:
@@ -187,7 +187,7 @@ class Scheduler:
         group.trunk.blocks, group.drafts = [], None
 
     def hand_over(self, group: Group) -> list[int]:
-        """Ends a prefilled group without freeing its trunk. The caller must release the blocks that are returned."""
+        """Ends a prefilled group without freeing its trunk. The caller must release the returned blocks."""
         self.running.leave(group)
         blocks, group.trunk.blocks = group.trunk.blocks, []
         return blocks
@@ -209,15 +209,15 @@ class Scheduler:
         self.pool.forget()
 
     def check(self, others: Iterable[Sequence[int]] = ()) -> None:
-        """Raises AssertionError unless each block is held as often as it is in the tables of groups, of kept trunks and
-        in the tables `others`."""
+        """Raises AssertionError unless the number of holders of each block is the number of tables with the block: the
+        tables of groups, of kept trunks, and `others`."""
         self.pool.check()
         groups = self.running.groups
         tables = [group.trunk.blocks for group in groups]
         tables += [sequence.blocks for group in groups for sequence in group.sequences]
         tables += [list(table) for table in (*others, *self.kept.tables())]
         if (held := self.pool.holders()) != Counter(block for table in tables for block in table):
-            raise AssertionError(f"held are {held} (block: holders), but the tables hold {tables}")
+            raise AssertionError(f"the pool counts the holders {held} (block: holders), but the tables are {tables}")
         self.sharing.check(set(groups))
         self.kept.check()
         self.running.check()

@@ -1,7 +1,7 @@
 """Groups and sequences inside the engine: a group has one trunk, and one sequence for each choice.
 
-Known tokens and computed tokens are two counts. A token is computed once its KV is stored. All work of the engine is to
-let the second count catch up with the first:
+Known tokens and computed tokens are two counts. A token is computed once its KV is stored. All work of the engine makes
+the number of computed tokens catch up with the number of known tokens:
 
     prompt   p0 p1 p2 ... p(P-1)              output tokens   o0 o1 o2 ... o(k-1)
              └─ group.trunk.num_computed ─┘                   └ sequence.num_computed ┘
@@ -49,7 +49,7 @@ class ChoiceSequence:
 
     group: "Group"
     indices: list[int]
-    """Indices of the choices that it answers. A choice that is stopped is removed."""
+    """Indices of the choices whose tokens the sequence generates, without choices that were stopped."""
     sampling: ChoiceSampling
     output_tokens: list[int]
     state: SequenceState = SequenceState.WAITING
@@ -59,9 +59,9 @@ class ChoiceSequence:
     """Number of output tokens whose KV is stored."""
     num_new: int = 1
     """Number of output tokens that one step computes in normal decoding: the token that was sampled last, and the
-    tokens that the grammar forced after it. A sequence with more pending tokens replays."""
+    tokens that the grammar forced after that token. A sequence with more pending tokens replays."""
     rank: int = field(init=False)
-    """Number of the sequence among its siblings. It never changes."""
+    """Position of the sequence among its siblings. It never changes."""
     age: tuple[int, int, int] = field(init=False)
     """Age for comparison: smaller is older. An older sequence keeps its blocks when blocks run short."""
 
@@ -71,7 +71,7 @@ class ChoiceSequence:
 
     @property
     def num_pending(self) -> int:
-        """Number of output tokens to compute before the next one can be sampled."""
+        """Number of output tokens to compute before the next token can be sampled."""
         return len(self.output_tokens) - self.num_computed
 
 
@@ -80,7 +80,8 @@ class GroupTrunk:
     """The trunk of one group. Groups with equal prompts can hold the same blocks (`sharing`)."""
 
     num_tokens: int
-    """Number of prompt tokens whose KV is needed. Decode workers compute the last one themselves, for its logits."""
+    """Number of prompt tokens whose KV is needed. Decode workers compute the last prompt token themselves, for its
+    logits."""
     names: list[BlockName]
     """Names of the prompt's full blocks; empty if the engine has no prefix cache."""
     origin: tuple[int, int]
@@ -97,7 +98,7 @@ class GroupTrunk:
     joined: bool = False
     """True if another group computed the trunk."""
     shared: bool = False
-    """True if other groups may hold the same blocks, all of them or leading stretches."""
+    """True if other groups can hold the same blocks: all of them, or leading stretches."""
     path: tuple[int, ...] = ()
     """First block of each stretch. In the order of paths, trunks with common leading stretches are adjacent."""
 
@@ -108,7 +109,7 @@ class GroupTrunk:
 
 @dataclass
 class TrunkFetch:
-    """A trunk that is to come from another worker: by a ticket that is held, or by a pull under way."""
+    """A trunk that is expected from another worker: its ticket, and the pull if it has started."""
 
     ticket: Ticket
     pull: int | None = None
@@ -117,7 +118,7 @@ class TrunkFetch:
 
 @dataclass
 class PromptFacts:
-    """What the first delta of a group reports about its prompt."""
+    """The facts about a group's prompt that the first delta of the group reports."""
 
     logprobs: list[TokenLogprob | None] | None
     """Log-probabilities of the prompt tokens computed so far; None unless requested."""
@@ -126,7 +127,7 @@ class PromptFacts:
     pull: PullReport | None = None
     """Report of the last pull that ended."""
     reported: bool = False
-    """True once the report was taken."""
+    """True once `take_report` has returned the report."""
 
     def take_report(self) -> PromptReport | None:
         """Returns the report at the first call, and None from then on."""
@@ -141,7 +142,7 @@ class Group:
 
     def __init__(self, request: GenerateRequest, arrival: int, *, names: list[BlockName], readers: int = 0) -> None:
         """`names`: names of the prompt's full blocks, empty without a prefix cache. `readers`: number of decode workers
-        for which the prompt is prefilled; 0 if the choices are generated here."""
+        for which the prompt is prefilled; 0 if this engine generates the choices."""
         self.request = request
         self.prompt = request.prompt
         self.readers = readers
@@ -150,21 +151,21 @@ class Group:
         self.sequences: list[ChoiceSequence] = []
         """Unfinished sequences, in order of rank."""
         self.sequence_of: dict[int, ChoiceSequence] = {}
-        """The sequence that answers each choice, by the index of the choice, without choices that were stopped."""
+        """The sequence of each choice, by the index of the choice, without choices that were stopped."""
         self.admitted = False
         """True while the group holds blocks; otherwise it waits."""
         self.followed: Group | None = None
         """The running group for whose blocks this group waits."""
         self.trunk = GroupTrunk(num_tokens=len(self.prompt) - bool(readers), names=names, origin=self.age)
         self.fetch: TrunkFetch | None = None
-        """Set until the trunk has arrived from another worker, or is not expected from there any more."""
+        """Set while the trunk is expected from another worker. None for all other groups."""
         self.facts = PromptFacts(None if request.sampling.prompt_logprobs is None else [])
         self.drafts: GroupDrafts | None = None
         """Set by the drafter in the group's first step with drafts."""
 
     @property
     def fresh(self) -> list[ChoiceSequence]:
-        """Sequences without output tokens. They get their first token from the last row of the trunk."""
+        """Sequences without output tokens. Their first token is sampled from the logits of the last trunk row."""
         return [sequence for sequence in self.sequences if not sequence.output_tokens]
 
     @property
@@ -217,8 +218,8 @@ class GroupMaker:
         self._arrivals = count()
 
     def make(self, request: GenerateRequest, *, matchers: Mapping[int, Matcher] | None) -> Group:
-        """Returns a group whose choices are generated here. Raises RequestError for a grammar that cannot be used.
-        `matchers`: one for each choice, by its index; without them the grammar is compiled here."""
+        """Returns a group whose choices this engine generates. Raises RequestError for a grammar that cannot be used.
+        `matchers`: one for each choice, by its index; if None, this method compiles the grammar."""
         if matchers is None:
             matchers = matchers_of(self.grammars, request)
         group = Group(request, next(self._arrivals), names=self._names(request))
@@ -253,7 +254,8 @@ class GroupMaker:
         group.trunk.key = self._trunk_key(group)
 
     def _trunk_key(self, group: Group) -> TrunkKey | None:
-        """Returns None for trunks that are never shared: of prompts with log-probabilities, and of prefilled ones."""
+        """Returns None for trunks that are never shared: trunks of prompts with log-probabilities, and trunks that are
+        prefilled for other workers."""
         if not self._prefix_cache or group.readers or group.request.sampling.prompt_logprobs is not None:
             return None
         names = group.trunk.names

@@ -1,15 +1,15 @@
-"""Groups that use what other groups compute: the trunk of an equal prompt, or leading blocks of their own prompt.
+"""Groups that use KV which other groups compute: the trunk of an equal prompt, or leading blocks of their prompt.
 
-    the prompt equals the prompt of another group, which has computed it     the group joins: it holds all blocks of
-                                                                             that trunk, including the last one
-    the prompt starts with blocks that another group is computing            the group follows: it waits for them
+    another group has computed an equal prompt                       the group joins: it holds all blocks of that trunk,
+                                                                     including the last one
+    another group is computing leading blocks of the prompt          the group follows: it waits for these blocks
 
-A computed trunk is never written again, because tails start in blocks of their own. A group that joins it computes only
-the last prompt token, for the logits from which its first tokens are sampled. Attention reads a trunk once a step for
-all groups that hold it.
+A computed trunk is never written again, because tails start in blocks of their own. A group that joins a trunk computes
+only the last prompt token, for the logits from which its first tokens are sampled. Attention reads a trunk once a step
+for all groups that hold it.
 
 A group does not depend on its followers. If it leaves, fails or is preempted, its followers wait as if they had never
-followed it, and the first of them to be admitted computes the blocks for the others.
+followed it, and the first follower that is admitted computes the blocks for the other followers.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from motet.block_names import BlockName
 from motet.engines.native.step.sequence import Group, TrunkKey
 
 ALL_BLOCKS = 2**62
-"""More blocks than any trunk has: a follower that needs this number waits until the complete trunk is computed."""
+"""A number larger than any trunk's: a follower that needs this number of blocks waits for the complete trunk."""
 
 
 @dataclass(eq=False)
@@ -38,18 +38,19 @@ class SharedTrunk:
     blocks: list[int] = field(default_factory=list)
     """The blocks of the trunk, once it is complete. Groups and `KeptTrunks` hold them, this object does not."""
     kept: bool = False
-    """True while the trunk stays without groups as well."""
+    """True while the trunk is kept even if no group uses it."""
 
 
 class Sharing:
-    """Knows what running groups compute, and which groups follow them. The work is constant for each prompt block."""
+    """The trunks and blocks that running groups compute, and the groups that follow. The work is constant for each
+    block of a group's prompt."""
 
     def __init__(self) -> None:
         self._trunks: dict[TrunkKey, SharedTrunk] = {}
         self._computing: dict[BlockName, Group] = {}
         """The group that will publish the block of this name."""
         self._followers: dict[Group, list[tuple[int, int, Group]]] = {}
-        """For each followed group a heap of: number of its blocks that are needed | number of the follower | follower.
+        """For each followed group, a heap of (number of its blocks that are needed, number of the follower, follower).
         A follower that was removed stays in the heap, with `followed` unset, until it is popped."""
         self._numbers = count()
 
@@ -59,23 +60,23 @@ class Sharing:
             yield from (group for _, _, group in heap if group.followed is followed)
 
     def trunk_of(self, group: Group) -> SharedTrunk | None:
-        """Returns the trunk of running groups with the same prompt, or a kept trunk, if there is one."""
+        """Returns the trunk of running groups with the same prompt, or the kept trunk of this prompt, if any."""
         return self._trunks.get(group.trunk.key) if group.trunk.key is not None else None
 
     def group_computing(self, group: Group, num_hits: int, *, max_hits: int) -> Group | None:
-        """Returns the running group that computes the first block which this group lacks. `num_hits`: number of blocks
-        that it found in the prefix cache; `max_hits`: maximum number that it can use."""
+        """Returns the running group that computes the first block which `group` lacks. `num_hits`: number of the
+        group's blocks in the prefix cache; `max_hits`: maximum number of cached blocks that the group can use."""
         names = group.trunk.names
         return self._computing.get(names[num_hits]) if num_hits < min(max_hits, len(names)) else None
 
     def follow(self, group: Group, followed: Group, *, complete: bool) -> None:
-        """Lets a group wait for the blocks that both groups have in common, or for the `complete` trunk."""
+        """Makes `group` wait for the blocks that both groups have in common, or for the `complete` trunk."""
         needed = ALL_BLOCKS if complete else _num_common(group.trunk.names, followed.trunk.names)
         heappush(self._followers.setdefault(followed, []), (needed, next(self._numbers), group))
         group.followed = followed
 
     def entered(self, group: Group, *, block_size: int) -> None:
-        """Called when a group starts to run. It has joined a trunk, or is the first with its prompt."""
+        """Called when a group starts to run. It has joined a trunk, or is the first group with its prompt."""
         trunk = group.trunk
         if trunk.key is not None:
             shared = self._trunks.setdefault(trunk.key, SharedTrunk(trunk.key, group))
@@ -85,8 +86,8 @@ class Sharing:
             self._computing.setdefault(name, group)
 
     def advanced(self, group: Group, num_published: int) -> list[Group]:
-        """Called when tokens of a group's trunk were computed; before that, `num_published` of its blocks were in the
-        prefix cache. Returns the followers that have the blocks they waited for."""
+        """Called when tokens of a group's trunk were computed. `num_published`: number of its blocks that were in the
+        prefix cache before. Returns the followers whose blocks are available now."""
         trunk = group.trunk
         for name in trunk.names[num_published : trunk.num_published]:
             self._forget_name(name, group)

@@ -1,9 +1,9 @@
 """The work of one step. The scheduler makes the plan, the runner runs it, `commit` applies its results. A plan never
 changes once it is built.
 
-Objects that are made for every token of a step are msgspec structs, here and in other modules: making a frozen
-dataclass takes eight times as long. `gc=False` exempts them from garbage collection, because no cycle leads back to
-them.
+Objects that are made for every token of a step are msgspec structs, in this and in other modules, because making a
+frozen dataclass takes eight times as long. Structs that are in no reference cycle have `gc=False`, which exempts them
+from garbage collection.
 """
 
 from collections.abc import Iterable, Sequence
@@ -52,7 +52,7 @@ class TrunkChunk:
 @dataclass(frozen=True)
 class StepPlan:
     """The chunks of a step. Tails of one trunk, and of trunks with common leading stretches, are adjacent, so that
-    attention reads once what they share."""
+    attention reads the shared blocks once."""
 
     tails: tuple[TailChunk, ...] = ()
     trunks: tuple[TrunkChunk, ...] = ()
