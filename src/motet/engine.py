@@ -15,8 +15,8 @@ from motet.types import EngineInfo, EngineKind, GenerateRequest, GroupDelta, Rol
 class GroupStream(Protocol):
     """The deltas of one group, in order, until every choice has finished.
 
-    Iterating raises `RequestError` if the group can never run here, or an `EngineError`; then the group is over. This
-    is an object and not a generator because `aclose` must free the group even if no client ever iterated over it.
+    Iterating raises `RequestError` if the group can never run on this engine, or an `EngineError`; then the group is
+    over. The stream is an object and not a generator, because `aclose` must free the group even if it was never read.
     """
 
     def __aiter__(self) -> AsyncIterator[GroupDelta]: ...
@@ -36,24 +36,24 @@ class Engine(Protocol):
 
     def generate(self, request: GenerateRequest) -> GroupStream:
         """Submits a group at once (not at the first `__anext__`). If the group has a ticket, the engine releases it as
-        soon as the group does not need it any more, however the group ends. Can raise at once what the stream would
-        raise."""
+        soon as the group does not need it any more, however the group ends. Can raise the errors of the stream."""
         ...
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        """Computes the KV of a prompt of at least two tokens, without the last token, and keeps it for `readers`.
+        """Computes the KV of a prompt of at least two tokens, except for the last token, and holds it for `readers`.
 
-        Cancelling it frees the group, and the lease if there is one already. Raises what `generate` raises."""
+        If the call is cancelled, the group is freed, and the lease if it was already granted. Raises the errors of
+        `generate`."""
         ...
 
     async def release(self, ticket: Ticket, *, trace: str = "") -> None:
-        """Releases a ticket that no reader will use. Never raises: a lease that cannot be reached expires. `trace`: the
-        client's request id, for other servers' logs."""
+        """Releases a ticket that no reader will use. Never raises: if its maker cannot be reached, the lease expires.
+        `trace`: the client's request id, for other servers' logs."""
         ...
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
-        """Ends one choice early, e.g. at a stop string. After that, only deltas come that were already on their way.
-        The stream ends when the last choice has ended. Unknown ids and ended choices are ignored."""
+        """Ends one choice early, e.g. at a stop string. Deltas of the choice that were already sent can still arrive.
+        The stream ends when the last choice has ended. Ignores unknown ids and ended choices."""
         ...
 
     async def stats(self) -> EngineStats: ...
@@ -65,14 +65,14 @@ class Engine(Protocol):
 
 @runtime_checkable
 class ControlledEngine(Protocol):
-    """An engine that takes orders about weights, pauses and connections: a Motet engine, here or on another server."""
+    """An engine that takes orders about weights, pauses and connections: a Motet engine, local or on another server."""
 
     @property
     def info(self) -> EngineInfo: ...
 
     async def send(self, order: EngineOrder) -> OrderAnswer:
-        """Returns the answer when the order has been carried out; `info` has new facts by then. Raises the MotetError
-        with which the engine refuses the order, or EngineDiedError if the engine ends before."""
+        """Returns the answer once the order has been carried out and `info` is up to date. Raises the MotetError with
+        which the engine refuses the order, or EngineDiedError if the engine ends first."""
         ...
 
 
@@ -95,7 +95,7 @@ ANSWERING = (WorkerState.READY, WorkerState.DRAINING)
 
 @dataclass(frozen=True)
 class Worker:
-    """An engine with the name and address that routing knows it by."""
+    """An engine with its name and address in routing."""
 
     id: str
     """Name such as `prefill-0`, which never changes."""
@@ -121,7 +121,7 @@ class WorkerReport:
     last_decision: str | None = None
     """Reason why it got its last group."""
     note: str | None = None
-    """Reason for its state, if there is something to explain."""
+    """Reason for its state, if any."""
     kind: EngineKind | None = None
     models: tuple[ModelName, ...] = ()
     """The models other than its engine's own."""

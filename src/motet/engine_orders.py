@@ -1,20 +1,20 @@
-"""Orders to an engine and their answers: one declaration for every process that passes them on.
+"""Orders to an engine and their answers, declared once for all processes that send or forward them.
 
     control ── order ──► NativeEngine ── pipe ──────────────► engine process
        │                                  ◄── answer ─────────
        └────── order ──► RemoteEngine ── POST /engine/order ─► EngineControl of that server ──► its engines
                                           ◄── answer ─────────
 
-An order is the same struct on each of these ways. An engine answers when it has carried the order out. If it refuses
-the order, the answer is an error: a `CarriedError` on the pipe, a status code over HTTP.
+An order is the same struct over the pipe and over HTTP. An engine answers when it has carried out the order. If it
+refuses the order, the answer is an error: a `CarriedError` on the pipe, a status code over HTTP.
 
 The nouns of weights, used everywhere:
 
     Checkpoint         tensors to read: files, files in memory, zeros, or the weights of the start (`models.checkpoint`)
-    PreparedWeights    what an engine has read of a checkpoint, while its present weights still serve
+    PreparedWeights    the weights that an engine has read from a checkpoint, while its old weights still serve
     WeightUpdate       the result of an update: all engines of a server serve with the prepared weights
 
-An engine prepares a checkpoint, and then applies or drops what it has prepared. A version is the name of the weights
+An engine prepares a checkpoint, and then applies or drops the prepared weights. A version is the name of the weights
 that serve.
 """
 
@@ -47,10 +47,11 @@ class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
 
 
 class DropWeights(msgspec.Struct, frozen=True, tag=True):
-    """Forgets the prepared weights."""
+    """Drops the prepared weights."""
 
     digest: str = ""
-    """Digest of the prepared weights to drop. Empty for any weights, also if they are still being read."""
+    """Digest of the prepared weights to drop. If it is empty, any weights are dropped, even if they are still being
+    read."""
 
 
 class NameWeights(msgspec.Struct, frozen=True, tag=True):
@@ -73,7 +74,7 @@ class ForgetPrefixes(msgspec.Struct, frozen=True, tag=True):
     """Empties the prefix cache."""
 
     recompute: bool
-    """True if running groups must recompute their KV; else they keep it."""
+    """True if running groups must recompute their KV; otherwise they keep it."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
@@ -90,11 +91,11 @@ class Sleep(msgspec.Struct, frozen=True, tag=True):
 
 
 class Wake(msgspec.Struct, frozen=True, tag=True):
-    """Takes the memory of the KV cache again."""
+    """Uses the memory of the KV cache again."""
 
 
 class ReadStats(msgspec.Struct, frozen=True, tag=True):
-    """Reads the figures of this moment. Answer: EngineFigures."""
+    """Reads the current figures. Answer: EngineFigures."""
 
     check: bool = False
     """True if the consistency checks run too. A failed check ends the process."""
@@ -113,26 +114,26 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class PreparedWeights(msgspec.Struct, frozen=True, tag=True):
-    """The weights that an engine has read, and that do not serve yet."""
+    """Weights that an engine has read, and that do not serve yet."""
 
     tensors: int
     seconds: float
-    """Time that the engine took to read them."""
+    """Time in seconds that the engine took to read the weights."""
     complete: bool
-    """True if they are all tensors of the model."""
+    """True if the weights include all tensors of the model."""
     digest: str
-    """Names the content of all weights of the engine once these are applied."""
+    """Digest of all weights of the engine after the prepared weights are applied."""
 
 
 class EngineFacts(msgspec.Struct, frozen=True, tag=True):
-    """The facts about the engine from now on: all deltas that come later are generated with these weights."""
+    """The new facts about the engine: all later deltas are generated with these weights."""
 
     info: EngineInfo
 
 
 class Checksums(msgspec.Struct, frozen=True, tag=True):
     sums: dict[str, str]
-    """SHA-256 of what the engine has in the place of each tensor of a checkpoint, by the tensor's name."""
+    """SHA-256 of the engine's form of each tensor of a checkpoint, by the tensor's name."""
 
 
 class EngineFigures(msgspec.Struct, frozen=True, tag=True):
@@ -148,9 +149,9 @@ ANSWERS: dict[type[EngineOrder], type[OrderAnswer]] = {
     SumWeights: Checksums,
     ReadStats: EngineFigures,
 }
-"""The kind of the answer to each order; `Done` to all others."""
+"""The type of the answer to each order; all other orders are answered by `Done`."""
 
 
 def is_answer_to(order: EngineOrder, answer: OrderAnswer) -> bool:
-    """Returns True if the answer is of the kind that belongs to the order."""
+    """Returns True if the answer has the type that belongs to the order."""
     return type(answer) is ANSWERS.get(type(order), Done)

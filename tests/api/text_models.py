@@ -71,7 +71,7 @@ class TextServing:
             upstream = TextUpstream(server, report := await report_of(server))
             self.stack.push_async_callback(upstream.close)
             if learn:
-                await upstream.learn()
+                await upstream.learn_abilities()
                 peer.requests.clear()
             fleet.expect(f"texts-{number}", peer.url, takes_texts=True)
             texts.put(f"texts-{number}", upstream.generate)

@@ -34,7 +34,7 @@ def no_file_left() -> Iterator[None]:
 async def test_a_worker_that_cannot_be_reached_without_open_files_is_not_dead(caplog: pytest.LogCaptureFixture) -> None:
     async with server_client() as client:
         server = EngineServer("http://127.0.0.1:9", client, id="w")
-        with no_file_left(), pytest.raises(OverloadedError, match="no file left"):
+        with no_file_left(), pytest.raises(OverloadedError, match="no file descriptor left"):
             await server.report()
         assert [record.getMessage() for record in caplog.records] == [NO_FILES_LEFT]
         with pytest.raises(EngineDiedError, match=r"^the worker w did not answer: Connection refused$"):

@@ -156,7 +156,7 @@ class ProbeSettings:
 async def _motet_report(server: EngineServer, keyless: EngineServer) -> EngineReport:
     """Returns the report of a server whose kind the operator has not named. The server gets no key before `keyless`,
     the same server without a key, has answered as a Motet server."""
-    if not server.met:
+    if not server.has_reported:
         try:
             await keyless.report()
         except (EngineDiedError, EngineSilentError, OtherServerError):

@@ -73,7 +73,7 @@ class FleetEntry:
             if isinstance(engine, TextUpstream):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(PROBE_TIMEOUT_S):
-                        await engine.learn()
+                        await engine.learn_abilities()
                 self._texts.put(id, engine.generate)
                 self._fleet.put_text(id, report.models)
             else:

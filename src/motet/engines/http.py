@@ -1,11 +1,11 @@
 """HTTP calls to other servers of any kind: connections, the errors for their failures, and refusals.
 
-    no answer in time                    EngineSilentError
-    no file left here for a connection   OverloadedError
-    no answer, or a connection broke     EngineDiedError
-    a refusal                            a `Refusal`; the kind of the server says what it means
+    no answer in time                      EngineSilentError
+    this process has no free descriptor    OverloadedError
+    no answer, or a broken connection      EngineDiedError
+    a refusal                              a `Refusal`; the caller's `refused` turns it into an error
 
-aiohttp and not httpx: on streams of small frames it takes a third to a fifth of the time.
+Uses aiohttp instead of httpx, which takes three to five times as long on streams of small frames.
 """
 
 import errno
@@ -34,29 +34,31 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 2.0
 REPORT_TIMEOUT_S = 1.0
-"""Twice what a server of ours waits for its engine before it reports that the engine is silent."""
-QUESTION_TIMEOUT_S = 10.0
+"""Time in seconds to wait for a report: twice the time after which a Motet server reports that its engine is silent."""
+CALL_TIMEOUT_S = 10.0
 KEEPALIVE_S = 4.0
-"""Shorter than a server keeps an idle connection, so that it never closes one that is just being used again."""
+"""Time in seconds for which idle connections are kept. Servers keep them longer, so a server never closes a connection
+that is just being used again."""
 
 MAX_ANSWER_BYTES = 2**28
-"""The largest whole answer that is read: log-probabilities of a long prompt, as JSON."""
+"""Maximum size of a complete answer. The largest answers have the log-probabilities of a long prompt, as JSON."""
 MAX_REPORT_BYTES = 2**22
-"""A list of a thousand models, or vLLM's figures, has some hundred thousand."""
+"""Maximum size of a report. A list of a thousand models, or vLLM's figures, has some hundred thousand bytes."""
 MAX_REFUSAL_BYTES = 64 * 1024
 QUOTED_CHARS = 300
 MAX_SECONDS_DIGITS = 6
-"""Digits of a time that a server may tell: a longer one is no time, and Python refuses to read some thousands."""
+"""Maximum number of digits of a time in seconds from a server. Longer numbers are ignored; Python refuses to parse
+thousands of digits."""
 NO_SUCH_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 NOT_TAKEN = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
-"""Statuses of a server that does not accept something in the request."""
+"""Statuses of a server that does not accept a field or a value of the request."""
 WRONG_KEY = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 FAULTS: tuple[type[Exception], ...] = (aiohttp.ClientError, OSError, UnicodeError)
-"""The errors of a connection; TimeoutError is an OSError, and UnicodeError says that no host has such a name."""
+"""The errors of a connection. TimeoutError is an OSError; UnicodeError means that the host name is invalid."""
 
 NO_FILES = (errno.EMFILE, errno.ENFILE)
-NO_FILES_LEFT = "no file is left for another connection: raise the limit of open files (ulimit -n)"
+NO_FILES_LEFT = "no file descriptor is left for another connection: raise the limit of open files (ulimit -n)"
 
 Client = aiohttp.ClientSession
 
@@ -65,13 +67,13 @@ JSON_BODY: Mapping[str, str] = {"content-type": "application/json"}
 
 
 def server_client(*, ca_file: str | None = None) -> Client:
-    """Makes a client for any number of servers and calls at once. Must be called in the event loop; the client must be
-    closed after everything that uses it.
+    """Returns a client for any number of servers and concurrent calls. Must be called in the event loop. The client
+    must be closed after all objects that use it.
 
-    `ca_file`: certificates to trust in place of the system's. Raises ConfigError if they cannot be read."""
+    `ca_file`: certificates to trust instead of the system's. Raises ConfigError if they cannot be read."""
     try:
         trusted = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         raise ConfigError(f"{ca_file}: no certificates can be read from it: {error}") from error
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=trusted),
@@ -81,7 +83,7 @@ def server_client(*, ca_file: str | None = None) -> Client:
 
 
 def header_text(text: str) -> str:
-    """Returns a client's text as the value of a header, or an empty one if it cannot be a header's value."""
+    """Returns a client's text as the value of a header, or an empty string if the text is not a valid value."""
     return text if text.isascii() and text.isprintable() else ""
 
 
@@ -93,16 +95,17 @@ class Refusal:
     phrase: str
     body: bytes
     retry_after_s: int | None = None
-    """None if the server gave no time in seconds."""
+    """None if the server sent no time in seconds."""
 
     @property
     def quoted(self) -> str:
-        """The beginning of the body."""
+        """The start of the body."""
         return self.body.decode(errors="replace").strip()[:QUOTED_CHARS]
 
 
 class Reply:
-    """An answer that is read piece by piece. Closing it early closes the connection, which ends the request there."""
+    """An answer that is read piece by piece. If it is closed early, its connection is closed, which ends the request on
+    the server."""
 
     def __init__(self, server_name: str, response: aiohttp.ClientResponse) -> None:
         self._server_name = server_name
@@ -113,7 +116,8 @@ class Reply:
         return self._response.content_type == "text/event-stream"
 
     async def read(self) -> bytes:
-        """Returns the bytes that have come; none at the end. Raises EngineDiedError if the connection breaks."""
+        """Returns the bytes that have been received; empty at the end. Raises EngineDiedError if the connection
+        breaks."""
         try:
             return await self._response.content.readany()
         except FAULTS as error:
@@ -122,12 +126,12 @@ class Reply:
             ) from error
 
     def close(self) -> None:
-        """May be called twice. A connection whose answer has been read to its end is used again."""
+        """Closes the answer. Can be called twice. The connection is reused if the answer has been read to its end."""
         self._response.close()
 
 
 class ServerCalls:
-    """Calls to one server. The client belongs to whoever made it."""
+    """Calls to one server. Does not own the HTTP client."""
 
     def __init__(
         self,
@@ -140,8 +144,9 @@ class ServerCalls:
         refused: Callable[[Refusal], MotetError],
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        """`name`: names the server in messages; `headers`: sent with every call, such as the key; a call may add a
-        client's headers, of which empty ones are left out; `refused`: turns a refusal into an error."""
+        """`name`: name of the server in messages. `headers`: sent with every call; a call can add headers of a client,
+        and its empty headers are omitted. `api_key`: sent as a bearer token. `refused`: returns the error for a
+        refusal."""
         self._url = url
         self._client = client
         self._name = name
@@ -149,27 +154,27 @@ class ServerCalls:
         self._refused = refused
         self._connect_timeout_s = connect_timeout_s
 
-    async def ask(
+    async def call(
         self,
         method: str,
         path: str,
         *,
         body: bytes | BinaryIO = b"",
         headers: Mapping[str, str] = NO_HEADERS,
-        timeout_s: float | None = QUESTION_TIMEOUT_S,
+        timeout_s: float | None = CALL_TIMEOUT_S,
         max_bytes: int = MAX_ANSWER_BYTES,
     ) -> bytes:
-        """Returns the whole body of an answer. Cancelling it closes the connection. Raises WorkerFaultError if it has
-        more than `max_bytes`."""
+        """Returns the complete body of an answer. If the call is cancelled, the connection is closed. Raises
+        WorkerFaultError if the body has more than `max_bytes`."""
         response = await self._send(method, path, body=body, headers=headers, timeout_s=timeout_s)
         try:
-            return await self._whole(response, max_bytes)
+            return await self._complete_body(response, max_bytes)
         except FAULTS as error:
             raise self._fault(error) from error
         finally:
             response.release()
 
-    async def _whole(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    async def _complete_body(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
         body = bytearray()
         async for part in response.content.iter_any():
             body += part
@@ -178,13 +183,13 @@ class ServerCalls:
         return bytes(body)
 
     async def open(self, path: str, body: bytes, *, headers: Mapping[str, str] = NO_HEADERS) -> Reply:
-        """Returns an answer to be read piece by piece; the caller closes it."""
+        """Returns an answer that the caller reads piece by piece and closes."""
         return Reply(self._name, await self._send("POST", path, body=body, headers=headers, timeout_s=None))
 
     async def status(self, path: str, body: bytes) -> int:
-        """Returns the status of the answer, which shows if the server has such a route."""
+        """Returns the status of the answer, which shows if the server has the route."""
         try:
-            async with await self._request("POST", path, body=body, timeout_s=QUESTION_TIMEOUT_S) as response:
+            async with await self._request("POST", path, body=body, timeout_s=CALL_TIMEOUT_S) as response:
                 return response.status
         except FAULTS as error:
             raise self._fault(error) from error
@@ -192,18 +197,18 @@ class ServerCalls:
     async def _send(
         self, method: str, path: str, *, body: bytes | BinaryIO, headers: Mapping[str, str], timeout_s: float | None
     ) -> aiohttp.ClientResponse:
-        """Returns a response that is no refusal, before its body is read."""
+        """Returns a successful response before its body is read. Raises the error for a refusal."""
         try:
             response = await self._request(method, path, body=body, headers=headers, timeout_s=timeout_s)
             if response.status in (HTTPStatus.OK, HTTPStatus.NO_CONTENT):
                 return response
             async with response:
-                said = await response.content.read(MAX_REFUSAL_BYTES)
+                refusal = await response.content.read(MAX_REFUSAL_BYTES)
         except FAULTS as error:
             raise self._fault(error) from error
         after = response.headers.get("retry-after", "")
         retry_after_s = int(after) if after.isascii() and after.isdigit() and len(after) <= MAX_SECONDS_DIGITS else None
-        raise self._refused(Refusal(response.status, response.reason or "", said, retry_after_s))
+        raise self._refused(Refusal(response.status, response.reason or "", refusal, retry_after_s))
 
     async def _request(
         self,
@@ -214,12 +219,12 @@ class ServerCalls:
         headers: Mapping[str, str] = NO_HEADERS,
         timeout_s: float | None,
     ) -> aiohttp.ClientResponse:
-        told = {name: text for name, words in headers.items() if (text := header_text(words))}
+        valid_headers = {name: value for name, text in headers.items() if (value := header_text(text))}
         return await self._client.request(
             method,
             self._url + path,
             data=body or None,
-            headers={**self._headers, **told},
+            headers={**self._headers, **valid_headers},
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._connect_timeout_s),
             allow_redirects=False,
         )
@@ -232,13 +237,13 @@ class ServerCalls:
         logger.debug("%s at %s did not answer: %r", self._name, self._url, error)
         if isinstance(error, OSError) and error.errno in NO_FILES:
             logger.error(NO_FILES_LEFT, extra=ONCE_A_MINUTE)
-            return OverloadedError("The server has no file left for a connection to a worker.")
+            return OverloadedError("The server has no file descriptor left for a connection to a worker.")
         kind = EngineSilentError if isinstance(error, TimeoutError) else EngineDiedError
         return kind(f"{self._name} did not answer: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:
-    """Returns why a connection failed, without the address, which is not for clients."""
+    """Returns the reason why a connection failed, without the address, which clients must not see."""
     match error:
         case TimeoutError():
             return "no answer in time"

@@ -1,4 +1,4 @@
-"""Reads what servers with OpenAI's API send, also vLLM's: events of streams, errors, lists of models. Pure."""
+"""Reads the answers of servers with OpenAI's API, such as vLLM: events of streams, errors, lists of models. Pure."""
 
 import contextlib
 from typing import TypeVar
@@ -14,28 +14,28 @@ T = TypeVar("T")
 DONE = b"[DONE]"
 """The data of a stream's last event."""
 MAX_EVENT_BYTES = 2**24
-"""A piece of an answer with 20 log-probabilities has a few thousand bytes."""
+"""Maximum size of an event. A piece of an answer with 20 log-probabilities has a few thousand bytes."""
 
 _DATA = (b"data:", b"\xef\xbb\xbfdata:")
-"""A stream may begin with a byte order mark."""
+"""The start of a `data` line. A stream can start with a byte order mark."""
 _ENDS = (b"\n", b"\r")
 _EMPTY = (b"\n", b"\r\n", b"\r")
 
 
 class EventSplitter:
-    """Bytes of server-sent events in, the data of whole events out, however the bytes were cut on the way.
+    """Splits the bytes of server-sent events into the data of complete events, wherever the bytes are divided.
 
     Lines end in LF, CRLF or CR. Comments, which keep connections alive, and fields other than `data` are ignored.
-    The `data` lines of one event are joined, without the blanks around them, since they are JSON or `[DONE]`.
-    An event that the end of the stream cuts off is dropped. Raises WorkerFaultError for an event without an end."""
+    The `data` lines of one event are joined, without surrounding blanks, since they are JSON or `[DONE]`. An incomplete
+    event at the end of the stream is dropped. Raises WorkerFaultError for an event that is too long."""
 
     def __init__(self) -> None:
         self._rest = b""
-        """The beginning of a line that is not complete."""
+        """The start of an incomplete line."""
         self._after_cr = False
-        """True if an LF that comes next belongs to the end of the last line."""
+        """True if a following LF belongs to the end of the last line."""
         self._data: list[bytes] = []
-        """The lines of the event that is not complete."""
+        """The `data` lines of an incomplete event."""
         self._num_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -62,7 +62,8 @@ class EventSplitter:
 
 
 def read_json(body: bytes, kind: type[T], *, what: str, error: type[EngineError] = EngineError) -> T:
-    """Returns the decoded body. Raises `error`, whose message begins with `what`, if it is no JSON of this kind."""
+    """Returns the decoded body. Raises `error`, whose message starts with `what`, if the body is not JSON of this
+    type."""
     try:
         return msgspec.json.decode(body, type=kind)
     except UNREADABLE as fault:
@@ -70,7 +71,7 @@ def read_json(body: bytes, kind: type[T], *, what: str, error: type[EngineError]
 
 
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in `GET /v1/models`: OpenAI's fields, and what vLLM, SGLang, LMDeploy and llama.cpp add to them."""
+    """A model in `GET /v1/models`: OpenAI's fields, and fields that vLLM, SGLang, LMDeploy and llama.cpp add."""
 
     id: str
     root: str | None = None
@@ -83,7 +84,7 @@ class ListedModels(msgspec.Struct):
 
 
 class OpenAIError(msgspec.Struct, frozen=True):
-    """An error as OpenAI writes it; other servers leave out some of it, or write a number as `code`."""
+    """An error in OpenAI's form. Other servers omit some of the fields, or send a number as `code`."""
 
     message: str = ""
     type: str | None = None
@@ -92,7 +93,7 @@ class OpenAIError(msgspec.Struct, frozen=True):
 
     @property
     def status(self) -> int | None:
-        """The status of an error that came as an event, if `code` is one."""
+        """The HTTP status of an error in an event, if `code` is a status."""
         return self.code if isinstance(self.code, int) and 400 <= self.code < 600 else None
 
 

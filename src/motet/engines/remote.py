@@ -1,10 +1,11 @@
-"""A `motet serve` server as an engine: the engine protocol (`engines.wire`) over HTTP, a connection for each group.
+"""A `motet serve` server as an engine: the engine protocol (`engines.wire`) over HTTP, with a connection for each
+group.
 
-1. the worker's keeper calls `EngineServer.report`, and makes a `RemoteEngine` of the answer. A worker that was
-   restarted has another `engine_id`, and becomes another `RemoteEngine`
-2. the request of a group is sent at once, in a task of its own. The reader of the group reads the connection, so TCP
-   holds back the sender for a slow reader, and no other group
-3. closing the connection frees the group on the server, and losing it ends the group here
+1. the worker's keeper calls `EngineServer.report`, and makes a `RemoteEngine` of the answer. A restarted worker has
+   another `engine_id`, and becomes another `RemoteEngine`
+2. the request of a group is sent at once, in a task of its own. The reader of the group reads its connection, so a slow
+   reader makes TCP slow down this group, and no other group
+3. closing the connection frees the group on the server. If the connection is lost, the group ends with an error
 4. a worker that hangs keeps its connections open. Its keeper calls `lost` when it finds the worker silent
 
 Faults of connections are as in `engines.http`. A refusal becomes
@@ -13,12 +14,13 @@ Faults of connections are as in `engines.http`. A refusal becomes
     503                                           DrainingError, OverloadedError, or EngineDiedError if it says so
     401, 403                                      EngineError if a Motet server requires another worker key, else
                                                   OtherServerError
-    404, 405, 501                                 OtherServerError: it has no such route; EngineError if it is a Motet
-                                                  server that cannot be a worker because it has several models
-    any other                                     EngineError that quotes it
+    404, 405, 501                                 OtherServerError, because the server does not have the route;
+    EngineError
+                                                  for a Motet server that has several models, so it cannot be a worker
+    any other                                     EngineError that quotes the refusal
 
-A 4xx is not the client's fault here: the two servers have different rules for requests. Another protocol is an
-EngineError; an answer that cannot be read or cannot be right is a WorkerFaultError.
+A 4xx is not the client's fault: the two servers have different rules for requests. Another protocol is an EngineError;
+an answer that cannot be read or is invalid is a WorkerFaultError.
 """
 
 import asyncio
@@ -46,9 +48,9 @@ from motet.engine_orders import (
     is_answer_to,
 )
 from motet.engines.http import (
+    CALL_TIMEOUT_S,
     MAX_REPORT_BYTES,
     NO_SUCH_ROUTE,
-    QUESTION_TIMEOUT_S,
     REPORT_TIMEOUT_S,
     WRONG_KEY,
     Client,
@@ -100,11 +102,11 @@ T = TypeVar("T")
 
 TOKENIZER_TIMEOUT_S = 30.0
 MAX_TOKENIZER_BYTES = 2**27
-"""Maximum size of a tokenizer's files. The largest tokenizers have 40 MB. Other workers of the model wait for it."""
+"""Maximum size of a tokenizer's files. The largest tokenizers have 40 MB."""
 ORDER_TIMEOUT_S = 600.0
 """Time in seconds for a server to carry out an order, such as to read new weights."""
 QUICK = Connect | DropWeights | NameWeights | ForgetPrefixes
-"""The orders that take no longer than any other call."""
+"""The orders that need no longer time-out than other calls."""
 KEY_HINT = "Start this server and that one with the same --worker-key."
 GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
 
@@ -124,14 +126,14 @@ ANSWER: msgspec.msgpack.Decoder[OrderAnswer] = msgspec.msgpack.Decoder(OrderAnsw
 
 
 class EngineServer:
-    """The routes of one server. The client belongs to the caller."""
+    """The routes of one server. Does not own the HTTP client."""
 
     def __init__(self, url: str, client: Client, *, worker_key: str | None = None, id: str = "") -> None:
-        """`id`: names the server for clients in place of its URL."""
+        """`id`: name of the server in messages for clients, instead of its URL."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.name = f"the worker {id or self.url}"
-        self.met = False
-        """True once it has reported as a Motet server."""
+        self.has_reported = False
+        """True once the server has reported as a Motet server."""
         headers = {PROTOCOL_HEADER: str(PROTOCOL), "content-type": MSGPACK}
         self._calls = ServerCalls(
             self.url,
@@ -145,14 +147,14 @@ class EngineServer:
     async def report(self, *, timeout_s: float = REPORT_TIMEOUT_S) -> EngineReport:
         """Requests the worker's report. Raises EngineError if it uses another protocol, OtherServerError if it is not a
         Motet server, WorkerFaultError for a report that cannot be true."""
-        body = await self._calls.ask("GET", "/engine", timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
+        body = await self._calls.call("GET", "/engine", timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
         try:
             used = self._decode(body, ANY_REPORT)
             report = self._decode(body, REPORT) if used.protocol == PROTOCOL else None
         except EngineError as error:
             raise OtherServerError(error.message) from error
         if report is not None:
-            self.met = True
+            self.has_reported = True
             return checked(report, self.name)
         raise EngineError(
             f"{self.name} (Motet {used.version}) speaks engine protocol {used.protocol}, and this server "
@@ -160,8 +162,8 @@ class EngineServer:
         )
 
     async def tokenizer(self) -> dict[str, bytes]:
-        """Returns the content of each file. In a folder they are what `Tokenizer.load` reads."""
-        body = await self._calls.ask(
+        """Returns the content of each file of the tokenizer. In a folder, `Tokenizer.load` can read these files."""
+        body = await self._calls.call(
             "GET", "/engine/tokenizer", timeout_s=TOKENIZER_TIMEOUT_S, max_bytes=MAX_TOKENIZER_BYTES
         )
         files = self._decode(body, FILES)
@@ -173,7 +175,7 @@ class EngineServer:
 
     async def prefill(self, request: GenerateRequest, *, readers: int) -> Ticket:
         path, body = f"/engine/prefill?readers={readers}", msgspec.msgpack.encode(request)
-        answer = await self._calls.ask("POST", path, body=body, headers=_headers(request), timeout_s=None)
+        answer = await self._calls.call("POST", path, body=body, headers=_headers(request), timeout_s=None)
         ticket = self._decode(answer, TICKET)
         if not is_for_prompt(ticket, request.prompt) or ticket.cached_tokens > ticket.num_tokens:
             raise WorkerFaultError(f"{self.name} made a ticket that is not for the prompt that it was sent")
@@ -187,11 +189,12 @@ class EngineServer:
         await self._post("/engine/stop", StopChoice(request_id=request.request_id, index=index), trace=request.trace)
 
     async def send(self, order: EngineOrder) -> OrderAnswer:
-        """Sends an order, after the files in memory that it is about. Raises WorkerFaultError for a wrong answer."""
+        """Sends an order, after the files of its checkpoint if they are in memory. Raises WorkerFaultError if the
+        answer does not match the order."""
         if isinstance(order, PrepareWeights) and order.kind is CheckpointKind.MEMORY:
             for number, path in enumerate(order.paths):
                 await self._upload(Path(path), number)
-        timeout_s = QUESTION_TIMEOUT_S if isinstance(order, QUICK) else ORDER_TIMEOUT_S
+        timeout_s = CALL_TIMEOUT_S if isinstance(order, QUICK) else ORDER_TIMEOUT_S
         answer = self._decode(await self._post("/engine/order", order, timeout_s=timeout_s), ANSWER)
         if not is_answer_to(order, answer):
             raise WorkerFaultError(f"{self.name} answered {type(answer).__name__} to {type(order).__name__}")
@@ -203,13 +206,13 @@ class EngineServer:
         with file.open("rb") as body:
             headers = {"content-type": TENSORS, "content-length": str(os.fstat(body.fileno()).st_size)}
             path = f"/engine/checkpoint?file={number}"
-            await self._calls.ask("POST", path, body=body, headers=headers, timeout_s=ORDER_TIMEOUT_S)
+            await self._calls.call("POST", path, body=body, headers=headers, timeout_s=ORDER_TIMEOUT_S)
 
     async def _post(
-        self, path: str, body: msgspec.Struct, *, trace: str = "", timeout_s: float = QUESTION_TIMEOUT_S
+        self, path: str, body: msgspec.Struct, *, trace: str = "", timeout_s: float = CALL_TIMEOUT_S
     ) -> bytes:
         encoded = msgspec.msgpack.encode(body)
-        return await self._calls.ask("POST", path, body=encoded, headers={"x-request-id": trace}, timeout_s=timeout_s)
+        return await self._calls.call("POST", path, body=encoded, headers={"x-request-id": trace}, timeout_s=timeout_s)
 
     def _decode(self, body: bytes, decoder: "msgspec.msgpack.Decoder[T]") -> T:
         try:
@@ -232,7 +235,8 @@ class RemoteEngine(ServerEngine["RemoteGroup"]):
         return group
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        """Returns the ticket. Cancelling it ends the group there, and releases a ticket that was on its way."""
+        """Returns the ticket. If the call is cancelled, the prefill is ended on the worker, and a ticket that was
+        already sent is released."""
         prefilling = asyncio.ensure_future(self._call(self.server.prefill(request, readers=readers)))
         try:
             return await asyncio.shield(prefilling)
@@ -244,7 +248,8 @@ class RemoteEngine(ServerEngine["RemoteGroup"]):
         await self._try(self.server.release(ticket, trace=trace))
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
-        """Sends this in a task, since no answer is needed. For the last choice it closes the connection."""
+        """Sends the order to stop in a task, since no answer is needed. For the last choice, closes the connection
+        instead."""
         group = self._groups.get(request_id)
         if group is None:
             return
@@ -253,8 +258,8 @@ class RemoteEngine(ServerEngine["RemoteGroup"]):
             self._start(self._stop(group, index))
 
     async def send(self, order: EngineOrder) -> OrderAnswer:
-        """Passes an order on, and returns the server's answer. To drop weights it waits for no answer: a server that
-        the order does not reach drops them by itself, later."""
+        """Sends an order, and returns the server's answer. Does not wait for the answer to an order to drop weights: a
+        server that does not receive this order drops the weights itself after some time."""
         if isinstance(order, DropWeights):
             if self._closed is None:
                 self._start(self._try(self._send(order)))
@@ -268,25 +273,25 @@ class RemoteEngine(ServerEngine["RemoteGroup"]):
         return answer
 
     async def stats(self) -> EngineStats:
-        return (await self._call(self.server.report(timeout_s=QUESTION_TIMEOUT_S))).stats_of(self._name)
+        return (await self._call(self.server.report(timeout_s=CALL_TIMEOUT_S))).stats_of(self._name)
 
     def _over(self, group: "RemoteGroup") -> None:
         request = group.request
         self.forget(group)
         if request.ticket is not None and group.withdrawn and self._closed is None:
-            # The worker may not have received the request, and then does not end the lease.
+            # If the worker has not received the request, it does not end the lease.
             self._start(self.release(request.ticket, trace=request.trace))
 
     async def _withdraw(self, prefilling: asyncio.Future[Ticket], request: GenerateRequest) -> None:
-        """Ends a prefill whose ticket is not needed any more. The server gets the order before the connection is
-        closed: its answer shows if the ticket had been made by then."""
+        """Ends a prefill whose ticket is not needed any more. The connection stays open until the server has got the
+        order, because its answer shows if the ticket had already been made."""
         try:
             if not prefilling.done():
                 await self._call(self.server.stop(request, 0))
-            async with asyncio.timeout(QUESTION_TIMEOUT_S):
+            async with asyncio.timeout(CALL_TIMEOUT_S):
                 ticket = await prefilling
         except (MotetError, TimeoutError):
-            prefilling.cancel()  # closes the connection, which ends the prefill there too
+            prefilling.cancel()  # closes the connection, which also ends the prefill on the server
             await asyncio.gather(prefilling, return_exceptions=True)
         else:
             await self.release(ticket, trace=request.trace)
@@ -301,7 +306,7 @@ class RemoteEngine(ServerEngine["RemoteGroup"]):
 
 
 class RemoteGroup:
-    """A `GroupStream`. `over` is called once, as soon as the group does not need its connection any more."""
+    """A `GroupStream` of a worker. `over` is called once, when the group does not need its connection any more."""
 
     def __init__(
         self, server: EngineServer, request: GenerateRequest, *, over: Callable[["RemoteGroup"], None]
@@ -316,7 +321,7 @@ class RemoteGroup:
         self._error: MotetError | None = None
         self._reply: Reply | None = None
         self.released = False
-        """True once it has closed its connection."""
+        """True once the group has closed its connection."""
         self._opening = asyncio.create_task(self._open())
 
     @property
@@ -325,7 +330,8 @@ class RemoteGroup:
         return self.released and self._reply is None and self._error is None
 
     async def settled(self) -> None:
-        """Returns when the server has accepted the group, or never will. Then the group has no task left."""
+        """Waits until the server has accepted or refused the group, or cannot be reached. Then the group has no
+        task."""
         await asyncio.wait([self._opening])
 
     def __aiter__(self) -> "RemoteGroup":
@@ -347,7 +353,7 @@ class RemoteGroup:
         await self.settled()
 
     def fail(self, error: MotetError) -> None:
-        """Ends the group with `error`, after the deltas that have come before."""
+        """Ends the group with `error`, after the deltas that it has already received."""
         if self._error is None:
             self._error = error
         self._release()
@@ -383,7 +389,8 @@ class RemoteGroup:
         for content in frames:
             self._take(content)
         if not data and self._unfinished:
-            self.fail(EngineDiedError(f"{self._server.name} broke off before choices {sorted(self._unfinished)} ended"))
+            unfinished = sorted(self._unfinished)
+            self.fail(EngineDiedError(f"{self._server.name} ended its answer before the end of choices {unfinished}"))
 
     def _take(self, content: GroupDelta | CarriedError) -> None:
         if isinstance(content, CarriedError):

@@ -1,4 +1,4 @@
-"""The common part of engines on other servers: one call ends all running groups, calls and tasks."""
+"""The base of engines on other servers: owns their running groups, calls and tasks, so that one call can end them."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -24,7 +24,7 @@ class ServerGroup(Protocol):
         ...
 
     async def settled(self) -> None:
-        """Returns when no task of the group is left."""
+        """Waits until no task of the group is left."""
         ...
 
 
@@ -32,7 +32,7 @@ G = TypeVar("G", bound=ServerGroup)
 
 
 class ServerEngine(Generic[G]):
-    """Owns the groups and calls for one start of a server. Closing it ends them, but not the server."""
+    """Owns the groups and calls for one start of a server. `close` ends them, but not the server."""
 
     def __init__(self, name: str, report: EngineReport) -> None:
         """`name`: names the server in messages."""
@@ -41,14 +41,14 @@ class ServerEngine(Generic[G]):
         self.info = msgspec.structs.replace(report.info, pid=None)
         self._name = name
         self._closed: EngineClosedError | None = None
-        """Set by `close`. After that no calls go to the server."""
+        """Set by `close`. After that, no calls to the server are made."""
         self._groups: dict[RequestId, G] = {}
         self._calls: dict[asyncio.Timeout, MotetError | None] = {}
         """Running calls, each with the error that ended it, if any."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take_facts(self, report: EngineReport) -> bool:
-        """Takes the facts of a report. Returns True if the server has other weights than at the last report."""
+        """Stores the facts of a report. Returns True if the server has other weights than at the last report."""
         new = report.info.model_digest != self.info.model_digest
         if new:
             self.info = msgspec.structs.replace(report.info, pid=None)
@@ -64,7 +64,7 @@ class ServerEngine(Generic[G]):
                 call.reschedule(asyncio.get_running_loop().time())
 
     def disown(self, error: MotetError) -> None:
-        """Ends all groups with `error`, and makes its keeper join the server again, as if it had been restarted."""
+        """Ends all groups with `error`, and makes the keeper join the server again, as if it had been restarted."""
         self.engine_id = ""
         self.lost(error)
 
@@ -86,7 +86,7 @@ class ServerEngine(Generic[G]):
             raise AssertionError(f"still running on {self._name}: {left}")
 
     def forget(self, group: G) -> None:
-        """Removes a group that has ended, unless another group with its id has taken its place."""
+        """Removes a group that has ended, unless another group with its id has replaced it."""
         if self._groups.get(group.request.request_id) is group:
             del self._groups[group.request.request_id]
 

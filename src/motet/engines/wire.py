@@ -1,7 +1,7 @@
 """The engine protocol between a gateway and its workers, both Motet servers. The pipe of an engine process uses parts
 of it.
 
-    GET  /engine            ─► EngineReport                       how the worker is; requested every second
+    GET  /engine            ─► EngineReport                       the worker's state; requested every second
     POST /engine/generate   GenerateRequest ─► frames             a group, as long as the connection lasts
     POST /engine/prefill    GenerateRequest ─► Ticket
     POST /engine/release    Ticket
@@ -10,18 +10,18 @@ of it.
     POST /engine/checkpoint?file=I                                a safetensors file, for the next PrepareWeights
     GET  /engine/tokenizer  ─► name of each file -> its bytes
 
-All bodies but the one with `TENSORS` are msgpack. A frame of a group's answer is
+All bodies are msgpack, except the body with `TENSORS`. A frame of a group's answer is
 
     [ length of the payload, 4 bytes | kind, 1 byte | payload ]     big endian; payload: GroupDelta or CarriedError
 
 The number of the protocol is in every request (`PROTOCOL_HEADER`) and in the report; a server refuses another number.
-It is raised by every change that the other side could misread. Fields with a default can be added without a new number:
-the other side ignores fields that it does not know.
+Every change that the other side could misread increments the number. Fields with a default can be added without a new
+number: the other side ignores fields that it does not know.
 
-    2   a request may have a grammar: a worker that ignored it would generate what the grammar forbids
-    3   a request may have `allowed_token_ids`, `logprob_token_ids` and `logprobs_mode`: a worker that ignored them
+    2   a request can have a grammar: a worker that ignored it would generate tokens that the grammar forbids
+    3   a request can have `allowed_token_ids`, `logprob_token_ids` and `logprobs_mode`: a worker that ignored them
         would generate other tokens, or report other log-probabilities
-    4   all orders go to /engine/order; /engine/connect and the routes below /engine/weights are gone
+    4   all orders are sent to /engine/order; /engine/connect and the routes below /engine/weights were removed
 """
 
 import math
@@ -56,17 +56,19 @@ FRAMES = "application/vnd.motet.engine-frames"
 TENSORS = "application/octet-stream"
 """The content type of a safetensors file."""
 INVALID_WEIGHTS = "invalid_weights"
-"""The code of an error about weights that cannot be used. The API names the field that brought them."""
+"""The code of an error about weights that cannot be used. The API adds the field of the request to the message."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-"""The files that a server needs of a model that other servers run."""
+"""The files of a model that a server needs if other servers run the model."""
 
 MAX_FRAME_BYTES = 2**27
-"""The largest delta has the log-probabilities of a long prompt: 40 MB for 128 k tokens with 20 each."""
+"""Maximum size of a frame. The largest delta has the log-probabilities of a long prompt: 40 MB for 128 k tokens with 20
+log-probabilities each."""
 MAX_STEP_BYTES = 2**24
-"""The largest frame without them: a step of 1024 choices has 0.3 MB with 20 log-probabilities each, 15 MB with 1000."""
+"""Maximum size of a frame without log-probabilities of a prompt. A step of 1024 choices has 0.3 MB with 20
+log-probabilities for each, and 15 MB with 1000."""
 MAX_MESSAGE_CHARS = 2000
-"""Maximum length of an error message from another process. The rest is cut off."""
+"""Maximum length of an error message from another process. Longer messages are cut."""
 
 MAX_MODELS = 4096
 MAX_TEXT_CHARS = 1000
@@ -97,7 +99,7 @@ _BY_NAME: dict[str, type[MotetError]] = {
 
 
 class CarriedError(msgspec.Struct, frozen=True, array_like=True):
-    """A MotetError on its way to another process."""
+    """A MotetError that is sent to another process."""
 
     kind: str
     message: str
@@ -111,7 +113,7 @@ class CarriedError(msgspec.Struct, frozen=True, array_like=True):
         return cls(type(error).__name__, error.message, param, error.code, error.retry_after_s)
 
     def error(self) -> MotetError:
-        """Makes the same error at the receiver. An unknown class becomes an EngineError."""
+        """Returns the same error, on the side of the receiver. An error of an unknown class becomes an EngineError."""
         known, message = _BY_NAME.get(self.kind), self.message[:MAX_MESSAGE_CHARS]
         if known is None:
             return EngineError(f"{self.kind[:MAX_TEXT_CHARS]}: {message}")
@@ -129,25 +131,26 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     """Version of Motet on the worker."""
     engine_id: str
-    """Changes at every start: then the worker's cache and leases are gone."""
+    """Identifies one start of the engine. A new id means that the worker's cache and leases are gone."""
     state: WorkerState
     info: EngineInfo
     stats: EngineStats | None = None
     """Figures of the engine; None if it did not answer in time, or is dead."""
     block_events: str | None = None
-    """Address at which it publishes the blocks of its prefix cache; None if it does not."""
+    """Address at which the worker publishes the blocks of its prefix cache; None if it publishes none."""
     block_replay: str | None = None
-    """Address at which missed events can be requested. Motet servers leave it out: it is the next port."""
+    """Address at which missed events can be requested. Motet servers omit it: it is the next port."""
     models: tuple[ModelCard, ...] = ()
     """The models other than `info.model`, or all models if the worker takes texts. Can change from report to report."""
 
     def stats_of(self, name: str) -> EngineStats:
-        """Returns the figures of server `name`. Raises EngineDiedError or EngineSilentError if there are none."""
+        """Returns the figures of the engine of server `name`. Raises EngineDiedError or EngineSilentError if the report
+        has none."""
         if self.stats is not None:
             return self.stats
         if self.state is WorkerState.DEAD:
             raise EngineDiedError(f"{name} has lost its engine")
-        raise EngineSilentError(f"the engine of {name} gives no sign of life")
+        raise EngineSilentError(f"the engine of {name} sends no heartbeats")
 
 
 def checked(report: EngineReport, name: str, *, texts: bool = False) -> EngineReport:
@@ -231,9 +234,9 @@ def frame(content: Frame) -> bytes:
 
 
 class FrameReader:
-    """Joins the pieces of frames, wherever the bytes were cut on their way. Pure.
+    """Joins received bytes to frames, wherever the bytes are divided. Pure.
 
-    Raises WorkerFaultError for bytes that are not a frame. After that nothing more can be read.
+    Raises WorkerFaultError for bytes that are not a frame. After that, it must not be used any more.
     """
 
     def __init__(self, *, max_bytes: int = MAX_FRAME_BYTES) -> None:

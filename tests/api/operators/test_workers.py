@@ -162,7 +162,7 @@ async def test_workers_are_queried_concurrently() -> None:
 @pytest.mark.parametrize(("local", "state"), [(False, WorkerState.SILENT), (True, WorkerState.DEAD)])
 async def test_an_engine_in_a_long_step_is_silent_elsewhere_and_killed_here(local: bool, state: WorkerState) -> None:
     """A gateway used to show such a worker as dead, with zeros as its figures."""
-    engine = TellingEngine(Role.BOTH, EngineSilentError("the engine of the worker gives no sign of life"))
+    engine = TellingEngine(Role.BOTH, EngineSilentError("the engine of the worker sends no heartbeats"))
     (snapshot,) = await snapshot_workers([ready(Worker("engine-0", engine, "there", local=local))], patience_s=60)
     assert snapshot.state is state
 

@@ -40,7 +40,7 @@ def test_a_group_that_can_never_run_is_refused_with_the_reason(tiny: Tiny) -> No
 
 def test_a_choice_that_has_its_max_tokens_already_is_refused(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
-    with pytest.raises(RequestError, match="nothing to resume"):
+    with pytest.raises(RequestError, match="it cannot be resumed"):
         core.submit(group("done", prompt_of(5), starts=[ChoiceStart(0, 1, (7, 8, 9))], max_tokens=3))
     assert not core.busy
 

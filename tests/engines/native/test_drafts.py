@@ -40,7 +40,7 @@ class Oracle(Drafter):
         tokens = [token + (place == wrong) for place, token in enumerate(rest)]
         return [Draft(token, sequence.sampling, 0) for token in tokens[: max(0, self.limit(sequence))]]
 
-    def learn(self, tails: Iterable[TailChunk], num_accepted: Mapping[ChoiceSequence, int]) -> None:
+    def update_rates(self, tails: Iterable[TailChunk], num_accepted: Mapping[ChoiceSequence, int]) -> None:
         self.num_accepted += sum(num_accepted[chunk.sequence] for chunk in tails)
 
 

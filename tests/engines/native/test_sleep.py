@@ -130,7 +130,7 @@ def test_some_tensors_alone_do_not_wake_weights(tiny: Callable[[str], Path], tmp
     core = core_of(parts)
     core.held, sleeper = True, sleeper_of(core, parts)
     sleeper.sleep(weights=True)
-    with pytest.raises(RequestError, match=r"the old weights are asleep: POST /wake_up\?tags=weights") as refused:
+    with pytest.raises(RequestError, match=r"the old weights are released: POST /wake_up\?tags=weights") as refused:
         parts.weights.prepare(CheckpointKind.FILES, [part])
     assert refused.value.code == "invalid_weights"
     wake_whole(core, parts, sleeper)

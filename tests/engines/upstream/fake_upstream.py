@@ -146,7 +146,7 @@ async def fake_upstream(
         upstream = TextUpstream(server, await report_of(server))
         stack.push_async_callback(upstream.close)
         if learn:
-            await upstream.learn()
+            await upstream.learn_abilities()
             peer.requests.clear()
         if gated:
             peer.close_gate()

@@ -111,7 +111,7 @@ async def test_a_server_that_is_silent_before_the_first_byte_is_given_up(stream:
     options = UpstreamOptions(timeout_s=0.05)
     async with fake_upstream(options=options, learn=False) as fake:
         fake.peer.close_gate()
-        with pytest.raises(EngineSilentError, match=r"no sign of life for 0\.05 s"):
+        with pytest.raises(EngineSilentError, match=r"sent no data for 0\.05 s"):
             await fake.answer(request_for(stream=stream))
 
 

@@ -100,12 +100,12 @@ async def test_a_failed_probe_is_repeated_after_a_while(route: TextRoute) -> Non
     async with fake_upstream(Behaviour(ignores_n=True), learn=False) as fake:
         upstream = TextUpstream(fake.upstream.server, await fake.upstream.server.report(), clock=lambda: now_s)
         fake.peer.behaviour.next_errors.append(FixedAnswer(500))
-        await upstream.learn()
+        await upstream.learn_abilities()
         assert len(fake.peer.requests) == 1
-        await upstream.learn()  # has no effect yet
+        await upstream.learn_abilities()  # has no effect yet
         assert len(fake.peer.requests) == 1
         now_s += PROBE_AGAIN_S
-        await upstream.learn()
+        await upstream.learn_abilities()
         assert len(fake.peer.requests) > 1
         await upstream.close()
 
@@ -121,13 +121,13 @@ async def test_reports_request_no_answers() -> None:
 async def test_a_probe_that_ends_with_its_server_says_nothing_about_the_next_server() -> None:
     """The bug: the next server got single requests for a minute."""
     async with fake_upstream(gated=True, learn=False) as fake:
-        learning = asyncio.create_task(fake.upstream.learn())
+        learning = asyncio.create_task(fake.upstream.learn_abilities())
         await fake.peer.arrived.acquire()
         fake.upstream.lost(EngineDiedError("gone"))
         async with asyncio.timeout(PATIENCE_S):
             await learning
         fake.peer.gate = None
-        await fake.upstream.learn()
+        await fake.upstream.learn_abilities()
         fake.peer.requests.clear()
         await fake.answer(request_for(n=2))
         assert [request.body["n"] for request in fake.peer.requests] == [2]

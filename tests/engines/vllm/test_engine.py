@@ -178,7 +178,7 @@ async def test_stops_of_unknown_groups_and_choices_are_ignored() -> None:
 
 async def test_figures_come_from_the_report() -> None:
     async with vllm_scene() as there:
-        with pytest.raises(EngineSilentError, match="gives no sign of life"):
+        with pytest.raises(EngineSilentError, match="sends no heartbeats"):
             await there.engine.stats()
         stats = EngineStats(groups_running=3)
         there.server.answer_report = msgspec.structs.replace(REPORT, stats=stats)

@@ -6,8 +6,8 @@ A group is sent as one request, or as one request for each choice. All fields pa
 
     model             the server's own name for the model
     n                 left out if one choice is requested
-    seed              s + i for choice i, modulo 2^64, in the signed form, which every server takes
-    prompt            the one prompt of the choice
+    seed              s + i for choice i, modulo 2^64, as a signed integer, which every server accepts
+    prompt            the prompt of the choice, if each choice is a request
     stream_options    `include_usage` if the server takes it, so that the server reports the usage
     best_of, session_id  left out if a group is several requests: one session cannot generate two answers at a time
 
@@ -20,8 +20,8 @@ In an answer, all JSON in a choice and next to `choices` stays unchanged, except
                     a missing field
     usage           of a stream, from a chunk without choices; with a single choice, the last usage of any chunk
 
-A choice has ended only when its `finish_reason` has arrived. A stream that ends without it was cut, and an incomplete
-answer that looks complete would be worse than an error.
+A choice has ended only when its `finish_reason` has arrived. A stream that ends before that was cut: it is an error,
+because an incomplete answer must not look complete.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,8 +94,9 @@ def single_calls(request: TextRequest, *, include_usage: bool) -> list[UpstreamC
 
 
 def usage_of(calls: Sequence[UpstreamCall], reports: Mapping[int, Usage]) -> Usage | None:
-    """Returns the usage of a group: each prompt once, and the sum of the choices; None if one request has not reported
-    its usage, since usage is never guessed. `reports`: reported usage, by the first choice of each request."""
+    """Returns the usage of a group: each prompt once, and the sum of the choices. Returns None if a request has not
+    reported its usage, since usage is never estimated. `reports`: reported usage, by the first choice of each
+    request."""
     if len(reports) < len(calls):
         return None
     total, counted = Usage(prompt_tokens=0, completion_tokens=0), set[int]()
@@ -180,7 +181,7 @@ class PieceReader:
         return TextPiece(self._first + piece.index, fields, piece.finish)
 
     def _is_new(self, number: int, *, ends: bool) -> bool:
-        """Notes a piece of a choice. Returns False if the choice has ended before."""
+        """Records a piece of a choice. Returns False if the choice has already ended."""
         if not 0 <= number < self._count:
             raise WorkerFaultError(f"it sent a choice with the number {number}, but {self._count} were requested")
         if number in self._finished:
@@ -206,7 +207,7 @@ def _with_role_once(fields: Fields, *, first: bool) -> Fields:
 
 
 OWN_FIELDS = frozenset({"id", "object", "created", "model", "choices", "usage"})
-"""Fields of a chunk or a body that Motet writes itself."""
+"""Fields of a chunk or a body that Motet sets itself."""
 NULL = msgspec.Raw(b"null")
 
 FINISH_REASONS = {
@@ -221,8 +222,8 @@ FINISH_REASONS = {
     **dict.fromkeys(("function_call", "tool_call", "tool_use"), FinishReason.TOOL_CALLS),
     **dict.fromkeys(("sensitive", "safety", "refusal", "recitation", "error_toxic"), FinishReason.CONTENT_FILTER),
 }
-"""OpenAI's value for the values of vLLM, SGLang, TGI, llama.cpp, Zhipu, Mistral, Cohere, Gemini and Anthropic, in lower
-case. Any other value counts as an ordinary end."""
+"""OpenAI's value for each value of vLLM, SGLang, TGI, llama.cpp, Zhipu, Mistral, Cohere, Gemini and Anthropic, in lower
+case. Any other value counts as `stop`."""
 FAILURES = frozenset({"abort", "error", "insufficient_system_resource", "network_error"})
 """Values of `finish_reason` for a choice that the server did not generate to its end."""
 

@@ -35,7 +35,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     route: TextRoute
     body: Mapping[str, msgspec.Raw]
     model: str
-    """Name of the model: first the client's, and then, set by the router, the server's."""
+    """Name of the model: the client's name, until the router replaces it by the server's name."""
     n: int = 1
     prompts: tuple[msgspec.Raw, ...] = ()
     """Each prompt of a completions request; empty for a chat, which has one prompt."""
@@ -50,8 +50,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     authorization: str = ""
     """The client's `Authorization` header, if it may be passed on; never a key of this server."""
     start: tuple[int, ...] | None = None
-    """Numbers of the choices that start at once, if each choice starts and ends by itself; None if all start and end
-    together."""
+    """Numbers of the choices that start at once, if choices can start and end separately; None if all choices start
+    with the request."""
 
     @property
     def num_prompts(self) -> int:
@@ -110,11 +110,11 @@ _message = msgspec.json.Decoder(_MessageContent | None)
 class TextStep(msgspec.Struct, frozen=True):
     pieces: tuple[TextPiece, ...]
     extras: Fields = {}
-    """Fields next to `choices`, except fields that Motet writes itself: id, object, created, model, usage."""
+    """Fields next to `choices`, except fields that Motet sets itself: id, object, created, model, usage."""
 
 
 class TextGroupStream(Protocol):
-    """The answer to one request, until each of its choices has finished. After an error it is over."""
+    """The answer to one request, until each of its choices has finished, or until an error."""
 
     @property
     def worker(self) -> str:
@@ -132,13 +132,14 @@ class TextGroupStream(Protocol):
         ...
 
     def start(self, indices: Sequence[int]) -> None:
-        """Starts choices that `TextRequest.start` has held back. `read` is at its end when all choices that have
-        started have ended, so this is called between two reads."""
+        """Starts choices that are not in `TextRequest.start`. Must be called between two reads, because `read` returns
+        the end once all started choices have ended."""
         ...
 
     def end_choice(self, index: int) -> None:
-        """Ends a choice of a request with `TextRequest.start`, whose last piece has not been read, and its request at
-        the server. Its unread pieces are dropped; the next `read` returns a last piece with the finish `ABORT`."""
+        """Ends a choice whose last piece has not been read, and its request at the server. Only for requests with
+        `TextRequest.start`. Unread pieces of the choice are dropped; the next `read` returns a last piece with the
+        finish `ABORT`."""
         ...
 
     def fail(self, error: MotetError) -> None:
@@ -156,6 +157,6 @@ never be answered."""
 
 
 def may_go_elsewhere(error: MotetError) -> bool:
-    """Returns True if a request that has no answer yet can be sent again: the server could not be reached, or was
-    overloaded. After the time-out of a server that took the request, another attempt would take the same time."""
+    """Returns True if a request without an answer can be sent to another server: this server could not be reached, or
+    was overloaded. Returns False after a time-out, because another attempt would take the same time."""
     return error.may_retry and not isinstance(error, EngineSilentError)

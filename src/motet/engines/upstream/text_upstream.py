@@ -1,18 +1,18 @@
-"""A text upstream as routing sees it: it takes groups, and ends them when it is lost.
+"""A text upstream as seen by routing: generates groups, and ends them when the server is lost.
 
-The abilities of a model are probed once, in the background (`upstream_server.probe`). If a server has one model, it is
-probed at the start (`learn`). If it has several, a model is probed at the first request with several choices: some
-servers load a model only then, and some charge for each request. Until the abilities are known, choices are requested
-one by one, which every server understands. A probe uses the operator's key and never a client's, so no client pays for
-other clients.
+The abilities of a model are probed once, in the background (`upstream_server.probe`). The only model of a server is
+probed at the start (`learn_abilities`). If a server has several models, a model is probed at the first request with
+several choices, because some servers load a model only then, and some charge for each request. Until the abilities are
+known, choices are requested one by one, which every server supports. A probe uses the operator's key and never a
+client's, so no client pays for other clients.
 
 A group is one request if the server honours n, else one request for each choice, and is read as one stream:
 
     requests ──► `max_singles` at a time, a task each ──► Merge ──► read()
                  pieces, as they arrive                   bounded: a slow reader slows the server's streams down
 
-If choices start and end by themselves (`TextRequest.start`), every choice is a request of its own, whatever the server
-can do. A choice is ended by closing its request; a choice that has not started is not requested.
+If choices start and end separately (`TextRequest.start`), every choice is a request of its own, whatever the abilities
+of the server. Closing its request ends a choice; a choice that has not started is not requested.
 
 The first error ends the group, except in two cases. If a single request fails before its first piece, after pieces of
 other choices, it is sent once more; if there are no pieces at all, `text_routed` sends the complete group again. If a
@@ -51,7 +51,7 @@ PROBE_AGAIN_S = 60.0
 
 
 class TextUpstream:
-    """A server that takes texts. Its keeper makes it from the server's first report, owns it and closes it."""
+    """A server that takes texts. Its keeper makes this object from the server's first report, and closes it."""
 
     def __init__(
         self, server: UpstreamServer, report: EngineReport, *, clock: Callable[[], float] = time.monotonic
@@ -68,10 +68,10 @@ class TextUpstream:
         self._groups: set[UpstreamGroup] = set()
         self._clock = clock
 
-    async def learn(self) -> None:
-        """Probes the model, if the server has only one."""
+    async def learn_abilities(self) -> None:
+        """Probes the server's model, if it has only one."""
         base, *others = set(self._bases.values())
-        if not others and (task := self._learn(base)):
+        if not others and (task := self._start_probe(base)):
             await asyncio.wait([task])
 
     def generate(self, request: TextRequest) -> "UpstreamGroup":
@@ -85,7 +85,7 @@ class TextUpstream:
             )
         several, steered = request.num_choices > 1, request.start is not None
         if known is None and several:
-            self._learn(base)
+            self._start_probe(base)
         plan = single_calls if steered or (several and not ability.honours_n) else joint_call
         calls = plan(request, include_usage=ability.takes_usage)
         group = UpstreamGroup(self.server, request, calls=calls, on_end=self._groups.discard)
@@ -93,7 +93,7 @@ class TextUpstream:
         return group
 
     def lost(self, error: MotetError) -> None:
-        """Ends all groups with `error`. Forgets the abilities: another server can start at the same address."""
+        """Ends all groups with `error`. Removes the known abilities, since another server can start at this address."""
         for group in list(self._groups):
             group.fail(error)
         for task in self._probing.values():
@@ -110,30 +110,30 @@ class TextUpstream:
         if self._groups:
             raise AssertionError(f"{self.server.name}: {len(self._groups)} groups left")
 
-    def _learn(self, model: str) -> asyncio.Task[None] | None:
-        """Starts to probe a model. Returns the task; None if the model is known, or was probed a moment ago."""
+    def _start_probe(self, model: str) -> asyncio.Task[None] | None:
+        """Starts to probe a model. Returns the task; None if the abilities are known, or were probed recently."""
         if model in self._probing or model in self._abilities or self._clock() < self._probe_again_s.get(model, 0.0):
             return self._probing.get(model)
         self._probing[model] = task = asyncio.create_task(self._probe(model))
-        task.add_done_callback(lambda _: self._probing.pop(model))  # also if it never started
+        task.add_done_callback(lambda _: self._probing.pop(model))  # runs even if the task never started
         return task
 
     async def _probe(self, model: str) -> None:
-        found = await probe(self.server, model)
-        if found is None:
+        abilities = await probe(self.server, model)
+        if abilities is None:
             self._probe_again_s[model] = self._clock() + PROBE_AGAIN_S
         else:
-            self._abilities[model] = found
+            self._abilities[model] = abilities
 
 
 NOT_ELSEWHERE = "No other server can continue an answer that a text upstream has started."
 
 
 class UpstreamGroup:
-    """A `TextGroupStream`: one request for all choices, or one for each. `aclose` ends them and their connections."""
+    """A `TextGroupStream`: one request for all choices, or one for each. `aclose` ends the requests."""
 
     worker = ""
-    """Name of the worker, which the router of the group knows; always empty here."""
+    """Always empty: only the router knows the id of the worker."""
 
     def __init__(
         self,
@@ -150,15 +150,15 @@ class UpstreamGroup:
         self._calls: dict[int, UpstreamCall] = {}
         """Requests that were sent or are due, by first choice."""
         self._due: deque[UpstreamCall] = deque()
-        """Requests that wait until fewer than `max_singles` others are under way."""
+        """Requests that wait until fewer than `max_singles` other requests are in progress."""
         self._on_end = on_end
         self._steps = Merge[TextStep](2 * server.options.max_singles)
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """Tasks of the requests under way, by first choice."""
+        """Tasks of the requests in progress, by first choice."""
         self._ended: set[int] = set()
         """Choices that were ended by `end_choice`."""
         self._shown: set[int] = set()
-        """Choices with a piece that has been read, if choices start and end by themselves."""
+        """Choices with a piece that has been read, if choices start and end separately."""
         self._started = False
         """True once a piece of any choice has arrived."""
         self._usages: dict[int, Usage] = {}
@@ -184,7 +184,7 @@ class UpstreamGroup:
     async def read(self) -> Sequence[TextStep]:
         self._send_due()
         while read := await self._steps.read():
-            if steps := [step for one in read if (step := self._without_ended(one)) is not None]:
+            if steps := [step for received in read if (step := self._without_ended(received)) is not None]:
                 return steps
         return []
 
@@ -214,8 +214,8 @@ class UpstreamGroup:
         return TextStep(pieces, step.extras) if pieces else None
 
     async def _run(self, call: UpstreamCall, take: Take[TextStep]) -> None:
-        """Sends a request and delivers its answer, then sends the next one that is due. The first error ends the group,
-        unless the choices of the request are requested singly after it."""
+        """Sends a request and delivers its answer, then sends the next due request. The first error ends the group,
+        unless the choices of the request can be requested one by one instead."""
         try:
             await self._answer(call, take)
         except UpstreamRefusalError as error:
@@ -225,7 +225,7 @@ class UpstreamGroup:
         self._send_due()
 
     def _again_singly(self, call: UpstreamCall, error: UpstreamRefusalError) -> bool:
-        """Returns True if the choices of a refused request are requested one by one instead."""
+        """Returns True if the choices of a refused request are now requested one by one."""
         if self._started or call.count == 1 or error.status not in NOT_TAKEN:
             return False
         try:
@@ -257,8 +257,8 @@ class UpstreamGroup:
 
 
 class UpstreamAnswer:
-    """One request and its answer, as pieces of the group's choices. One task owns it, and reads it to its end or closes
-    it, which ends the request at the server."""
+    """One request and its answer, as pieces of the group's choices. One task owns this object, and reads the answer to
+    its end or closes it, which ends the request at the server."""
 
     def __init__(self, server: UpstreamServer, call: UpstreamCall) -> None:
         self.started = False
@@ -323,7 +323,7 @@ class UpstreamAnswer:
             except EngineDiedError:
                 if self.pieces.unfinished:
                     raise
-                data = b""  # cut off after all choices had ended
+                data = b""  # the connection was lost after all choices had ended
             self._done = not data
             for event in self._events.feed(data):
                 if self._done or event == DONE:

@@ -4,23 +4,22 @@
     no data within the time limit       EngineSilentError
     unreadable answer                   EngineError
     refused with
-        401, 403    EngineError if the operator's key was sent, since the client cannot help it; else passed on
-        other 4xx   UpstreamRefusalError with the server's message: the client caused it
-        502, 504    EngineDiedError: the proxy in front of the server does not reach it
-        503         OverloadedError
-        else        EngineError that quotes the answer. Redirects are not followed, since they would get the key
+        401, 403    EngineError if the operator's key was sent, since it is not the client's fault; otherwise as other
+        4xx other 4xx   UpstreamRefusalError with the server's message: the client caused the refusal 502, 504
+        EngineDiedError: the proxy in front of the server cannot reach it 503         OverloadedError else
+        EngineError that quotes the answer. Redirects are not followed, since their target would get the key
 
-The server gets the key that is configured for it, or the client's key if that is allowed, or none. It never gets a key
-of the gateway, and no key follows a redirect.
+The server gets the key that is configured for it, or the client's key if that is allowed, or no key. It never gets a
+key of the gateway.
 
-A probe finds out the abilities of a model. It requests two choices of one token, streamed and not streamed:
+A probe determines the abilities of a model. It requests two choices of one token, streamed and not streamed:
 
     both answers have the indices 0 and 1              n is honoured
     any other answer, or a refusal                     n is not honoured: choices are requested one by one
     a server error, no answer, an unreadable answer    unknown: choices are requested one by one, and the probe is
                                                        repeated later
 
-A probe that is refused is repeated with other fields, since a server can refuse a field and not the number:
+A refused probe is repeated with other fields, since a server can refuse a field instead of the number of choices:
 `max_completion_tokens` instead of `max_tokens`, and a stream without `stream_options`.
 """
 
@@ -148,19 +147,19 @@ class UpstreamServer:
         )
 
     async def post(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> UpstreamReply:
-        """Sends a request. Returns when the headers of an answer have arrived. `headers`: the client's headers, if any;
-        its key is passed on only if that is allowed. Raises the error for a refusal."""
+        """Sends a request. Returns when the headers of the answer have arrived. `headers`: the client's headers, if
+        any; the client's key is sent only if that is allowed. Raises the error for a refusal."""
         sent = headers if self._passes_key else {**headers, "authorization": ""}
         return UpstreamReply(self, await self.in_time(self._open(path, body, headers=sent), self.options.timeout_s))
 
     async def report(self) -> EngineReport:
-        """Requests the server's list of models, and returns a report as keepers get it from every worker. The list says
-        nothing about the engine, so the engine's fields have values that do not limit routing.
+        """Requests the server's list of models, and returns it as a report, which keepers get from every worker. The
+        list has no facts about the engine, so the engine's fields have values that do not limit routing.
 
         Raises OtherServerError if the server lists no models, EngineSilentError and EngineDiedError if it cannot be
         reached, and another EngineError if its answer cannot be used."""
         try:
-            call = self._calls.ask("GET", MODELS, timeout_s=None, max_bytes=MAX_REPORT_BYTES)
+            call = self._calls.call("GET", MODELS, timeout_s=None, max_bytes=MAX_REPORT_BYTES)
             body = await self.in_time(call, REPORT_TIMEOUT_S)
         except UpstreamRefusalError as error:
             raise OtherServerError(f"{self.name} refused {MODELS} with {error.status}: {error.message}") from error
@@ -192,12 +191,12 @@ class UpstreamServer:
             async with asyncio.timeout(limit_s):
                 return await work
         except TimeoutError as error:
-            raise EngineSilentError(f"{self.name} gave no sign of life for {limit_s:g} s") from error
+            raise EngineSilentError(f"{self.name} sent no data for {limit_s:g} s") from error
 
     async def _open(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> Reply:
         try:
             return await self._calls.open(path, body, headers=headers)
-        except EngineSilentError as error:  # no connection in time counts as no connection: another server can be tried
+        except EngineSilentError as error:  # a time-out of the connection: another server can be tried
             raise EngineDiedError(error.message) from error
 
     def _refused(self, refusal: Refusal) -> MotetError:
@@ -241,18 +240,18 @@ Abilities = Mapping[TextRoute, RouteAbilities]
 
 
 async def probe(server: UpstreamServer, model: str, *, limit_s: float = PROBE_S) -> Abilities | None:
-    """Finds out the abilities of a model, see above. Returns None if they stay unknown."""
+    """Determines the abilities of a model (see the module's docstring). Returns None if they stay unknown."""
     try:
         async with asyncio.timeout(limit_s):
-            found = {route: await _Probe(server, model, route).ability() for route in TextRoute}
+            abilities = {route: await _Probe(server, model, route).ability() for route in TextRoute}
     except (MotetError, TimeoutError):
         return None
-    return found if any(ability.exists for ability in found.values()) else None
+    return abilities if any(ability.exists for ability in abilities.values()) else None
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """Finds out the abilities of one model on one route."""
+    """Determines the abilities of one model on one route."""
 
     server: UpstreamServer
     model: str
@@ -260,7 +259,7 @@ class _Probe:
 
     async def ability(self) -> RouteAbilities:
         """Raises MotetError if the abilities stay unknown."""
-        # After two choices one choice is tried, to find out if the number was refused.
+        # After two choices, one choice is requested, to determine if the number of choices was refused.
         for n, limit, usage in itertools.product((CHOICES, 1), LIMITS[self.route], (True, False)):
             requested = set(range(n))
             try:

@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 
 from motet.engine import GroupStream
-from motet.engines.http import QUESTION_TIMEOUT_S
+from motet.engines.http import CALL_TIMEOUT_S
 from motet.engines.server_engine import ServerEngine
 from motet.engines.vllm.requests import (
     VLLMRequest,
@@ -116,7 +116,7 @@ class VLLMEngine(ServerEngine["VLLMGroup"]):
             group.stop(index)
 
     async def stats(self) -> EngineStats:
-        return (await self._call(self._server.report(timeout_s=QUESTION_TIMEOUT_S))).stats_of(self._name)
+        return (await self._call(self._server.report(timeout_s=CALL_TIMEOUT_S))).stats_of(self._name)
 
     def start_release(self, ticket: Ticket, trace: str) -> None:
         """Releases a ticket in a task, since no caller waits for the result."""

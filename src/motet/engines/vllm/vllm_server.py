@@ -19,9 +19,9 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from motet.engines.http import (
+    CALL_TIMEOUT_S,
     MAX_REPORT_BYTES,
     NOT_TAKEN,
-    QUESTION_TIMEOUT_S,
     REPORT_TIMEOUT_S,
     Client,
     Reply,
@@ -108,7 +108,7 @@ class VLLMServer:
         api_key: str | None = None,
         role: Role | None = None,
         id: str = "",
-        verdict_timeout_s: float = QUESTION_TIMEOUT_S,
+        verdict_timeout_s: float = CALL_TIMEOUT_S,
     ) -> None:
         """`role` is the server's role in this cell, which vLLM does not know. `id` names the server to clients instead
         of its URL. `verdict_timeout_s` is the maximum time of a health check after a failure."""
@@ -173,7 +173,7 @@ class VLLMServer:
         }
         headers = {"x-request-id": _name(request_id, trace)}
         try:
-            await self._calls.ask("POST", Dialect.COMPLETIONS, body=msgspec.json.encode(body), headers=headers)
+            await self._calls.call("POST", Dialect.COMPLETIONS, body=msgspec.json.encode(body), headers=headers)
         except MotetError as error:
             return isinstance(error, RequestError)
         return False
@@ -182,7 +182,7 @@ class VLLMServer:
         """Returns the token ids of a text without special tokens; None if the server has no tokenizer."""
         body = msgspec.json.encode({"model": model, "prompt": text, "add_special_tokens": False})
         try:
-            return read_json(await self._calls.ask("POST", "/tokenize", body=body), _Tokenized, what="it").tokens
+            return read_json(await self._calls.call("POST", "/tokenize", body=body), _Tokenized, what="it").tokens
         except EngineDiedError:
             raise
         except MotetError:
@@ -194,8 +194,8 @@ class VLLMServer:
         if type(error) is not EngineError:
             raise error
         try:
-            await self._calls.ask("GET", "/health", timeout_s=self._verdict_timeout_s)
-            scrape = scrape_of(await self._calls.ask("GET", "/metrics", timeout_s=self._verdict_timeout_s))
+            await self._calls.call("GET", "/health", timeout_s=self._verdict_timeout_s)
+            scrape = scrape_of(await self._calls.call("GET", "/metrics", timeout_s=self._verdict_timeout_s))
         except EngineDiedError as lost:
             raise type(lost)(error.message) from error
         except MotetError:
@@ -207,7 +207,7 @@ class VLLMServer:
     async def _report(self, timeout_s: float) -> EngineReport:
         await self._watch("/health", timeout_s)
         scrape = scrape_of(await self._watch("/metrics", timeout_s))
-        listed = await self._calls.ask("GET", "/v1/models", timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
+        listed = await self._calls.call("GET", "/v1/models", timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
         cards = cards_in(listed)
         self.root = cards[0].root or cards[0].id
         engine_id = self._engine_id(scrape)
@@ -224,16 +224,16 @@ class VLLMServer:
     async def _watch(self, path: str, timeout_s: float) -> bytes:
         """Reads a route that vLLM serves without a key: a server that requires one there is not a vLLM server."""
         try:
-            return await self._calls.ask("GET", path, timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
+            return await self._calls.call("GET", path, timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
         except EngineDiedError:
             raise
         except EngineError as error:
             raise OtherServerError(error.message) from error
 
     async def _meet(self, engine_id: str, model: str) -> ServerStart:
-        version = version_in(await self._calls.ask("GET", "/version", max_bytes=MAX_REPORT_BYTES))
+        version = version_in(await self._calls.call("GET", "/version", max_bytes=MAX_REPORT_BYTES))
         try:
-            events = event_source_in(await self._calls.ask("GET", "/kv_event_sources", max_bytes=MAX_REPORT_BYTES))
+            events = event_source_in(await self._calls.call("GET", "/kv_event_sources", max_bytes=MAX_REPORT_BYTES))
         except OtherServerError:
             events = None  # older servers do not report it
         if await self._has_generate():
@@ -253,14 +253,14 @@ class VLLMServer:
     async def _check_completions(self, model: str) -> None:
         """Raises OtherServerError if the server returns no token ids."""
         probe = body_of(Dialect.COMPLETIONS, replace(PROBED, model=model))
-        body = await self._calls.ask("POST", Dialect.COMPLETIONS, body=probe)
+        body = await self._calls.call("POST", Dialect.COMPLETIONS, body=probe)
         choices = read_json(body, _Probed, error=OtherServerError, what="the answer of /v1/completions").choices
         if not choices or choices[0].token_ids is None:
             raise OtherServerError("it sends no token ids at /v1/completions, and has no /inference/v1/generate")
 
     async def _whole(self, vllm_request: VLLMRequest) -> bytes:
         body, headers = body_of(self.dialect, vllm_request), _headers_of(vllm_request)
-        return await self._diagnosed(self._calls.ask("POST", self.dialect, body=body, headers=headers, timeout_s=None))
+        return await self._diagnosed(self._calls.call("POST", self.dialect, body=body, headers=headers, timeout_s=None))
 
     async def _diagnosed(self, call: Awaitable[T]) -> T:
         """Awaits `call`. A missing model is not the client's error: it existed at the last report, adapters can be
