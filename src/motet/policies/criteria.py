@@ -35,7 +35,7 @@ class Answers:
     leader: Majority | None = field(init=False, default=None)
     """Most frequent value, of several the one that reached this number first; None without a value."""
     _second: int = field(init=False, default=0)
-    """Number of choices with the most frequent of the other values."""
+    """Number of choices with the second most frequent value."""
 
     def finish(self, index: int, value: str | None) -> None:
         self._check_open(index)

@@ -96,7 +96,7 @@ def can_start(
 
 @dataclass(frozen=True, slots=True)
 class CostWeights:
-    """Costs of one choice, one block and one pulled token, in prompt tokens. The times behind them differ between
+    """Costs of one choice, one block and one pulled token, in prompt tokens. The measured times differ between
     machines; their ratios differ less."""
 
     choice: float = HORIZON_STEPS * CHOICE_MS / PROMPT_TOKEN_MS

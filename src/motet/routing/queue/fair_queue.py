@@ -26,10 +26,10 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 PER_CHOICE_S = 0.5
-"""Seconds by which each choice delays its group in the queue. From `bench.router`, as are the next two constants
+"""Delay of a group in the queue for each of its choices, in seconds. From `bench.router`, as are the next two constants
 (docs/log.md)."""
 MAX_HEAD_START_S = 10.0
-"""Maximum number of seconds by which a group is delayed: the patience of a client does not grow with n."""
+"""Maximum delay of a group in seconds: the patience of a client does not grow with n."""
 PATIENCE_S = 1.0
 """Seconds for which groups that fit can overtake a group that does not fit."""
 

@@ -13,7 +13,7 @@ from motet.routing.workers.prefix_index import PrefixIndex
 MIN_MEASURED_TOKENS = 128
 """Shorter prompts are not measured: they show the time of a step, not tokens per second."""
 DECAY = 0.8
-"""Factor by which each new measurement reduces the weight of the older ones, so about the last five count."""
+"""Factor for the weight of older measurements at each new one, so about the last five measurements count."""
 
 
 @dataclass(frozen=True)
