@@ -4,7 +4,7 @@
 
 its keeper reports    queried   shown as
 ready, draining       yes       the same if it answers, else silent or dead; ready is draining if the server drains
-silent                no        the same: it gave no sign of life for longer than a query would wait
+silent                no        the same: it sent no heartbeat for longer than a query would wait
 starting, dead        no        the same, and without an engine, even if it had one before
 """
 
