@@ -1,7 +1,7 @@
-"""The confidence of a model in its choices, and the choices that are lost because it is too low.
+"""The confidence of a model in its choices, and the choices that are lost because their confidence is too low.
 
-This is DeepConf (arXiv 2508.15260), online. The confidence of a token is minus the mean of the k highest
-log-probabilities at its position: if the model is almost certain of one token, the others have very low ones. The
+This is the online form of DeepConf (arXiv 2508.15260). The confidence of a token is minus the mean of the k highest
+log-probabilities at its position: if the model is almost certain of one token, all other tokens have very low ones. The
 confidence of a choice is the lowest mean over any `window` consecutive tokens so far. A choice is lost when its
 confidence is below a threshold. The threshold is given, or computed from the first choices, the warm-up: DeepConf's
 "top 10 percent" is the 90th percentile of their confidences.
@@ -21,7 +21,7 @@ from typing import Final
 from motet.types import TokenLogprob
 
 SCALE: Final = 2**32
-"""Integer that stands for a confidence of 1.0. Log-probabilities have about 24 significant bits."""
+"""Integer that represents a confidence of 1.0. Log-probabilities have about 24 significant bits."""
 
 LOWEST_LOGPROB: Final = -1000.0
 """Lower log-probabilities are raised to this one. A token that a filter or a grammar excludes has minus infinity."""
@@ -29,7 +29,7 @@ LOWEST_LOGPROB: Final = -1000.0
 
 @dataclass(frozen=True)
 class ConfidenceRule:
-    """The threshold below which choices are lost: a fixed one, or one that is computed from the warm-up."""
+    """The threshold below which choices are lost: a fixed threshold, or a threshold computed from the warm-up."""
 
     window: int
     """Number of consecutive tokens in a mean. A choice with fewer tokens has no mean yet."""
@@ -62,7 +62,7 @@ class Confidences:
 
     rule: ConfidenceRule
     threshold: float | None = field(init=False)
-    """Lowest mean below which a choice is lost; None during the warm-up, or if no choice of it had a full window."""
+    """Mean below which a choice is lost; None during the warm-up, or if no choice of the warm-up had a full window."""
     _choices: defaultdict[int, _Choice] = field(init=False, default_factory=lambda: defaultdict(_Choice))
     _lost: set[int] = field(init=False, default_factory=set)
     """Unfinished choices below the threshold that `lost` has not returned yet."""
@@ -132,7 +132,7 @@ class Confidences:
 
 
 def scaled_confidence(logprob: TokenLogprob, top: int) -> int:
-    """Returns the confidence of a token, times `SCALE`. Uses the token's own log-probability if it has no others."""
+    """Returns the confidence of a token, times `SCALE`. Uses the token's own log-probability if no others are given."""
     logprobs = [value for _, value in logprob.top[:top]] or [logprob.logprob]
     total = sum(logprobs)
     if not LOWEST_LOGPROB <= total <= 0:  # also True for NaN; if not, none of them is below the lowest
@@ -141,7 +141,7 @@ def scaled_confidence(logprob: TokenLogprob, top: int) -> int:
 
 
 def nearest_rank(values: Sequence[float], percentile: float) -> float:
-    """Returns the smallest value such that at least `percentile` percent of them are not greater."""
+    """Returns the smallest value such that at least `percentile` percent of the values are not greater."""
     # Computed with the decimal that the client sent: 7 percent of 100 are 7, and in binary floats a little more.
     rank = math.ceil(Fraction(str(percentile)) * len(values) / 100)
     return sorted(values)[max(rank, 1) - 1]

@@ -6,7 +6,7 @@
     Window(w)       all w choices of one window have the same value               ESC, arXiv 2401.10480
     AnyOf(...)      one of several conditions is met
 
-`extract` finds the value of an answer. A choice without a value counts as finished, and for nothing else.
+`extract` finds the value of an answer. A choice without a value counts only for `Finished`.
 """
 
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ def posterior(first: int, second: int) -> Fraction:
     the probability of more than `second` heads in first + second + 1 coin tosses.
     """
     tosses = first + second + 1
-    exactly = at_most = 1  # number of outcomes with exactly, and with at most, the present number of heads
+    exactly = at_most = 1  # number of outcomes with exactly, and with at most, the current number of heads
     for heads in range(1, second + 1):
         exactly = exactly * (tosses - heads + 1) // heads
         at_most += exactly

@@ -3,8 +3,8 @@
     step ──► PolicyDriver.step ──► Steering ──► SteeringDecision ──► the group ends, starts and drops choices
     end_choice by the client ──► withdraw, cancel
 
-The group gives the driver everything that a step brought, and carries out the decision. A choice that the client ends
-takes part in the decision after the next step. Without a policy, that is all that a driver decides.
+The group passes the outputs of each step to the driver, and carries out the decision. A choice that the client ends is
+part of the decision after the next step. Without a policy, a driver decides nothing else.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _INDEX = attrgetter("index")
 
 
 class ChoiceOutput(msgspec.Struct, frozen=True, gc=False):
-    """What a step brought for one choice. A step can have several of one choice."""
+    """New output of one choice in a step. A step can have several outputs of one choice."""
 
     index: int
     text: str = ""
@@ -29,7 +29,7 @@ class ChoiceOutput(msgspec.Struct, frozen=True, gc=False):
     logprobs: Sequence[TokenLogprob] = ()
     """Log-probabilities of new tokens."""
     num_tokens: int = 0
-    """Length of the choice with these tokens, if `logprobs` is not empty."""
+    """Length of the choice including these tokens, if `logprobs` is not empty."""
 
 
 class PolicyDriver:
@@ -43,7 +43,7 @@ class PolicyDriver:
         self.reads_logprobs = policy is not None and policy.confidence is not None
         """True if steps need the log-probabilities of the tokens."""
         self.unfinished = set(indices)
-        """Choices that wait or run. Changes only with a step, `finished`, and when a waiting choice is withdrawn."""
+        """Choices that wait or run. Changes only in `step`, `finished`, `withdraw` and `withdraw_all`."""
         self._cancelled: set[int] = set()
         """Running choices that the client has ended since the last step."""
         self.active = policy is not None
@@ -60,7 +60,7 @@ class PolicyDriver:
         return frozenset(self._cancelled)
 
     async def step(self, outputs: Sequence[ChoiceOutput]) -> SteeringDecision:
-        """Returns what has to be done after a step. `abort` contains the choices that the client has ended, too."""
+        """Returns the decision after a step. Its `abort` also contains the choices that the client has ended."""
         if self._steering is not None and self.reads_answers:
             await self._add_texts(self._steering, outputs)
         finished = [output for output in sorted(outputs, key=_INDEX) if output.finish is not None]
@@ -74,11 +74,11 @@ class PolicyDriver:
         return decision
 
     def finished(self, indices: Iterable[int]) -> None:
-        """Notes choices that have ended, after a step that need not be reported."""
+        """Records choices that have ended, after a step that was not passed to `step`."""
         self.unfinished.difference_update(indices)
 
     def withdraw(self, index: int) -> bool:
-        """Ends a choice that waits, for the client. Returns False if it does not wait."""
+        """Ends a waiting choice at the client's request. Returns False if the choice is not waiting."""
         if self._steering is None or not self._steering.withdraw(index):
             return False
         self.unfinished.discard(index)
@@ -90,7 +90,8 @@ class PolicyDriver:
             self.unfinished.difference_update(self._steering.withdraw_all())
 
     def cancel(self, index: int) -> bool:
-        """Ends a choice that runs, for the client. Returns False if it does not run, or was cancelled before."""
+        """Ends a running choice at the client's request. Returns False if the choice is not running, or was already
+        cancelled."""
         if index not in self.unfinished or index in self._cancelled:
             return False
         self._cancelled.add(index)
@@ -102,8 +103,8 @@ class PolicyDriver:
         return None if self._steering is None else self._steering.report(id)
 
     async def _add_texts(self, steering: Steering, outputs: Sequence[ChoiceOutput]) -> None:
-        """Finds the values of complete answers one at a time, with a turn of the event loop in between: a client's
-        pattern can take milliseconds."""
+        """Finds the values of complete answers one at a time, and yields to the event loop after each, because a
+        client's pattern can take milliseconds."""
         for output in outputs:
             steering.add_text(output.index, output.text)
             if output.finish is not None:
@@ -130,7 +131,7 @@ class PolicyDriver:
         return decision._replace(abort=(*cancelled, *decision.abort)) if cancelled else decision
 
     def _take_cancelled(self, finished: Sequence[ChoiceOutput]) -> tuple[int, ...]:
-        """Returns the choices that the client has ended, without choices that have finished by themselves."""
+        """Returns the choices that the client has ended, except choices that have finished in the same step."""
         cancelled = tuple(sorted(self._cancelled.difference(output.index for output in finished)))
         self._cancelled.clear()
         self.active = self._steering is not None

@@ -2,8 +2,8 @@
 
 A rule finds the piece, and `normalised` converts it to one form, so that "$1,000.50" and "1000.5" are the same value.
 
-Answers are read on the server's event loop, and clients write the patterns. So every rule reads a bounded part at the
-end of a text, and takes at most about 10 ms (`MAX_WORK`).
+Rules run on the server's event loop, and clients write the patterns. So every rule reads a bounded part at the end of a
+text, and takes at most about 10 ms (`MAX_WORK`).
 """
 
 import re
@@ -20,7 +20,7 @@ MAX_TEXT_CHARS: Final = 64 * 1024
 """Number of characters that rules read at the end of a text. A longer text is not read as JSON."""
 
 MAX_VALUE_CHARS: Final = 4 * 1024
-"""Maximum length of a value. A longer piece has no value, since a group keeps the values of all its choices."""
+"""Maximum length of a value. A longer piece is not a value, since a group stores the values of all its choices."""
 
 MAX_PATTERN_CHARS: Final = 1_000
 MAX_POINTER_CHARS: Final = 1_000
@@ -29,7 +29,7 @@ MAX_INSTRUCTIONS: Final = 500
 """Maximum number of instructions of a compiled RE2 pattern. `\\pL`, the letters of all languages, has about 1,200."""
 
 MAX_GROUPS: Final = 10
-"""Maximum number of groups of a pattern. RE2 keeps the match of each group for each way in which a text can match."""
+"""Maximum number of groups of a pattern. RE2 stores the match of each group for each way in which a text can match."""
 
 MAX_WORK: Final = 1_000_000
 """Maximum number of instructions times bytes of text. RE2 is slowest if its automaton has too many states, as for
@@ -43,7 +43,7 @@ MAX_NESTING: Final = 100
 
 
 class ExtractError(ValueError):
-    """Raised if the pattern or the pointer of a rule cannot be used. The message says why, and what is allowed."""
+    """Raised if the pattern or the pointer of a rule cannot be used. The message has the reason and the limits."""
 
 
 class ExtractKind(StrEnum):

@@ -1,7 +1,7 @@
-"""Puts the tokens of a group's choices into an order that depends on their numbers alone, not on when they arrive.
+"""Puts the tokens of a group's choices into an order that depends on numbers of tokens, not on when they arrive.
 
-A step here is one token of every running choice. It is returned when each of them has its next token. So decisions
-after a step are the same under any load, and however the engine bundles the tokens:
+A step of this module is one token of every running choice. It is returned when every running choice has its next token.
+So decisions after a step are the same under any load, and however the engine bundles the tokens:
 
     engine    0: a b c . .      choice 1 was preempted      returned    a A | b B | c C
               1: A . . B C                                  step         1     2     3
@@ -17,7 +17,7 @@ from motet.types import ChoiceDelta, GroupDelta, PromptReport
 
 
 class Lockstep:
-    """The engine's deltas in, deltas of one token of every running choice out."""
+    """Turns the engine's deltas into deltas with one token of every running choice."""
 
     def __init__(self, group: RequestId) -> None:
         self._group = group
@@ -36,7 +36,7 @@ class Lockstep:
             self._missing.add(index)
 
     def end(self, index: int) -> None:
-        """Removes a choice that is ended at the present step. Its tokens after this step are dropped."""
+        """Removes a choice that ends at the current step. Its tokens after this step are dropped."""
         self._held.pop(index, None)
         self._missing.discard(index)
 
@@ -55,11 +55,11 @@ class Lockstep:
         if self._missing or not self._held:
             return None
         step = [self._held[index].popleft() for index in sorted(self._held)]
-        for one in step:
-            if one.finish is not None:
-                self.end(one.index)
-            elif not self._held[one.index]:
-                self._missing.add(one.index)
+        for delta in step:
+            if delta.finish is not None:
+                self.end(delta.index)
+            elif not self._held[delta.index]:
+                self._missing.add(delta.index)
         prompt, self._prompt = self._prompt, None
         worker, self._worker = self._worker, ""
         version, self._weight_version = self._weight_version, ""

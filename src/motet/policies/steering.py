@@ -1,8 +1,8 @@
 """The decisions of a group's policy: which choices end early, and which start. Pure: the same steps in the same order
 give the same decisions.
 
-    1. `add_logprobs`, `add_text`, `end`   for everything that a step brought, in the order of the choices' indices
-    2. `decide`                            once a step: is the condition met, whose confidence is too low, which start
+    1. `add_logprobs`, `add_text`, `end`   for each new output of a step, in the order of the choices' indices
+    2. `decide`                            once a step: checks the condition and the confidences, and starts choices
 
 A choice waits, then runs, then has ended. `GroupPolicy.start` limits the number of choices that run at a time.
 `PolicyDriver` calls this class for the groups of both kinds, of tokens and of texts.
@@ -26,18 +26,18 @@ class Keep(StrEnum):
     """The choices that the response contains if it is not streamed."""
 
     ALL = "all"
-    """All choices that have started. Those that were ended early have the finish reason `abort`."""
+    """All choices that have started. Choices that were ended early have the finish reason `abort`."""
     FINISHED = "finished"
     """Only choices that were not ended early."""
 
 
 class Refill(StrEnum):
-    """When waiting choices start, if `start` limits the number of running ones."""
+    """The rule for starting waiting choices, if `start` limits the number of running choices."""
 
     EACH = "each"
     """One choice starts whenever another ends."""
     ALL = "all"
-    """The next choices start together when all running ones have ended."""
+    """The next choices start together when all running choices have ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class GroupPolicy:
     extract: Extract | None = None
     """Rule that finds the value of an answer in its text."""
     start: int | None = None
-    """Maximum number of choices that run at a time; None if all start at once."""
+    """Maximum number of choices that run at a time; None if all choices start at once."""
     refill: Refill = Refill.EACH
     confidence: ConfidenceRule | None = None
     """Rule that ends choices of low confidence."""
@@ -70,7 +70,7 @@ class GroupPolicy:
 
 
 class VoteReport(msgspec.Struct, frozen=True):
-    """The values of the finished choices, and the most frequent one."""
+    """The values of the finished choices, and the most frequent value."""
 
     majority: str | None
     """The value that reached `count` first; None if no choice has a value."""
@@ -103,7 +103,7 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SteeringDecision(NamedTuple):
-    """What has to be done after a step."""
+    """The decision after a step."""
 
     abort: tuple[int, ...] = ()
     """Running choices that end now."""
@@ -120,7 +120,7 @@ class AnswerValues:
     """The texts of answers until they are complete, and then their values."""
 
     def __init__(self, extract: Extract | None) -> None:
-        """`extract`: None if values do not matter."""
+        """`extract`: None if values are not needed."""
         self._extract = extract
         self._texts: dict[int, list[str]] = {}
         self._values: dict[int, str | None] = {}
@@ -135,7 +135,7 @@ class AnswerValues:
         self._values[index] = None if self._extract is None else self._extract.value(text)
 
     def take(self, index: int) -> str | None:
-        """Returns the value of a complete answer, and forgets it."""
+        """Returns and removes the value of a complete answer."""
         if index not in self._values:
             self.find(index)
         return self._values.pop(index)
@@ -183,12 +183,12 @@ class Steering:
         self._values.add_text(index, text)
 
     def find_value(self, index: int) -> None:
-        """Finds the value of a complete answer, which can take milliseconds. If this is not called, `end` does it."""
+        """Finds the value of a complete answer, which can take milliseconds. If it was not called, `end` finds it."""
         self._values.find(index)
 
     def end(self, index: int, reason: FinishReason | None) -> None:
-        """Notes the end of a choice. `reason`: None if the client has ended it; `ABORT` if an operator has ended all
-        running choices, and then no other choice starts."""
+        """Records the end of a choice. `reason`: None if the client has ended the choice; `ABORT` if an operator has
+        ended all running choices: then no other choice starts."""
         self._running.discard(index)
         self._changed = True
         if reason is None or reason is FinishReason.ABORT:
@@ -252,7 +252,7 @@ class Steering:
         )
 
     def _stop(self) -> SteeringDecision:
-        """Ends all running choices, and drops all waiting ones."""
+        """Ends all running choices, and drops all waiting choices."""
         self._changed = False
         ended = tuple(sorted(self._running))
         for index in ended:
@@ -266,13 +266,13 @@ class Steering:
         self._lose(index)
 
     def _lose(self, index: int) -> None:
-        """Notes that a choice will never finish."""
+        """Records that a choice will never finish."""
         self._answers.lose(index)
         if self._confidences is not None:
             self._confidences.ended(index)
 
     def _refill(self) -> tuple[int, ...]:
-        """Starts waiting choices as far as the policy allows, and returns them."""
+        """Starts as many waiting choices as the policy allows, and returns them."""
         if self._policy.refill is Refill.ALL and self._running:
             return ()
         free = self._policy.num_first(self._answers.n) - len(self._running)

@@ -26,7 +26,7 @@ MAX_TAGS_IN_STRINGS = 16
 
 
 class ReasoningState(Enum):
-    """State of the reasoning at the end of the prompt."""
+    """The state of the reasoning at the end of the prompt."""
 
     POSSIBLE = auto()
     """The answer can start with reasoning."""
@@ -55,7 +55,7 @@ class CallRules:
     form: ToolFormat
     callable: tuple[Tool, ...]
     parallel: bool = True
-    """True if an answer can have several calls. If not, calls after the first one are dropped, as in vLLM."""
+    """True if an answer can have several calls. Otherwise calls after the first call are dropped, as in vLLM."""
 
 
 def tagged_format(
@@ -108,7 +108,7 @@ class TaggedParser:
 
 
 class ReasoningReader:
-    """Reads white space and an opening tag, if there is one, then reasoning up to the first closing tag."""
+    """Reads white space and an opening tag, if any, and then reasoning up to the first closing tag."""
 
     def __init__(self, rules: ReasoningRules) -> None:
         self.separate = rules.separate
@@ -122,7 +122,7 @@ class ReasoningReader:
         self._margins = Margins(after_tag=rules.at_start is not ReasoningState.STARTED)
 
     def feed(self, text: str) -> tuple[list[Part], str | None]:
-        """Returns reasoning, and the text after it; None as long as it has not ended."""
+        """Returns the new reasoning, and the text after the reasoning; None while the reasoning has not ended."""
         shown: list[Part] = []
         if not self.started:
             self._held += text
@@ -206,9 +206,9 @@ class ContentReader:
 
 
 class ShownCalls:
-    """The length of each call of one choice that has been shown, in all its regions.
+    """The calls of one choice, in all its regions, with the number of characters of each that were shown.
 
-    A call is shown, its name first, when its arguments start; then its arguments are shown as they arrive.
+    A call is shown, with its name, when its arguments start; then its arguments are shown as they arrive.
     """
 
     def __init__(self, rules: CallRules) -> None:
@@ -241,9 +241,9 @@ class ShownCalls:
 class CallRegion:
     """A region of tool calls, from a tag that opens it to a tag that closes it.
 
-    Text that cannot be parsed as a call becomes content, with its tags, except for complete calls before it. Parts of a
-    call that were shown stay shown. The region is parsed again each time it has grown by a sixteenth, whatever the cuts
-    between the pieces of text. So the work is linear, and the parts do not depend on the cuts.
+    Text that cannot be parsed as a call becomes content, with its tags; complete calls before this text stay calls.
+    Parts of a call that were shown are not withdrawn. The region is parsed again each time it has grown by a sixteenth,
+    wherever the text is divided. So the work is linear, and the parts do not depend on the division.
     """
 
     def __init__(self, calls: ShownCalls, opening: str) -> None:
@@ -272,7 +272,7 @@ class CallRegion:
             elif found.stop is None:
                 break
             else:
-                parts += self._meet_tag(found.stop, found.rest)
+                parts += self._read_tag(found.stop, found.rest)
                 text = found.rest
         return parts
 
@@ -307,7 +307,7 @@ class CallRegion:
         self._pieces.append(text)
         self._length += len(text)
 
-    def _meet_tag(self, tag: str, rest: str) -> list[Part]:
+    def _read_tag(self, tag: str, rest: str) -> list[Part]:
         """Ends the region at a closing tag, unless the tag is part of a string."""
         region = self._read(final=True)
         if region.complete:
@@ -340,7 +340,7 @@ class CallRegion:
 
 
 class Margins:
-    """Drops the white space between a text and the tags around it. White space inside the text stays."""
+    """Drops the white space between a text and the tags around it. White space inside the text is kept."""
 
     def __init__(self, *, after_tag: bool, before_tag: bool = True) -> None:
         """`after_tag`: True if the text follows a tag. `before_tag`: True if a tag can follow the text."""

@@ -2,7 +2,7 @@
 
 1. Most tokens consist of complete characters. Their text comes from a table (`TokenTexts`).
 2. The tokens of a split character are held until `DecodeStream` of the library `tokenizers` returns its text.
-3. If the held tokens do not become text after a number of tokens, they count as invalid bytes (`_release_invalid`).
+3. After `MAX_WITHOUT_TEXT` held tokens without text, they count as invalid bytes (`_release_invalid`).
 4. `close` returns the text of the tokens that are still held.
 
 `DecodeStream` has no `close`, cannot start in the middle of a text or of a character, and does unlimited work for
@@ -44,8 +44,8 @@ class Detokenizer:
         visible: frozenset[int] = frozenset(),
     ) -> None:
         """`after`: the ids before the first id that is fed; only the last `LOOK_BACK` are used. `visible`: special
-        tokens whose text is returned although special tokens are skipped. If such a token comes inside a character,
-        the bytes of that character are invalid."""
+        tokens whose text is returned even if special tokens are skipped. If such a token interrupts a character, the
+        bytes of that character are invalid."""
         self._backend: Backend = tokenizer.backend
         self._texts = tokenizer.texts
         self._visible = {token_id: tokenizer.token_text(token_id) for token_id in visible}
@@ -61,7 +61,7 @@ class Detokenizer:
         """Text of the prompt's last tokens alone, if they start a character. It is not part of the answer."""
 
     def feed(self, token_id: int) -> str:
-        """Takes one token, and returns the text that is complete with it, which can be empty."""
+        """Adds one token, and returns the text that this token completes, which can be empty."""
         if self._context and not self._held and (text := self._texts[token_id]):
             self._context, self._stream = [token_id], None
             return text
@@ -72,7 +72,7 @@ class Detokenizer:
         return "" if token_id in self._skipped else self._feed_part(token_id)
 
     def _feed_part(self, token_id: int) -> str:
-        """Takes a token that can be part of a character."""
+        """Adds a token that can be part of a character."""
         held = self._held
         held.append(token_id)
         if self._stream is None:

@@ -1,4 +1,4 @@
-"""The choices of one group as text: the engine's deltas in, events and counts out."""
+"""The choices of one group as text: turns the engine's deltas into events and counts."""
 
 from collections.abc import Mapping, Sequence
 

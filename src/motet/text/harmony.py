@@ -10,8 +10,8 @@
 2. OpenAI's own parser (package `oss-harmony`) parses the header.
 3. The text of the message becomes reasoning, content, or the arguments of a call, up to the next tag.
 
-The tags are special tokens. The recipient can also come before the channel. Messages on the channel `commentary` are
-content (they are for the user), except those to a tool. Text without a header is content.
+The tags are special tokens. The recipient can also precede the channel. Messages on the channel `commentary` are for
+the user, so they are content, except messages to a tool. Text without a header is content.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Log-probabilities in the forms of OpenAI's two APIs (chat and completions) and in vLLM's forms, and the echo of a
 prompt.
 
-The engine returns a `TokenLogprob` for each token. The functions here turn these into the JSON objects of each API.
+The engine returns a `TokenLogprob` for each token. These functions turn them into the JSON objects of each API.
 """
 
 from collections.abc import Callable, Sequence

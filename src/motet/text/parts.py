@@ -2,7 +2,7 @@
 
     text of tokens ─► AnswerParser ─► parts          one parser for each choice, made by the AnswerFormat of the request
 
-A parser holds back text that can still become a tag. Its parts do not depend on where the text was cut.
+A parser holds back text that can still become a tag. Its parts do not depend on where the text is divided.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,4 +66,4 @@ class AnswerFormat:
     parser: Callable[[], AnswerParser]
     """Makes the parser of one choice."""
     visible: frozenset[int]
-    """Special tokens whose text the parser needs, also if special tokens are skipped."""
+    """Special tokens whose text the parser needs, even if special tokens are skipped."""

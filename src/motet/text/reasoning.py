@@ -2,7 +2,7 @@
 
 The names are the same as in vLLM's `--reasoning-parser` (vllm/reasoning/__init__.py). Each entry names the file in that
 folder that contains its tags. Several of vLLM's parsers have the same tags, and differ only in whether reasoning is
-open at the start of an answer. Here the end of the prompt decides this.
+open at the start of an answer. Motet determines this from the end of the prompt.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class ReasoningTags:
     opening_tags: tuple[str, ...] = ("<think>",)
     closing_tags: tuple[str, ...] = ("</think>",)
     content_tags: tuple[str, ...] = ()
-    """Tags before and after the content. They are not part of it."""
+    """Tags before and after the content, which are not part of the content."""
 
     @cached_property
     def close_tags(self) -> StopStrings:

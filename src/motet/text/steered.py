@@ -6,9 +6,10 @@
         ChoiceBatch  "g+1"    choices that start later. They join the trunk, or find the prompt in the prefix cache
         ...
 
-Each engine group is placed, moved and freed by itself; whatever ends the stream ends them all. They share one session,
-so that choices that start later go where the prompt is. Their request has been admitted: if the engine has no capacity
-for them, or there is no worker at the moment, they are submitted again, while the other choices continue.
+Each engine group is placed, moved and freed separately, and the end of the stream ends all of them. They share one
+session, so that choices that start later are placed on the worker that has the prompt. Their request has been admitted:
+if the engine has no capacity for later choices, or no worker is available, they are submitted again while the other
+choices continue.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from motet.types import GenerateRequest, GroupDelta
 HELD_DELTAS = 64
 """Number of unread deltas above which the engine's streams wait for the reader."""
 RETRY_S = 0.25
-"""Seconds after which choices that were refused are submitted again."""
+"""Time in seconds after which refused choices are submitted again."""
 NO_WORKER_S = 60.0
 """Maximum time in seconds without any worker before choices that have to start fail."""
 
@@ -37,7 +38,7 @@ class ChoiceBatch:
     """Choices that start together: one group of the engine."""
 
     def __init__(self, engine: Engine, request: GenerateRequest, *, later: bool) -> None:
-        """Submits the group at once, unless it starts `later`. Raises what `Engine.generate` raises."""
+        """Submits the group at once, unless it starts `later`. Raises the errors of `Engine.generate`."""
         self._engine = engine
         self._request = request
         self._stream: GroupStream | None = None if later else engine.generate(request)
@@ -55,8 +56,8 @@ class ChoiceBatch:
             await self._stream.aclose()
 
     async def run(self, take: Take[GroupDelta]) -> None:
-        """Delivers the deltas of the group. If it starts later, it is submitted here, and again after a refusal, until
-        the engine has sent a delta."""
+        """Delivers the deltas of the group. A group that starts later is submitted first, and again after each refusal,
+        until the engine has sent a delta."""
         if self._stream is not None:
             await deliver(self._stream, take)
             return
@@ -81,10 +82,10 @@ class ChoiceBatch:
 
 
 class SteeredStream(AsyncIterator[GroupDelta]):
-    """A `GroupStream`. After its end it can be read again if more choices have started."""
+    """A `GroupStream` that can be read again after its end if more choices have started."""
 
     def __init__(self, engine: Engine, request: GenerateRequest, *, first: int, lockstep: bool) -> None:
-        """Submits the first `first` choices at once. Raises what `Engine.generate` raises."""
+        """Submits the first `first` choices at once. Raises the errors of `Engine.generate`."""
         self._engine = engine
         self._request = request
         self._waiting = deque(request.choices)
@@ -143,7 +144,7 @@ class SteeredStream(AsyncIterator[GroupDelta]):
             self._lockstep.feed(delta)
 
     async def aclose(self) -> None:
-        """Ends all groups of the engine, also if the caller is cancelled. Can be called at any time, also twice."""
+        """Ends all groups of the engine, even if the caller is cancelled. Can be called at any time, and repeatedly."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)

@@ -48,7 +48,7 @@ async def first_then_error(sent: bytes) -> MotetError:
     ("sent", "kind", "message"),
     [
         (LAST_CHUNK, EngineDiedError, r"ended its answer before the end of choices \[0, 1\]"),
-        (b"5\r\n" + frame(LAST)[:5] + b"\r\n" + LAST_CHUNK, EngineDiedError, "broke off"),
+        (b"5\r\n" + frame(LAST)[:5] + b"\r\n" + LAST_CHUNK, EngineDiedError, "ended its answer before"),
         (b"7\r\n\0\0\0\2\0\xc1\xc1\r\n", WorkerFaultError, f"a frame of engine protocol {PROTOCOL} cannot be read"),
         (b"5\r\n\0\0\0\0\x09\r\n", WorkerFaultError, f"not a frame of engine protocol {PROTOCOL}: kind 9"),
         (b"5\r\n\xff\xff\xff\xff\0\r\n", WorkerFaultError, "4294967295 bytes"),
