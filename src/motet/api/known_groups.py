@@ -68,7 +68,7 @@ class ChoiceReport(msgspec.Struct, frozen=True):
 
 
 class OpenAnswer(Protocol):
-    """An answer under way, with some choices of a group. The implementations are `TokenGroup` and `SteeredPrompt`."""
+    """An answer in progress, with some choices of a group. The implementations are `TokenGroup` and `SteeredPrompt`."""
 
     def choices(self) -> Sequence[ChoiceReport]: ...
 
@@ -130,11 +130,11 @@ class KnownGroup:
     more: Callable[["KnownGroup", MoreChoices], Response] | None = None
     """Makes an answer with more choices; None if choices cannot be added."""
     open: list[OpenAnswer] = field(default_factory=list)
-    """Answers under way."""
+    """Answers in progress."""
     over: dict[int, ChoiceReport] = field(default_factory=dict)
     """Choices of the answers that have ended."""
     until_s: float | None = None
-    """Time at which the group is forgotten; None while an answer is under way."""
+    """Time at which the group is forgotten; None while an answer is in progress."""
 
     @property
     def num_bytes(self) -> int:
@@ -180,14 +180,14 @@ class KnownGroups:
         return group
 
     def opened(self, group: KnownGroup, answer: OpenAnswer) -> None:
-        """Notes that an answer of the group starts."""
+        """Records that an answer of the group starts."""
         self._drop(group.id)
         self._open[group.id] = group
         group.open.append(answer)
         group.until_s = None
 
     def closed(self, group: KnownGroup, answer: OpenAnswer) -> None:
-        """Notes that an answer has ended. Must be called once for each answer that was opened."""
+        """Records that an answer has ended. Must be called once for each answer that was opened."""
         group.open.remove(answer)
         group.over |= {one.index: ended(one) for one in answer.choices()}
         if group.open:
@@ -203,12 +203,12 @@ class KnownGroups:
                 self._drop(next(id for id, kept in self._kept.items() if kept.client == most))
 
     def forget(self, group: KnownGroup) -> None:
-        """Forgets a group; at the end of its answers if there are answers under way."""
+        """Removes a group: at once, or at the end of its answers if any are in progress."""
         group.keep_s = 0.0
         self._drop(group.id)
 
     def left_s(self, group: KnownGroup) -> float | None:
-        """Returns the remaining seconds for which a group is known; None while an answer is under way."""
+        """Returns the remaining seconds for which a group is known; None while an answer is in progress."""
         return None if group.until_s is None else max(0.0, group.until_s - self._clock())
 
     def _forget_expired(self) -> None:

@@ -64,7 +64,7 @@ class Service:
     """The models that requests may name."""
     config: ServerConfig
     workers: Callable[[], Sequence[WorkerReport]]
-    """Returns the workers of all models at this moment, in the order in which they joined."""
+    """Returns the current workers of all models, in the order in which they joined."""
     figures: Callable[[], RoutingFigures] = RoutingFigures
     """Returns the counts of routing."""
     membership: Membership | None = None

@@ -4,7 +4,7 @@
     --prefill P --decode D        P + D engines; without prefill engines, D engines that do both
     --role decode --prefill-url   the engine, and prefill workers on other servers
 
-1. all engine processes start at the same time; one that cannot start ends the others
+1. all engine processes start at the same time; if a process cannot start, all of them end
 2. each gets the weights of the cell, and every decode engine connects to every prefill engine, so that no request
    waits for a connection
 3. `watch` runs next to the server: each engine has a keeper (`LocalKeeper`), which restarts it when it dies. Prefill
@@ -66,7 +66,7 @@ class LocalEngine(Engine, ControlledEngine, Protocol):
         ...
 
     def kill(self) -> None:
-        """Ends the process with SIGKILL, as if it had died by itself."""
+        """Kills the process with SIGKILL, as if it had crashed."""
         ...
 
     def listen_to_blocks(self, listener: BlockListener) -> None:

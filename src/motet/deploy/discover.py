@@ -74,7 +74,7 @@ class FoundServer:
         return self._found[1]
 
     async def report(self) -> EngineReport:
-        """Requests a report. Raises what `WorkerProbe.report` raises, with the failure of each kind if none fits."""
+        """Requests a report. Raises the errors of `WorkerProbe.report`, with the failure of each kind if none fits."""
         if self._found is not None:
             kind, probe = self._found
             try:

@@ -58,7 +58,7 @@ class TokenizerRules:
     others: Path | None = None
     """Folder for models without an entry of their own."""
     chat_template: str | None = None
-    """Jinja text in place of the models' own."""
+    """Jinja template that replaces the models' own templates."""
     parsers: ParserNames = field(default=ParserNames())
 
 
@@ -155,7 +155,7 @@ class GatewayModels:
             self._first = model
 
     def __call__(self) -> Mapping[str, ServedModel | TextModel]:
-        """Returns the models. They are made again when a worker has come, gone, or changed its models."""
+        """Returns the models. They are computed again when a worker has joined, left, or changed its models."""
         known = self._router.fleet.catalog.models()
         if known is not self._known:
             made = [self._model(card) for card in known.values()]

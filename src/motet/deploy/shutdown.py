@@ -46,7 +46,7 @@ class StopSignals:
         loop.add_reader(stdin, read)
 
     def take(self) -> None:
-        """Handles the signals from now on, in place of any other handler."""
+        """Handles the signals from now on, replacing any other handler."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self.ask)

@@ -57,7 +57,7 @@ class WorkerNames:
         self._indices = indices
 
     def update(self, delta: GroupDelta) -> None:
-        """Notes the worker of a delta. The first worker has all choices until others send deltas of some."""
+        """Records the worker of a delta. All choices belong to the first worker until another worker sends deltas."""
         self.last = delta.worker
         brought = [one.index for one in delta.choices] if self.of_choice else self._indices
         self.of_choice |= dict.fromkeys(brought, delta.worker)
@@ -79,7 +79,7 @@ class TextGroup:
         policy: GroupPolicy | None = None,
         number: int = 0,
     ) -> None:
-        """`number`: number of the prompt in its request. Raises what `Engine.generate` raises."""
+        """`number`: number of the prompt in its request. Raises the errors of `Engine.generate`."""
         indices = [start.index for start in request.choices]
         self._engine = engine
         self._request = request

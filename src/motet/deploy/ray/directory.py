@@ -313,7 +313,7 @@ class DirectoryCopy:
             self._changed = asyncio.Event()
 
     async def change(self, since: int) -> None:
-        """Returns when a worker has come, gone or changed after the revision `since`."""
+        """Waits until a worker has joined, left or changed after the revision `since`."""
         while self.revision == since:
             await self._changed.wait()
 

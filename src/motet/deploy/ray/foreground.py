@@ -177,7 +177,7 @@ def _messages(application: ApplicationStatusOverview | None) -> str:
 
 
 def _is_gone(name: str) -> bool:
-    """Returns True if the application is gone; False while Serve does not answer."""
+    """Returns True if the application does not exist any more; False while Serve does not answer."""
     status = _status()
     if status is None:
         return False
@@ -193,7 +193,7 @@ async def _take_down(name: str, signals: StopSignals) -> None:
         if status is not None and name not in status.applications:
             return
         if status is not None and status.applications[name].status is not ApplicationStatus.DELETING:
-            with contextlib.suppress(RayError, RayServeException):  # it is gone, or is deleted at the next check
+            with contextlib.suppress(RayError, RayServeException):  # the application was or will be deleted
                 serve.delete(name, _blocking=False)  # not a public parameter, but without it, `delete` waits
         elif signals.at_once.is_set():
             return

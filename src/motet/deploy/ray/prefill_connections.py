@@ -77,7 +77,7 @@ class PrefillConnections:
             await first_of(self._any_connected.wait(), directory.change(revision))
 
     def _update(self, prefill: Mapping[str, TransferAddress], tasks: asyncio.TaskGroup) -> None:
-        """Starts to connect to new workers, and forgets workers that have gone."""
+        """Starts to connect to new workers, and removes workers that have left."""
         gone = self._connecting.keys() - prefill.keys()
         if self._connected_by != self._engine_id():
             self._connected_by, self._connected = self._engine_id(), set()

@@ -67,7 +67,7 @@ class RunningServer(Generic[W]):
         return self._serving is not None and self._server is not None and not self._server.done()
 
     async def start(self, run: Callable[..., Awaitable[Outcome]]) -> None:
-        """Returns when `run(on_ready=..., signals=...)` serves. Raises what `run` raises; can then be called again."""
+        """Waits until `run(on_ready=..., signals=...)` serves. Raises the errors of `run`; can then be called again."""
         ready: asyncio.Future[Serving[W]] = asyncio.get_running_loop().create_future()
         self._server = asyncio.ensure_future(run(on_ready=ready.set_result, signals=self._signals))
         try:
