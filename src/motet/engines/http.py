@@ -95,7 +95,7 @@ class Refusal:
     phrase: str
     body: bytes
     retry_after_s: int | None = None
-    """None if the server sent no time in seconds."""
+    """The server's `retry-after`; None if it sent no number of seconds."""
 
     @property
     def quoted(self) -> str:

@@ -33,7 +33,7 @@ class Answers:
     counts: dict[str, int] = field(init=False, default_factory=dict)
     """Number of choices with each value."""
     leader: Majority | None = field(init=False, default=None)
-    """Most frequent value, of several the one that reached this number first; None without a value."""
+    """The most frequent value; of equally frequent values, the first that reached this number. None without a value."""
     _second: int = field(init=False, default=0)
     """Number of choices with the second most frequent value."""
 

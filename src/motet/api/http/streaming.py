@@ -39,7 +39,7 @@ class ResponseSender:
 async def while_client_stays(receive: Receive, work: Coroutine[None, None, None]) -> None:
     """Runs `work` until it ends, or cancels it when the client leaves."""
     # `work` runs in a task of its own: each time a task wakes, Python passes through all its awaiting calls, and the
-    # task of the request has those of the framework.
+    # task of the request has many awaiting calls of the framework.
     working = asyncio.create_task(work)
     with anyio.CancelScope() as listening:
         working.add_done_callback(lambda _: listening.cancel())
