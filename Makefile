@@ -55,7 +55,7 @@ check-text: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python tools/layers.py
 	$(BIN)/python tools/sizes.py
-	$(BIN)/python -m tools.words --max-share 16
+	$(BIN)/python -m tools.words --max-share 1
 
 check-half: $(READY)
 	$(FAST) -p no:xdist $(HALF)
