@@ -17,7 +17,7 @@ from motet.api.generation.prompts import LONG_TEXT
 from motet.policies.steering import GroupReport, Keep
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import ranked_logprobs
-from motet.text.parts import Content, Reasoning, ToolCallArguments, ToolCallBegin
+from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.text_group import GroupStep
 from motet.transfer.ticket import Ticket
 from motet.types import FinishReason, PromptReport, Usage, WeightSpan
@@ -135,7 +135,17 @@ class CollectedChoice(msgspec.Struct, gc=False):
             self.logprob_mean.count += len(event.logprobs)
         if fields is not None:
             pieces.logprobs.add(fields)
-        for part in (Content(event.text),) if event.parts is None else event.parts:
+        if event.parts is None:
+            pieces.content.append(event.text)
+        else:
+            self._add_parts(event.parts, pieces)
+        if event.finish is not None:
+            self.end = ChoiceEnd(event.finish, event.stop_reason, event.weight_versions)
+            self.join(pieces)
+            self.pieces = None
+
+    def _add_parts(self, parts: Sequence[Part], pieces: CollectedEvents) -> None:
+        for part in parts:
             match part:
                 case Content(text):
                     pieces.content.append(text)
@@ -145,10 +155,6 @@ class CollectedChoice(msgspec.Struct, gc=False):
                     self.calls += ((part, []),)
                 case ToolCallArguments():
                     self.calls[part.number][1].append(part.text)
-        if event.finish is not None:
-            self.end = ChoiceEnd(event.finish, event.stop_reason, event.weight_versions)
-            self.join(pieces)
-            self.pieces = None
 
     def so_far(self) -> "CollectedChoice":
         """Returns the choice with the content of all its events, also before its end."""
