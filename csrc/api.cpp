@@ -77,12 +77,12 @@ MOTET_EXPORT double motet_multiply_tiles(void* forward, std::int32_t tiles) {
 MOTET_EXPORT void motet_close(void* forward) { delete static_cast<Forward*>(forward); }
 
 // Sampling, which needs no model. The caller closes the sampler.
-MOTET_EXPORT void* motet_open_draws(std::int32_t vocab, std::int32_t num_threads) {
+MOTET_EXPORT void* motet_open_sampler(std::int32_t vocab, std::int32_t num_threads) {
   return new Sampler(vocab, num_threads);
 }
-MOTET_EXPORT void motet_draw(void* sampler, const SamplingArguments* args) {
+MOTET_EXPORT void motet_sample(void* sampler, const SamplingArguments* args) {
   static_cast<Sampler*>(sampler)->run(*args);
 }
-MOTET_EXPORT void motet_close_draws(void* sampler) { delete static_cast<Sampler*>(sampler); }
+MOTET_EXPORT void motet_close_sampler(void* sampler) { delete static_cast<Sampler*>(sampler); }
 
 }  // extern "C"

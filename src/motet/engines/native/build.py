@@ -184,8 +184,8 @@ def choose_backend(
         if kernels == "auto" and device.type == "cpu":
             logger.info("torch's operators run the model, not the compiled kernels: %s", reason)
         same = operators_agree(model, head_dim=storage.keys.shape[-1], dtype=dtype, device=device)
-        draws = f"-draws-{digest()}" if device.type == "cpu" and found is not None else ""
-        operators = f"torch-{torch.__version__}{draws}"
+        sampling = f"-sampling-{digest()}" if device.type == "cpu" and found is not None else ""
+        operators = f"torch-{torch.__version__}{sampling}"
         return Backend(TorchRunner(model, storage), operators, same, TensorWeights.of(model))
     packed = PackedModel(model, storage, max_positions=max_model_len, kernels=found, int8=int8)
     runner = CpuRunner(packed, storage, num_threads=torch.get_num_threads(), kernels=found)

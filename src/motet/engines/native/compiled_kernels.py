@@ -81,9 +81,9 @@ FUNCTIONS = (
     ("motet_read_memory", c_uint64, (c_void_p, c_void_p, c_uint64)),
     ("motet_multiply_tiles", c_double, (c_void_p, c_int32)),
     ("motet_close", None, (c_void_p,)),
-    ("motet_open_draws", c_void_p, (c_int32, c_int32)),
-    ("motet_draw", None, (c_void_p, POINTER(SamplingArguments))),
-    ("motet_close_draws", None, (c_void_p,)),
+    ("motet_open_sampler", c_void_p, (c_int32, c_int32)),
+    ("motet_sample", None, (c_void_p, POINTER(SamplingArguments))),
+    ("motet_close_sampler", None, (c_void_p,)),
 )
 """Name, result and arguments of each function of the kernels."""
 

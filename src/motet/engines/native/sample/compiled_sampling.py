@@ -76,9 +76,9 @@ class CompiledSampling:
     def __init__(self, vocab_size: int, kernels: ctypes.CDLL) -> None:
         self.widths = (vocab_size,)
         self._vocab_size = vocab_size
-        self._sample = kernels.motet_draw
-        self._handle = kernels.motet_open_draws(vocab_size, torch.get_num_threads())
-        self._close = weakref.finalize(self, kernels.motet_close_draws, self._handle)
+        self._sample = kernels.motet_sample
+        self._handle = kernels.motet_open_sampler(vocab_size, torch.get_num_threads())
+        self._close = weakref.finalize(self, kernels.motet_close_sampler, self._handle)
 
     def directly_sampled(self, rows: Sequence[SampleRow]) -> list[int]:
         """Returns the indices of the choices that are sampled directly from the logits."""
