@@ -43,11 +43,7 @@ MAX_DECIMALS: Final = 8
 """Maximum number of decimal places of `multipleOf`. With more, llguidance's 32-bit numbers overflow."""
 
 PARSER_LIMITS: Final = LLParserLimits(
-    max_items_in_row=2_000,
-    step_max_items=5_000,
-    step_lexer_fuel=30_000,
-    max_lexer_states=20_000,
-    verbose_errors=False,
+    max_items_in_row=2_000, step_max_items=5_000, step_lexer_fuel=30_000, max_lexer_states=20_000, verbose_errors=False
 )
 """llguidance's limits for one token of one choice: a millisecond at worst, so that 128 choices cannot delay a step by
 much. The time grows faster than the number of items: 50,000 items take up to 170 ms. `MAX_OPTIONAL` needs up to 2,000

@@ -55,7 +55,7 @@ class CallRules:
     form: ToolFormat
     callable: tuple[Tool, ...]
     parallel: bool = True
-    """True if an answer can have several calls. Otherwise calls after the first call are dropped, as in vLLM."""
+    """True if an answer can have several calls. If not, calls after the first one are dropped, as in vLLM."""
 
 
 def tagged_format(
@@ -77,7 +77,7 @@ class TaggedParser:
             ReasoningReader(reasoning) if reasoning and reasoning.at_start is not ReasoningState.ENDED else None
         )
         self._tokens = 0
-        """Number of tokens up to the end of the reasoning."""
+        """Number of tokens up to the end of the reasoning, with its tags."""
         self._calls = ShownCalls(calls) if calls else None
         self._content = ContentReader(self._calls, content_ends)
 
@@ -206,10 +206,8 @@ class ContentReader:
 
 
 class ShownCalls:
-    """The calls of one choice, in all its regions, with the number of characters of each that were shown.
-
-    A call is shown, with its name, when its arguments start; then its arguments are shown as they arrive.
-    """
+    """The calls of one choice, in all its regions. A call is shown, with its name, when its arguments start; then its
+    arguments are shown as they arrive."""
 
     def __init__(self, rules: CallRules) -> None:
         self.rules = rules
@@ -243,8 +241,7 @@ class CallRegion:
 
     Text that cannot be parsed as a call becomes content, with its tags; complete calls before this text stay calls.
     Parts of a call that were shown are not withdrawn. The region is parsed again each time it has grown by a sixteenth,
-    wherever the text is divided. So the work is linear, and the parts do not depend on the division.
-    """
+    wherever the text is divided. So the work is linear, and the parts do not depend on the division."""
 
     def __init__(self, calls: ShownCalls, opening: str) -> None:
         """`opening`: the opening tag with the white space before it, which is shown if the region is not a call."""

@@ -7,8 +7,8 @@
                             string          are separated
 
 An event contains a token, and its log-probability, if it shows the end of the token's text. So the events of a choice
-are consistent wherever the stream is cut. Tokens are processed one by one: the way in which an engine bundles tokens
-into deltas changes neither the text nor its end.
+are consistent wherever the stream is cut. Tokens are processed one by one, so how an engine bundles tokens into deltas
+changes neither the text nor its end.
 """
 
 from collections import deque
@@ -71,17 +71,9 @@ class ChoiceStream:
 
     The log-probabilities of these tokens are not known and left out. If they end with a stop string, the choice has
     ended: the engine that generated them was lost before it was requested to stop. Raises `AnswerParserError` if the
-    parser fails.
-    """
+    parser fails."""
 
-    def __init__(
-        self,
-        start: ChoiceStart,
-        prompt: Sequence[int],
-        *,
-        tokenizer: Tokenizer,
-        rules: TextRules,
-    ) -> None:
+    def __init__(self, start: ChoiceStart, prompt: Sequence[int], *, tokenizer: Tokenizer, rules: TextRules) -> None:
         self.index = start.index
         self.finish: FinishReason | None = None
         self.stop_reason: str | int | None = None
@@ -140,7 +132,7 @@ class ChoiceStream:
 
     def _feed_any(self, delta: ChoiceDelta) -> ChoiceEvent | None:
         """Takes any delta. A parser gets the tokens one by one, so neither the parts nor the number of reasoning tokens
-        depend on the way in which the engine bundles tokens."""
+        depend on how the engine bundles tokens."""
         if self.ended:
             return None
         if self._rules.prompt_only and delta.token_ids:
@@ -151,9 +143,9 @@ class ChoiceStream:
         return _joined(list(map(self.feed, delta.single_tokens())))
 
     def _take(self, delta: ChoiceDelta) -> ChoiceEvent | None:
+        """Takes a delta whose tokens all go to one event."""
         ids, logprobs = delta.token_ids, delta.logprobs
-        ending = self._without_text(delta)
-        text = ""
+        ending, text = self._without_text(delta), ""
         for number in range(len(ids) - len(ending)):
             self.num_tokens += 1
             self._held.add(ids[number], logprobs[number] if logprobs else None)
@@ -173,7 +165,8 @@ class ChoiceStream:
         return delta.token_ids[-1:]
 
     def _show(self, piece: str) -> str:
-        """Returns the text that can be shown after `piece` was added. Sets `finish` if it completes a stop string."""
+        """Adds `piece`, and returns the text that can now be shown. Sets `finish` if the piece completes a stop
+        string."""
         self._held.advance(len(piece))
         if self._matcher is None:
             self._shown += len(piece)
@@ -210,19 +203,11 @@ class ChoiceStream:
         tokens = self._held.take(self._shown if self.finish is None else self._held.num_chars)
         if self._num_known:
             tokens, self._num_known = tokens[self._num_known :], max(0, self._num_known - len(tokens))
-        ids = tuple([token.token_id for token in tokens])
-        if not self._rules.logprobs:
-            return ChoiceEvent(self.index, text, ids, None, None, self.finish, self.stop_reason)
-        kept = [(t.logprob, t.start) for t in tokens if t.logprob is not None]
-        return ChoiceEvent(
-            self.index,
-            text,
-            ids,
-            tuple([logprob for logprob, _ in kept]),
-            tuple([offset for _, offset in kept]),
-            self.finish,
-            self.stop_reason,
-        )
+        ids, logprobs, offsets = tuple([token.token_id for token in tokens]), None, None
+        if self._rules.logprobs:
+            logprobs = tuple([token.logprob for token in tokens if token.logprob is not None])
+            offsets = tuple([token.start for token in tokens if token.logprob is not None])
+        return ChoiceEvent(self.index, text, ids, logprobs, offsets, self.finish, self.stop_reason)
 
     def _parsed(self, event: ChoiceEvent | None) -> ChoiceEvent | None:
         """Adds the parts to an event, if they are separated."""
@@ -244,11 +229,8 @@ class ChoiceStream:
 
 def _replay_from(output: tuple[int, ...], special_ids: frozenset[int], *, rules: TextRules) -> int:
     """Returns the number of output tokens that need not be read again, since neither an incomplete character nor an
-    incomplete stop string can reach back to them.
-
-    Offsets of log-probabilities count from the start of the answer, and a parser reads complete answers; in both cases
-    all tokens are read.
-    """
+    incomplete stop string can reach back to them. It is 0 if all tokens have to be read: offsets of log-probabilities
+    count from the start of the answer, and a parser reads complete answers."""
     if rules.logprobs or rules.format is not None:
         return 0
     begin = len(output)
@@ -306,17 +288,16 @@ class HeldTokens:
 
 
 def _joined(shown: Sequence[ChoiceEvent | None]) -> ChoiceEvent | None:
+    """Returns consecutive events of a choice as one event."""
     events = [event for event in shown if event is not None]
     if not events:
         return None
     last = events[-1]
-    return ChoiceEvent(
-        last.index,
-        "".join(event.text for event in events),
-        tuple(token_id for event in events for token_id in event.token_ids),
-        None if last.logprobs is None else tuple(one for event in events for one in event.logprobs or ()),
-        None if last.offsets is None else tuple(one for event in events for one in event.offsets or ()),
-        last.finish,
-        last.stop_reason,
-        tuple(part for event in events for part in event.parts or ()),
+    return msgspec.structs.replace(
+        last,
+        text="".join(event.text for event in events),
+        token_ids=tuple(token_id for event in events for token_id in event.token_ids),
+        logprobs=None if last.logprobs is None else tuple(one for event in events for one in event.logprobs or ()),
+        offsets=None if last.offsets is None else tuple(one for event in events for one in event.offsets or ()),
+        parts=tuple(part for event in events for part in event.parts or ()),
     )

@@ -88,8 +88,7 @@ class Detokenizer:
         return self._release_invalid() if len(held) % MAX_WITHOUT_TEXT == 0 else ""
 
     def close(self) -> str:
-        """Returns the text of the held tokens at the end of the answer, with U+FFFD for bytes that are not a
-        character."""
+        """Returns the text of the held tokens at the answer's end, with U+FFFD for bytes that are not a character."""
         held, self._held = self._held, []
         return self._without_prompt_text(self._text_after(self._context, held)) if held else ""
 
@@ -107,10 +106,8 @@ class Detokenizer:
         return both[len(before) :] if both.startswith(before) else self._decode(ids)
 
     def _split(self, past: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Returns a context that ends with a complete character, and the ids after it, which start a character.
-
-        With a context that ends in U+FFFD, `DecodeStream` would return the context's text again.
-        """
+        """Returns a context that ends with a complete character, and the ids after it, which start a character. With a
+        context that ends in U+FFFD, `DecodeStream` would return the context's text again."""
         if past and self._texts[past[-1]]:
             return [past[-1]], []
         past = [token_id for token_id in past if token_id not in self._skipped]
@@ -132,8 +129,7 @@ class Detokenizer:
         """Returns the text of the held tokens, except the last ones, which can still start a character.
 
         The tokens can be split where the texts of both sides, decoded alone, are the text of both together. The new
-        stream starts with the second side. It starts with an invalid byte, and so has no leading space to lose.
-        """
+        stream starts with the second side. It starts with an invalid byte, and so has no leading space to lose."""
         held, text_of_all = self._held, self._text_after(self._context, self._held)
         if not text_of_all:
             self._held, self._stream = [], None

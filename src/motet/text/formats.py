@@ -43,8 +43,7 @@ FORMATS: Final[dict[str, ToolFormat]] = {
         LLAMA4_JSON,
     )
 }
-"""Formats by name. Formats with more specific marks in their templates come first: several formats use
-`<tool_call>`."""
+"""Formats by name. Formats with more specific template marks come first: several formats use `<tool_call>`."""
 OTHER_NAMES = {"glm47": "glm45", "granite4": "hermes", "llama4_pythonic": "pythonic", "qwen3_xml": "qwen3_coder"}
 """Additional names of formats for which vLLM has several parsers."""
 
@@ -65,8 +64,7 @@ def format_of_template(template: str) -> ToolFormat | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ParserNames:
-    """The operator's choice of parsers for answers. Raises `ConfigError` for unknown names, and for names that cannot
-    be combined."""
+    """The operator's parsers for answers. Raises `ConfigError` for unknown names, and if names cannot be combined."""
 
     tools: str = AUTO
     reasoning: str = AUTO
@@ -93,8 +91,7 @@ class ParserNames:
         return self._names_harmony or (is_open and all(mark in template for mark in HARMONY.template_marks))
 
     def tool_format(self, template: str) -> ToolFormat | None:
-        """Returns the format of calls. For a template without tools it is Hermes, because the prompt then describes
-        this format."""
+        """Returns the format of calls. For a template without tools it is Hermes: the prompt then describes Hermes."""
         if self.tools == AUTO:
             return (format_of_template(template) if "tools" in template else None) or HERMES
         return None if self.tools == NONE else format_named(self.tools)
@@ -137,11 +134,8 @@ class ModelFormats:
 
         `continued`: text of the assistant message that the answers continue; empty if they start a message. `tools`:
         None if no tool may be called. Without `separate_reasoning`, reasoning is part of the content, but its tokens
-        are counted.
-        """
-        calls = None
-        if self.tools is not None and tools is not None:
-            calls = CallRules(self.tools, tools.callable, tools.parallel)
+        are counted."""
+        calls = None if self.tools is None or tools is None else CallRules(self.tools, tools.callable, tools.parallel)
         if self.harmony:
             return harmony_format(calls, self._special_in_calls)
         at_start, tags = self._reasoning_state(prompt, continued), self.reasoning
@@ -163,7 +157,6 @@ class ModelFormats:
         return Thinking(self.reasoning.opening_tags[0], self.reasoning.closing_tags[0], opened)
 
     def _reasoning_state(self, prompt: Sequence[int], continued: str) -> ReasoningState:
-        """Returns the state of the reasoning at the end of the prompt."""
         if self.reasoning is None:
             return ReasoningState.ENDED
         opens, closes = self.reasoning.opening_tags, self.reasoning.closing_tags
@@ -179,16 +172,12 @@ class ModelFormats:
     @cached_property
     def _special_in_reasoning(self) -> frozenset[int]:
         tags = self.reasoning
-        if tags is None:
-            return frozenset()
-        return self._special_tokens_in((*tags.opening_tags, *tags.closing_tags, *tags.content_tags))
+        return self._special_tokens_in((*tags.opening_tags, *tags.closing_tags, *tags.content_tags) if tags else ())
 
     @cached_property
     def _special_in_calls(self) -> frozenset[int]:
         form = HARMONY if self.harmony else self.tools
-        if form is None:
-            return frozenset()
-        return self._special_tokens_in((*form.opening_tags, *form.inner_tags, *form.closing_tags))
+        return self._special_tokens_in((*form.opening_tags, *form.inner_tags, *form.closing_tags) if form else ())
 
     def _special_tokens_in(self, tags: Sequence[str]) -> frozenset[int]:
         """Returns the special tokens that are a tag or a part of a tag."""

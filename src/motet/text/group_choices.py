@@ -19,7 +19,7 @@ class GroupChoices:
         self._rules = rules
         self._streams: dict[int, ChoiceStream] = {}
         self._closed_counts: dict[int, int] = {start.index: 0 for start in request.choices}
-        """Output tokens of each choice as long as there are no streams."""
+        """Number of output tokens of each choice while there are no streams."""
         self._closed_reasoning_tokens = 0
         self._versions = WeightVersions()
         self._fresh = True
@@ -57,7 +57,7 @@ class GroupChoices:
         return None if event is None else self._with_versions(event)
 
     def length(self, index: int) -> int:
-        """Returns the number of tokens of a choice up to the token that ended it, with the tokens it started with."""
+        """Returns the number of tokens of a choice up to its end, including the tokens that it started with."""
         return self._streams[index].num_tokens
 
     @property

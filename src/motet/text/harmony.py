@@ -134,6 +134,7 @@ class HarmonyParser:
         return parts if not self._header or self._header.startswith(TAGS) else [*parts, Content(self._header)]
 
     def _text(self, text: str) -> list[Part]:
+        """Takes the next text, without tags, of the current header or message."""
         if self._header is not None:
             self._header += text
             return []
@@ -161,6 +162,7 @@ class HarmonyParser:
         return self._text(after)
 
     def _end(self, tag: str) -> list[Part]:
+        """Ends the current message at a tag."""
         parts = self._region.close(cut=False) if self._region is not None else []
         if self._is_reasoning:
             self._earlier_reasoning_tokens += self._tokens
@@ -187,11 +189,9 @@ def _header_parser() -> Callable[[str], _Header | None]:
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
 
     def parse(text: str) -> _Header | None:
-        parser = StreamableParser(encoding, None)
+        message, parser = text if text.startswith(START) else PROMPT_END + text, StreamableParser(encoding, None)
         try:
-            for token_id in encoding.encode(
-                text if text.startswith(START) else PROMPT_END + text, allowed_special="all"
-            ):
+            for token_id in encoding.encode(message, allowed_special="all"):
                 parser.process(token_id)
         except HarmonyError:
             return None

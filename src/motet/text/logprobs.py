@@ -16,7 +16,6 @@ from motet.types import TokenLogprob
 LOWEST = -9999.0
 """Value for minus infinity, which JSON cannot represent. OpenAI and vLLM use the same value."""
 
-
 ChatLogprob = dict[str, object]
 """Element of `logprobs.content` of a chat choice, or of the `top_logprobs` of such an element."""
 CompletionLogprobs = dict[str, list[object]]
@@ -26,8 +25,7 @@ CompletionLogprobs = dict[str, list[object]]
 def chat_logprobs(
     tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], *, num_top: int, as_ids: bool = False
 ) -> list[ChatLogprob]:
-    """Returns the form of the chat API. `as_ids`: tokens are named `token_id:5`, as in vLLM; their bytes are the
-    same."""
+    """Returns the form of the chat API. `as_ids`: tokens are named `token_id:5`, as in vLLM, with the same bytes."""
 
     def entry_of(token_id: int, logprob: float) -> ChatLogprob:
         name, content = _name(tokenizer, token_id, as_ids=as_ids), tokenizer.token_bytes(token_id)
@@ -43,13 +41,12 @@ def chat_logprobs(
 
 
 def id_logprobs(logprobs: Sequence[TokenLogprob], *, num_top: int, ranked: bool = True) -> list[ChatLogprob]:
-    """Returns vLLM's form for tokens without text, with the id and the rank of each token. It also has the fields of
-    the chat form, which earlier versions of vLLM returned. `ranked`: False if the other tokens are not the most likely
-    ones."""
+    """Returns vLLM's form for tokens without text, with the id and the rank of each token, and with the fields of the
+    chat form, which earlier versions of vLLM returned. `ranked`: False if the other tokens are not the most likely."""
 
     def entry_of(token_id: int, logprob: float, *, rank: int | None) -> ChatLogprob:
-        named = {"token_id": token_id, "logprob": _finite(logprob), "rank": rank}
-        return named | {"token": as_id(token_id), "bytes": None}
+        token, value = as_id(token_id), _finite(logprob)
+        return {"token_id": token_id, "logprob": value, "rank": rank, "token": token, "bytes": None}
 
     return [
         {
@@ -101,11 +98,8 @@ def completion_logprobs(
     as_ids: bool = False,
 ) -> CompletionLogprobs:
     """Returns the form of the completions API, for an answer or for an echoed prompt, whose first token has no
-    log-probability.
-
-    The top tokens include the token itself, as the last one if it is not among the `num_top`. `as_ids`: tokens are
-    named `token_id:5`, as in vLLM; the offsets still refer to the text.
-    """
+    log-probability. The top tokens include the token itself, as the last one if it is not among the `num_top`.
+    `as_ids`: tokens are named `token_id:5`, as in vLLM; the offsets still refer to the text."""
     name = partial(_name, tokenizer, as_ids=as_ids)
     return {
         "tokens": [name(token_id) for token_id in ids],

@@ -9,7 +9,7 @@ from motet.types import EngineInfo
 
 
 class PromptPreparer:
-    """Makes and checks prompts for one model. Thread-safe: encoding a long prompt takes milliseconds and releases the
+    """Makes and checks prompts for one model. Thread-safe: encoding a long prompt takes milliseconds, without the
     GIL."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, info: EngineInfo) -> None:
@@ -48,10 +48,8 @@ class PromptPreparer:
 
     def max_tokens(self, prompt_len: int, requested: int | None, *, default: int | None, param: str) -> int:
         """Returns the maximum number of output tokens of a choice: `requested`, else `default`, else all that fit.
-        `param` names the field of the prompt.
-
-        Raises `ContextLengthError` if the prompt leaves no capacity, or less than `requested`.
-        """
+        Raises `ContextLengthError` if the prompt leaves no capacity, or less than `requested`. `param`: field of the
+        prompt."""
         part, capacity = _part(param), self._info.max_model_len - prompt_len
         if requested is None:
             if capacity <= 0:

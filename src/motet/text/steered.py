@@ -22,7 +22,7 @@ import msgspec
 from motet.engine import Engine, GroupStream
 from motet.errors import NoWorkerError, OverloadedError
 from motet.ids import RequestId
-from motet.merge import Merge, PromptOnce, Take, deliver
+from motet.merge import Merge, PromptOnce, Take
 from motet.policies.lockstep import Lockstep
 from motet.types import GenerateRequest, GroupDelta
 
@@ -56,15 +56,13 @@ class ChoiceBatch:
             await self._stream.aclose()
 
     async def run(self, take: Take[GroupDelta]) -> None:
-        """Delivers the deltas of the group. A group that starts later is submitted first, and again after each refusal,
+        """Delivers the deltas of the group. A group that starts later is submitted first, and again after each refusal
         until the engine has sent a delta."""
-        if self._stream is not None:
-            await deliver(self._stream, take)
-            return
-        started, last_worker_s = False, time.monotonic()
-        while self._request.choices:
+        started, last_worker_s = self._stream is not None, time.monotonic()
+        while self._stream is not None or self._request.choices:
             try:
-                self._stream = self._engine.generate(self._request)
+                if self._stream is None:
+                    self._stream = self._engine.generate(self._request)
                 async for delta in self._stream:
                     started = True
                     if (taking := take((delta,))) is not None:
@@ -75,9 +73,8 @@ class ChoiceBatch:
                 if started or (without_worker and time.monotonic() - last_worker_s > NO_WORKER_S):
                     raise
                 last_worker_s = last_worker_s if without_worker else time.monotonic()
-                if self._stream is not None:
-                    await self._stream.aclose()
-                    self._stream = None
+                await self.aclose()
+                self._stream = None
                 await asyncio.sleep(RETRY_S)
 
 
@@ -144,7 +141,7 @@ class SteeredStream(AsyncIterator[GroupDelta]):
             self._lockstep.feed(delta)
 
     async def aclose(self) -> None:
-        """Ends all groups of the engine, even if the caller is cancelled. Can be called at any time, and repeatedly."""
+        """Ends all groups of the engine, even if the caller is cancelled. Can be called at any time and repeatedly."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)

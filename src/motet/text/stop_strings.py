@@ -89,15 +89,12 @@ class StopMatcher:
         return len(self._held)
 
     def passes_unchanged(self, piece: str) -> bool:
-        """Returns True if `feed` would release exactly this piece: nothing is held, and no stop string starts in the
-        piece."""
+        """Returns True if `feed` would release exactly this piece: nothing is held, and no stop string starts in it."""
         return not self._state and self._strings.firsts.isdisjoint(piece)
 
     def feed(self, piece: str, *, may_stop: bool = True) -> ReleasedText:
         """Takes the next piece. With `may_stop` False, a stop string that becomes complete in the piece is plain text.
-
-        After a stop string was found, the search can continue with the rest of the piece.
-        """
+        After a stop string was found, the search can continue with the rest of the piece."""
         if self.passes_unchanged(piece):
             return ReleasedText(piece)
         strings, state = self._strings, self._state

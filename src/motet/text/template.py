@@ -28,8 +28,8 @@ TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeE
 
 END_MARK = "\ue000MOTET-CONTINUES-HERE\ue000 "
 """Marks the end of the last message while a template is rendered. The first character is for private use, so no message
-contains it. If the last character is missing afterwards, the template strips messages, and the text before the mark is
-stripped too."""
+contains it. If its last character, a space, is missing afterwards, the template strips messages: then the text before
+the mark is stripped too."""
 
 
 class ChatTemplate:
@@ -79,14 +79,8 @@ class ChatTemplate:
             plain = with_tools_as_text(plain, tools or ())
         if continue_final_message:
             plain[-1]["content"] = f"{plain[-1]['content']}{END_MARK}"
-        variables = {
-            **self._named_tokens,
-            "tools": tools or None,
-            "documents": None,
-            **(template_kwargs or {}),
-            "messages": plain,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        variables = {**self._named_tokens, "tools": tools or None, "documents": None, **(template_kwargs or {})}
+        variables |= {"messages": plain, "add_generation_prompt": add_generation_prompt}
         try:
             text = self._template.render(variables)
         except TEMPLATE_ERRORS as exc:
@@ -98,8 +92,7 @@ def _until_mark(text: str) -> str:
     end = text.rfind(END_MARK.rstrip())
     if end < 0:
         raise RequestError(
-            "the chat template changes the last message, so it cannot be continued",
-            param="continue_final_message",
+            "the chat template changes the last message, so it cannot be continued", param="continue_final_message"
         )
     return text[:end] if text.startswith(END_MARK, end) else text[:end].rstrip()
 
@@ -117,19 +110,14 @@ class GenerationTag(Extension):
 @cache
 def _compiled(source: str) -> Template:
     """Compiles a template. Models with the same template share the result."""
-    template = _environment().from_string(source)
-    template.globals = dict(template.globals)  # instead of a ChainMap, which makes every rendering slower
-    return template
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
-    )
+    extensions = [GenerationTag, loopcontrols]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment
+    template = environment.from_string(source)
+    template.globals = dict(template.globals)  # instead of a ChainMap, which makes every rendering slower
+    return template
 
 
 def _tojson(  # sizes: templates pass these by position
@@ -187,8 +175,7 @@ class Arguments(dict[str, object]):
 
     As in OpenAI's API, clients send arguments as a JSON string. Templates iterate over them as an object, or write them
     with `tojson`, which would quote a string again. As in transformers and vLLM, templates therefore get the object.
-    The templates of DeepSeek V3 concatenate it with strings, using `+`.
-    """
+    The templates of DeepSeek V3 concatenate it with strings, using `+`."""
 
     def __str__(self) -> str:
         return json.dumps(self, ensure_ascii=False)
@@ -223,10 +210,8 @@ RESULT, RESULT_END = "<tool_response>", "</tool_response>"
 
 def with_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     """Returns messages without roles and fields for tools. The first system message, or a new one, describes the tools.
-
-    `messages` have arguments as objects; `tools` are as the client sent them. Results of calls become messages of the
-    user. Consecutive results become one message.
-    """
+    Consecutive results of calls become one message of the user. `messages` have arguments as objects; `tools` are as
+    the client sent them."""
     plain: list[dict[str, object]] = []
     for message in messages:
         calls, content = message.get("tool_calls"), str(message["content"])

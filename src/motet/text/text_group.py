@@ -30,7 +30,7 @@ log = logging.getLogger("motet.text")
 
 
 class GroupStep(msgspec.Struct, frozen=True, gc=False):
-    """The events of one step of a group, all choices together; never empty."""
+    """The events of all choices in one step of a group. A step has an event or a report on the prompt."""
 
     events: Sequence[ChoiceEvent]
     prompt: PromptReport | None = None
@@ -64,10 +64,8 @@ class WorkerNames:
 
 
 class TextGroup:
-    """Run it to its end or call `aclose`: it owns the engine's stream.
-
-    `run` raises what the engine's stream raises, and `AnswerParserError`; then the group has ended.
-    """
+    """Owns the engine's stream of a group: run it to its end, or call `aclose`. `run` raises `AnswerParserError` and
+    the errors of the engine's stream; the group has then ended."""
 
     def __init__(
         self,
@@ -186,23 +184,22 @@ class TextGroup:
             await self.aclose()
 
     async def _stop(self, index: int) -> None:
-        """Ends a choice in the engine."""
         if self._steered is not None:
             await self._steered.stop(index)
         else:
             await self._engine.stop_choice(self._request.request_id, index)
 
     async def end_choice(self, index: int) -> bool:
-        """Ends a choice at its current position. The reader gets its end with the next step. Returns False if the
-        choice has ended, or if the group has no such choice."""
+        """Ends a choice at its current position. The reader gets its last event with the next step. Returns False if
+        the choice has ended, or if the group has no such choice."""
         if self._driver.withdraw(index):
             if self._steered is not None:
                 self._steered.withdraw(index)
             return True
-        if not self._driver.cancel(index):
-            return False
-        await self._stop(index)
-        return True
+        cancelled = self._driver.cancel(index)
+        if cancelled:
+            await self._stop(index)
+        return cancelled
 
     async def end_all(self) -> None:
         """Ends all choices at their current positions, as `end_choice` does."""
@@ -219,7 +216,7 @@ class TextGroup:
 
     @property
     def unfinished(self) -> frozenset[int]:
-        """Choices whose end the reader has not got yet."""
+        """Choices whose last events the reader has not received yet."""
         return frozenset(self._driver.unfinished)
 
     @property

@@ -24,8 +24,6 @@ from motet.errors import ModelLoadError
 SENTENCEPIECE_SPACE = "\u2581"
 REPLACEMENT = "\ufffd"
 """Character that decoders return for bytes that are not a character."""
-
-
 MAX_SHORT = 2048
 """Maximum number of characters or tokens that are not passed to the library as a batch of one. Only for a batch does
 the library release the GIL."""
@@ -54,12 +52,10 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         kind = vocabulary_kind(backend)
         self.texts = TokenTexts(backend, self.special_ids, kind=kind)
-        """Texts of tokens that do not depend on other tokens."""
         self._bytes = TokenBytes(backend, kind)
-        self._longest: int | None = None
+        longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
+        self._longest = None if kind is VocabularyKind.OTHER else longest
         """Maximum number of characters of a token; None if an unknown word of any length can be one token."""
-        if kind is not VocabularyKind.OTHER:
-            self._longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
 
     @classmethod
     def load(cls, folder: Path, *, chat_template: str | None = None) -> "Tokenizer":
@@ -68,7 +64,7 @@ class Tokenizer:
         backend = _read_backend(folder / "tokenizer.json")
         config = _read_config(folder / "tokenizer_config.json")
         _mark_special(backend, config.special_texts())
-        template = chat_template if chat_template is not None else _read_template(folder, config)
+        template = _read_template(folder, config) if chat_template is None else chat_template
         named, class_name = config.named_tokens(), config.tokenizer_class
         return cls(backend, named_tokens=named, chat_template=template, class_name=class_name)
 
@@ -187,10 +183,7 @@ def _read_template(folder: Path, config: _TokenizerConfig) -> str | None:
 
 def _mark_special(backend: Backend, texts: Sequence[str]) -> None:
     """Marks the tokens that the model's config lists as special, as transformers does, even if tokenizer.json does not
-    mark them.
-
-    Texts that are not in the vocabulary are skipped: a new token would get an id that the model does not have.
-    """
+    mark them. Skips texts that are not in the vocabulary: a new token would get an id that the model does not have."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     missing = [text for text in texts if text not in special and backend.token_to_id(text) is not None]
     if missing:
@@ -211,18 +204,17 @@ class _Decoder(msgspec.Struct):
     type: str
     decoders: "list[_Decoder]" = []
 
+    def types(self) -> set[str]:
+        return {self.type}.union(*(decoder.types() for decoder in self.decoders))
+
 
 class _TokenizerJson(msgspec.Struct):
     decoder: _Decoder | None = None
 
 
 def vocabulary_kind(backend: Backend) -> VocabularyKind:
-    root = msgspec.json.decode(backend.to_str(), type=_TokenizerJson).decoder
-    waiting, types = [root] if root else [], set[str]()
-    while waiting:
-        decoder = waiting.pop()
-        types.add(decoder.type)
-        waiting += decoder.decoders
+    decoder = msgspec.json.decode(backend.to_str(), type=_TokenizerJson).decoder
+    types = decoder.types() if decoder else set()
     if "ByteLevel" in types:
         return VocabularyKind.BYTE_LEVEL
     return VocabularyKind.BYTE_FALLBACK if "ByteFallback" in types else VocabularyKind.OTHER
@@ -242,11 +234,10 @@ def is_byte(name: str) -> bool:
 
 
 class TokenTexts(dict[int, str]):
-    """Texts between two other tokens by token id, computed when they are first used.
+    """Texts of tokens between two other tokens, by token id, computed when they are first used.
 
     The text is empty for a token whose text depends on its neighbours (a part of a character), and for special tokens.
-    A text in this table can be sent to the client at once, if there is text before it and no token is held.
-    """
+    A text in this table can be sent to the client at once, if there is text before it and no token is held."""
 
     def __init__(self, backend: Backend, special_ids: frozenset[int], *, kind: VocabularyKind) -> None:
         super().__init__()
@@ -297,7 +288,5 @@ class TokenBytes(dict[int, bytes]):
                 return name.encode()  # an entry that was added as plain text; the decoder treats it in the same way
             return bytes(self._letters[letter] for letter in name)
         if self._kind is VocabularyKind.BYTE_FALLBACK:
-            if is_byte(name):
-                return bytes.fromhex(name[3:5])
-            return name.replace(SENTENCEPIECE_SPACE, " ").encode()
+            return bytes.fromhex(name[3:5]) if is_byte(name) else name.replace(SENTENCEPIECE_SPACE, " ").encode()
         return self._backend.decode([token_id], skip_special_tokens=False).encode()

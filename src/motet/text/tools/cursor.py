@@ -58,14 +58,14 @@ class Cursor:
         self.position = match.end() if match else self.position
 
     def peek(self) -> str:
-        """Returns the next character, and does not advance."""
+        """Returns the next character without advancing. Raises `EndOfText` if there is none."""
         if self.at_end():
             raise EndOfText
         return self.text[self.position]
 
     def accept(self, literal: str) -> bool:
-        """Advances past `literal` and returns True if the text continues with it. Raises `EndOfText` if more text could
-        complete it."""
+        """Advances past `literal` and returns True if the text continues with it. Raises `EndOfText` if the rest of the
+        text is the start of `literal`."""
         if self.text.startswith(literal, self.position):
             self.position += len(literal)
             return True
@@ -85,7 +85,7 @@ class Cursor:
             self.expect(literal.strip())
 
     def read_until(self, *stops: str) -> str:
-        """Returns the text before the first of `stops`."""
+        """Returns the text before the first of `stops`. Raises `EndOfText` if there is none of them."""
         ends = [end for stop in stops if (end := self.text.find(stop, self.position)) >= 0]
         if not ends:
             raise EndOfText
@@ -93,7 +93,7 @@ class Cursor:
         return self.text[start : self.position]
 
     def read_value(self) -> TextSpan:
-        """Returns the span of the JSON value that starts here. Its strings can contain control characters."""
+        """Returns the span of the JSON value that starts here. Strings in it can contain control characters."""
         partial = TextSpan(self.position, len(self.text), complete=False)
         expected, closing = VALUE, list[str]()
         while True:
@@ -142,8 +142,7 @@ class Cursor:
 
 
 def _expected_after(mark: str, closing: list[str]) -> str:
-    """Returns the characters that are allowed after a bracket, comma or colon. `closing`: the closing brackets that are
-    still missing."""
+    """Returns the characters that are allowed after a bracket, comma or colon. `closing`: missing closing brackets."""
     match mark:
         case "{":
             closing.append("}")
@@ -166,16 +165,16 @@ def repaired(text: str) -> str:
 
 
 def decoded(text: str) -> object:
-    """Decodes JSON, with numbers of any size and halves of surrogate pairs, both of which grammars allow. Raises
+    """Decodes JSON, with numbers of any size and halves of surrogate pairs, since grammars allow both. Raises
     `NotACall`."""
+
+    def reject(name: str) -> object:  # NaN and infinities
+        raise ValueError(f"{name} is not JSON")
+
     try:
-        return json.loads(text, parse_constant=_reject_constant)
+        return json.loads(text, parse_constant=reject)
     except (ValueError, RecursionError) as exc:
         raise NotACall from exc
-
-
-def _reject_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
 
 
 def is_encodable(text: str) -> bool:

@@ -1,7 +1,7 @@
 """Grammars of calls: the functions from which each format composes its grammar.
 
     required    calls and nothing else
-    auto        any text up to a tag, then a call; text again, and so on
+    auto        any text up to a tag, then a call, then text again, and so on
 
 The arguments of each tool have their own `%json`, so that references in a schema are resolved from its own root. JSON
 has the layout of chat templates, with `", "` and `": "` and no other white space: otherwise a model could generate line
@@ -43,8 +43,8 @@ def call_rules(
     *,
     arguments: Callable[[Tool, str], list[str]] = json_arguments,
 ) -> list[str]:
-    """Returns the rule `call` with one alternative for each tool: `line(name, name of the rule of its arguments)`.
-    `arguments` makes the rule of the arguments."""
+    """Returns the rule `call` with an alternative for each tool. `line` makes the alternative from the tool's name and
+    the name of the rule of its arguments; `arguments` makes that rule."""
     lines = [f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
     for i, tool in enumerate(tools):
         lines += [f"call_{i}: {line(tool.name, f'arguments_{i}')}", *arguments(tool, f"arguments_{i}")]
@@ -52,11 +52,8 @@ def call_rules(
 
 
 def json_objects(tools: Sequence[Tool], key: str) -> list[str]:
-    """Returns the rule `call` for calls that are a JSON object with the arguments under `key`.
-
-    The rule consists of single strings, like `%json`: otherwise the greedy lexer could not distinguish it from other
-    JSON.
-    """
+    """Returns the rule `call` for calls that are a JSON object with the arguments under `key`. The rule consists of
+    single strings, like `%json`: otherwise the greedy lexer could not distinguish it from other JSON."""
 
     def line(name: str, arguments: str) -> str:
         head = ("{", quoted("name"), ": ", quoted(name), ", ", quoted(key), ": ")
@@ -74,11 +71,9 @@ def tagged(
     closed: bool = False,
     one_call: bool = False,
 ) -> list[str]:
-    """Returns the rule `start` for regions that consist of the tag `opening` and `region`.
-
-    `closed`: True if a tag ends the region, so that text can follow. `one_call`: True if a region has one call, so that
-    parallel calls have several regions.
-    """
+    """Returns the rule `start` for regions that consist of the tag `opening` and `region`. `closed`: True if a tag ends
+    the region, so that text can follow. `one_call`: True if a region has only one call, so that parallel calls have
+    several regions."""
     if rules.mode is ToolMode.REQUIRED:
         complete = f"{tag(opening, special)} {region}"
         is_repeated = one_call and rules.parallel
@@ -90,8 +85,7 @@ def tagged(
 
 def bare(rules: ToolRules, special: Mapping[str, int], *, first: str, opening: str) -> list[str]:
     """Returns the rule `start` for calls without a tag (rule `calls`), which start with the character `first`. With
-    `auto`, other text starts with another character, and calls can follow it after the tag `opening` if this tag is a
-    token."""
+    `auto`, text starts with another character; calls can follow it after the tag `opening`, if this is a token."""
     if rules.mode is ToolMode.REQUIRED:
         return ["start: calls"]
     after_text = f" | OTHER {tag(opening, special)} calls" if opening in special else ""
@@ -103,22 +97,20 @@ def document(*rules: Sequence[str]) -> str:
 
 
 # Grammars of separate arguments, in the order of the tool's schema. A tool whose schema names no arguments is called
-# without arguments. The text of a string extends to the tag that ends it, so only `enum` and `const` of its schema are
-# enforced.
+# without arguments. A string extends to the tag that ends it, so only `enum` and `const` of its schema are enforced.
 NEWLINE = "\n"
 SHARED = ("$defs", "definitions")
 """Keywords of a schema with the schemas that references point to."""
 MAX_REPEATED_CHARS = 256 * 1024
-"""Maximum number of characters of shared schemas, counted once for each argument that refers to them. It is the maximum
-size of a grammar."""
+"""Maximum number of characters of shared schemas, counted once for each argument that refers to them: the maximum size
+of a grammar."""
 
 
 @dataclass(frozen=True)
 class Argument:
     name: str
     schema: Mapping[str, object]
-    """Schema of the argument, with the definitions that its references point to. References to other places are not
-    supported."""
+    """Schema of the argument, with the definitions that its references point to. No other references are supported."""
     types: frozenset[str]
     required: bool
 
@@ -131,8 +123,7 @@ class Argument:
 
 
 def arguments_of_tool(tool: Tool) -> list[Argument]:
-    """Returns the arguments of a tool. Raises `GrammarError` for a tool whose grammar would be much longer than the
-    tool itself."""
+    """Returns the arguments of a tool. Raises `GrammarError` if the grammar would be much longer than the tool."""
     properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
     shared = {key: tool.parameters[key] for key in SHARED if key in tool.parameters}
     chars_left = MAX_REPEATED_CHARS

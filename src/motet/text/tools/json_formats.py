@@ -140,7 +140,7 @@ def _mistral_calls(cursor: Cursor, tools: Sequence[Tool]) -> CallStream:
 
 
 def _mistral_grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
-    """Returns a grammar with names before arguments if the vocabulary has `[ARGS]`, otherwise one with a list."""
+    """Returns a grammar with names before arguments if the vocabulary has `[ARGS]`, otherwise with a list of calls."""
     if MISTRAL_ARGS in special:
         args = tag(MISTRAL_ARGS, special)
         region = repeated(rules, "call", between=tag(MISTRAL_BEGIN, special))
@@ -172,11 +172,9 @@ def _named_format(
     template_marks: Sequence[str],
     numbered: bool = False,
 ) -> ToolFormat:
-    """Makes a format with calls as a name and a JSON object.
-
-    `call`: the tags and texts before the name, between the name and the object, and after the object. Any white space
-    can surround each of them. `numbered`: True if names have the form `functions.NAME:NUMBER`.
-    """
+    """Makes a format with calls as a name and a JSON object. `call`: the tags and texts before the name, between the
+    name and the object, and after the object; any white space can surround each of them. `numbered`: True if names have
+    the form `functions.NAME:NUMBER`."""
     before, between, after = call
 
     def calls(cursor: Cursor, tools: Sequence[Tool]) -> CallStream:
@@ -267,18 +265,15 @@ DEEPSEEK_V31 = _named_format(
 
 # Parsing of objects as calls, and of arguments in JSON.
 def _one_object(cursor: Cursor, tools: Sequence[Tool], *, exact: bool = False) -> CallStream:
-    """Parses the object that starts here as a call.
-
-    `exact`: the object must have arguments and only the keys of calls, because no tag shows that it is a call.
-    """
+    """Parses the object that starts here as a call. `exact`: the object must have arguments and only the keys of calls,
+    because no tag shows that it is a call."""
     cursor.expect("{")
     members: dict[str, TextSpan] = {}
+    closed = True
     try:
         _read_members(cursor, members, exact=exact)
-        closed = True
     except EndOfText:
-        cursor.position = len(cursor.text)
-        closed = False
+        cursor.position, closed = len(cursor.text), False
     call = _call_of(cursor, members, tools=tools, closed=closed, exact=exact)
     if call is not None:
         yield call
@@ -298,8 +293,7 @@ def _read_members(cursor: Cursor, members: dict[str, TextSpan], *, exact: bool) 
         name = decoded(repaired(cursor.text[key.start : key.end]))
         if not isinstance(name, str) or name in members or (exact and name not in KEYS):
             raise NotACall
-        cursor.skip_space()
-        cursor.expect(":")
+        cursor.expect_all(":")
         cursor.skip_space()
         cursor.peek()
         members[name] = cursor.read_value()
@@ -328,7 +322,7 @@ def _call_of(
 
 
 def _listed_objects(cursor: Cursor, tools: Sequence[Tool]) -> CallStream:
-    """Parses a list of such objects, from its `[` to its `]`."""
+    """Parses a list of objects as calls, from its `[` to its `]`."""
     cursor.expect("[")
     while True:
         cursor.skip_space()
@@ -341,13 +335,12 @@ def _listed_objects(cursor: Cursor, tools: Sequence[Tool]) -> CallStream:
 
 
 def json_arguments_of(cursor: Cursor, tool: Tool) -> CallStream:
-    """Parses a call whose tool is known already: the object that starts here contains its arguments."""
+    """Parses a call whose tool is known: the object that starts here contains its arguments."""
     cursor.skip_space()
     if cursor.peek() != "{":
         raise NotACall
     span = cursor.read_value()
-    call = _from_object(cursor.text, tool.name, span=span, closed=True)
-    if call is not None:
+    if (call := _from_object(cursor.text, tool.name, span=span, closed=True)) is not None:
         yield call
     if not span.complete:
         raise EndOfText
@@ -363,7 +356,7 @@ def _from_value(text: str, name: str, *, span: TextSpan, closed: bool) -> Parsed
     if not span.complete:
         return None
     value = "{}" if start == "n" else decoded(repaired(text[span.start : span.end]))
-    if not isinstance(value, str) or not isinstance(decoded(value), dict) or not is_encodable(value):
+    if not (isinstance(value, str) and isinstance(decoded(value), dict) and is_encodable(value)):
         raise NotACall
     return ParsedCall(name, value.strip(), complete=True) if closed else None
 
@@ -374,5 +367,5 @@ def _from_object(text: str, name: str, *, span: TextSpan, closed: bool) -> Parse
     arguments = repaired(text[span.start : span.end])
     if span.complete and closed:
         return ParsedCall(name, arguments, complete=True)
-    partial_arguments = arguments[:-1] if span.complete else arguments
-    return ParsedCall(name, partial_arguments, complete=False) if partial_arguments.strip() != "{" else None
+    start = arguments[:-1] if span.complete else arguments
+    return ParsedCall(name, start, complete=False) if start.strip() != "{" else None

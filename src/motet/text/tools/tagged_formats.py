@@ -29,8 +29,7 @@ from motet.text.tools.typed import as_json, property_schema, quoted, types_of
 
 @dataclass(frozen=True, kw_only=True)
 class CallTags:
-    """The texts around calls and arguments. Where one of them has white space, the parser accepts any white space or
-    none."""
+    """The texts around calls and arguments. Where they have white space, the parser accepts any white space or none."""
 
     opening: str
     """Tag that opens a region of calls."""
@@ -102,7 +101,7 @@ class CallTags:
         except EndOfText:
             if self.after_call or not cursor.final:
                 raise
-            cursor.position = len(cursor.text)  # a call without arguments can consist of its name
+            cursor.position = len(cursor.text)  # a call without arguments can consist of its name alone
             return tool_named(cursor.text[start:].strip(), tools)
 
     def _grammar(self, rules: ToolRules, special: Mapping[str, int]) -> str:
@@ -194,10 +193,7 @@ class CallWriter:
 
     def read_argument(self, cursor: Cursor, key: str, *, end: str, on_own_lines: bool) -> None:
         """Adds the argument `key`, whose value extends to the tag `end`. `on_own_lines`: True if the value is on
-        separate lines.
-
-        If the text ends inside a string, the start of the string is added before `EndOfText` is raised.
-        """
+        separate lines. If the text ends inside a string, adds the start of the string before it raises `EndOfText`."""
         if key in self._arguments:
             raise NotACall
         types = types_of(property_schema(self.tool, key), self.tool.parameters)

@@ -60,8 +60,8 @@ class ParsedCall(msgspec.Struct, frozen=True):
 
     name: str
     arguments: str
-    """JSON of an object. If the call is not complete, this is the start of the JSON, without the last brace; more text
-    only appends to it."""
+    """JSON of an object. If the call is not complete, this is the start of the JSON, without the last brace. Further
+    text only appends to it."""
     complete: bool
 
 
@@ -117,11 +117,9 @@ class ToolFormat:
 def region_parser(
     parse_calls: Callable[[Cursor, Sequence[Tool]], Iterator[ParsedCall | None]],
 ) -> Callable[[Cursor, Sequence[Tool]], ParsedRegion]:
-    """Makes the `parse` of a format from a generator that advances through a region.
-
-    The generator yields each call once the cursor is after it, and None once the cursor is after other text that
-    belongs to the calls. It raises `EndOfText` where the text ends, and `NotACall` where any other text follows.
-    """
+    """Makes the `parse` of a format from a generator that advances through a region. The generator yields each call
+    once the cursor is after it, and None once the cursor is after other text that belongs to the calls. It raises
+    `EndOfText` where the text ends, and `NotACall` where any other text follows."""
 
     def parse(cursor: Cursor, tools: Sequence[Tool]) -> ParsedRegion:
         calls: list[ParsedCall] = []
@@ -154,8 +152,7 @@ def tool_named(name: object, tools: Sequence[Tool]) -> Tool:
 
 
 def tool_until(cursor: Cursor, tools: Sequence[Tool], *stops: str) -> Tool:
-    """Returns the tool whose name extends to one of `stops`. Raises `NotACall` as soon as no name of a tool has this
-    start."""
+    """Returns the tool whose name extends to one of `stops`. Raises `NotACall` once no tool's name has this start."""
     start = cursor.position
     try:
         return tool_named(cursor.read_until(*stops).strip(), tools)

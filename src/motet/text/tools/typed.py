@@ -18,8 +18,7 @@ MAX_REFERENCES = 16
 
 
 def property_schema(tool: Tool, name: str) -> Mapping[str, object]:
-    """Returns the schema of one argument, with its reference resolved. An argument without a schema has an empty
-    one."""
+    """Returns the schema of one argument, with its reference resolved; an empty schema if the argument has none."""
     properties = tool.parameters.get("properties")
     schema = properties.get(name) if isinstance(properties, Mapping) else None
     for _ in range(MAX_REFERENCES):
@@ -30,8 +29,7 @@ def property_schema(tool: Tool, name: str) -> Mapping[str, object]:
 
 
 def types_of(schema: Mapping[str, object], root: Mapping[str, object]) -> frozenset[str]:
-    """Returns the JSON types that a schema allows. Each reference is resolved in `root` once, even if it is
-    circular."""
+    """Returns the JSON types that a schema allows. References are resolved in `root`, and can be circular."""
     types, waiting, visited = frozenset[str](), [schema], set[str]()
     while waiting:
         match waiting.pop():
