@@ -11,10 +11,9 @@ According to the standard, an object can have any additional properties, and sma
                                                  llguidance accepts no keywords next to a circular reference, so
                                                  nothing could close the part there.
 
-1. `run` collects the schemas that values must satisfy (`_value_schemas`), and among these the ones to close
-   (`_closable_schemas`).
-2. It collects the parts that a closable schema combines.
-3. It closes each closable schema that is not such a part.
+1. `run` collects the schemas of values (`_value_schemas`), and among them the schemas to close (`_closable_schemas`).
+2. It collects the parts that these schemas combine.
+3. It closes each schema to close that is not such a part.
 
 A schema that decides itself is unchanged: if one part has `additionalProperties`, all parts that apply to the same
 object stay as they are. Schemas are closed before they are checked, so errors in them are left for the check.
@@ -34,16 +33,9 @@ MAX_WORK: Final = 10_000
 """Maximum number of parts and property names that are processed for one root schema. Objects after that stay open."""
 
 COMBINING: Final = ("allOf", "anyOf", "oneOf")
-"""Keywords with a list of schemas that apply to the same value as the schema itself. The schema of a `$ref` does
-too."""
-OBJECT_KEYWORDS: Final = (
-    "additionalProperties",
-    "const",
-    "enum",
-    "minProperties",
-    "patternProperties",
-    "properties",
-    "required",
+"""Keywords with a list of schemas that apply to the same value as the schema itself, like the schema of a `$ref`."""
+OBJECT_KEYWORDS: Final = frozenset(
+    ["additionalProperties", "const", "enum", "minProperties", "patternProperties", "properties", "required"]
 )
 DECIDING: Final = ("additionalProperties", "const", "enum", "unevaluatedProperties")
 """Keywords with which a schema itself decides which other properties are allowed."""
@@ -85,7 +77,7 @@ class _ObjectCloser:
                 self._close(schema)
 
     def _value_schemas(self) -> Iterator[Schema]:
-        """Yields the schemas of values: all inner schemas except those that are only a part of another schema."""
+        """Yields the schemas of values: all inner schemas except schemas that are only a part of another schema."""
         waiting, visited = [SchemaPath((), self._root)], set[int]()
         while waiting:
             path, schema = waiting.pop()
@@ -100,7 +92,7 @@ class _ObjectCloser:
             waiting += [SchemaPath(("$ref",), found) for found in self._referred(schema)]
 
     def _closable_schemas(self, value_schemas: Iterable[Schema]) -> Iterator[Schema]:
-        """Yields the schemas to close, each once: those with properties, and those that combine several parts."""
+        """Yields the schemas to close, each once: schemas with properties, and schemas that combine several parts."""
         waiting, visited = list(value_schemas), set[int]()
         while waiting:
             schema = waiting.pop()
@@ -116,7 +108,7 @@ class _ObjectCloser:
                 waiting += members
 
     def _parts(self, schema: Schema) -> list[Schema]:
-        """Returns a schema and all others that apply to the same value, in the order of the document."""
+        """Returns a schema and all other schemas that apply to the same value, in the order of the document."""
         parts: dict[int, Schema] = {}
         waiting = [schema]
         while waiting and self._work_left > 0:
@@ -145,10 +137,8 @@ class _ObjectCloser:
             return
         value = schema.get("properties")
         own: Schema = value if isinstance(value, dict) else {}
-        if patterns and names.keys() - own.keys():  # these names can match a pattern
-            return
-        schema["properties"] = dict.fromkeys(names, True) | own
-        schema["additionalProperties"] = False
+        if not (patterns and names.keys() - own.keys()):  # other names could match a pattern
+            schema.update(properties=dict.fromkeys(names, True) | own, additionalProperties=False)
 
     def _members(self, schema: Schema) -> list[Schema]:
         """Returns the schemas that this one directly applies to the same value."""
@@ -159,10 +149,8 @@ class _ObjectCloser:
     def _referred(self, schema: Schema) -> list[Schema]:
         """Returns the schema of a `$ref`; empty without a valid one."""
         ref = schema.get("$ref")
-        if not isinstance(ref, str):
-            return []
         try:
-            found = resolve_ref((), self._root, ref=ref).schema
+            found = resolve_ref((), self._root, ref=ref).schema if isinstance(ref, str) else None
         except GrammarError:
             return []
         return [found] if isinstance(found, dict) else []

@@ -37,9 +37,8 @@ ONE_OF: Final = (
     "required property that has a different string ('const') in each part"
 )
 """Message that replaces llguidance's error, which names an option that clients do not have."""
-
 MAX_TRIES: Final = 100
-"""Maximum number of parts compiled in the search for the invalid part of a schema."""
+"""Maximum number of parts that the search for the invalid part of a schema compiles."""
 MAX_TRY_SECONDS: Final = 1.0
 """Maximum duration of this search."""
 ROOT_KEY: Final = "x-root-schema"
@@ -128,8 +127,7 @@ class Grammars:
 
     def get(self, grammar: Grammar) -> CompiledGrammar:
         """Returns the compiled grammar. Compiling blocks, without the GIL. Raises `GrammarError`."""
-        found = self.cached(grammar)
-        if found is not None:
+        if (found := self.cached(grammar)) is not None:
             return found
         compiled = self._compile(grammar)
         with self._cache_lock:
@@ -165,12 +163,9 @@ class Grammars:
         """Returns the vocabulary; builds it at the first call."""
         with self._vocabulary_lock:
             if self._vocabulary is None:
-                tokenizer = self._tokenizer()
-                special = tokenizer.special_tokens.items()
-                self._special = {text: token for text, token in special if token < self._vocab_size}
-                self._vocabulary = build_vocabulary(
-                    tokenizer, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
-                )
+                tokenizer, size = self._tokenizer(), self._vocab_size
+                self._special = {text: token for text, token in tokenizer.special_tokens.items() if token < size}
+                self._vocabulary = build_vocabulary(tokenizer, vocab_size=size, eos_token_ids=self._eos_token_ids)
         return self._vocabulary
 
 
@@ -179,14 +174,12 @@ def mask_words(vocab_size: int) -> int:
 
 
 def fill_masks(matchers: Sequence[Matcher], out: NDArray[np.int32]) -> dict[int, GrammarError]:
-    """Sets row i of `out` to the tokens that matcher i allows: bit `t % 32` of word `t // 32` is token t.
+    """Sets row i of `out` to the tokens that matcher i allows: bit `t % 32` of word `t // 32` is token t. Returns the
+    errors of failed matchers by row; a grammar that exceeds a limit fails only its own choice, and its row has no
+    meaning.
 
     `out`: [len(matchers) or more, mask_words(vocab_size)] int32. All matchers are for one model. They run sequentially:
-    a mask takes microseconds, and parallel threads are faster only from 64 masks on.
-
-    Returns the errors of failed matchers by row: a grammar that exceeds a limit fails only its own choice. The bits in
-    such a row are meaningless.
-    """
+    a mask takes microseconds, and parallel threads are faster only from 64 masks on."""
     for row, matcher in enumerate(matchers):
         # For a model without end-of-sequence, llguidance gets an id for it after the last token, which can be in a word
         # that `out` does not have.
@@ -226,8 +219,7 @@ def find_invalid_part(
 
     The search goes from the root down: if a schema inside a failing part fails alone, the search continues in that
     schema. It ends after `MAX_TRIES` parts or `MAX_TRY_SECONDS` with the deepest part found so far. `error_in` returns
-    llguidance's error for a schema, or None if it compiles.
-    """
+    llguidance's error for a schema, or None if it compiles."""
     root_value = _redirect_refs(root)
     deadline = clock() + MAX_TRY_SECONDS
     place, tries = SchemaPath((), root), MAX_TRIES
@@ -273,8 +265,8 @@ class _TokenizerAdapter:
         self.bos_token_id = None
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Called by llguidance where a grammar allows only one text. If the text contains the text of a special token,
-        it is split inside of that, because the tokenizer would otherwise return the special token."""
+        """Called by llguidance where a grammar allows only one text. If the text contains a tag, it is split after the
+        first character of the tag, because the tokenizer would otherwise return the special token."""
         plain = text if isinstance(text, str) else text.decode(errors="replace")
         pieces = self._in_tags.split(plain)
         return [token for piece in pieces for token in self._tokenizer.encode(piece, add_special_tokens=False)]
@@ -285,8 +277,7 @@ def build_vocabulary(tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Se
 
     Ids of the model that the tokenizer does not have are without text, and never allowed. Ids of the tokenizer that the
     model does not have are left out. For a model without end-of-sequence, an id for it is added after the last token.
-    Masks have no bit for this id, so the mask is empty where the grammar allows nothing else.
-    """
+    Masks have no bit for this id, so the mask is empty where the grammar allows nothing else."""
     eos = [token for token in eos_token_ids if token < vocab_size] or [vocab_size]
     size = max(vocab_size, eos[0] + 1)
     known = min(vocab_size, tokenizer.vocab_size)

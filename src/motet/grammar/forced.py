@@ -1,7 +1,7 @@
-"""Finds grammars that can force a long text: a stretch of characters without any alternative.
+"""Finds grammars that can force a long text: a sequence of characters without any alternative.
 
-Where only one text can follow, llguidance generates it to its end at every token, and allows only the tokens into which
-the tokenizer splits it. This makes the fixed parts of an answer better, and takes half a millisecond for 1,000
+Where only one text can follow, llguidance computes all of it again at every token, and allows only the tokens into
+which the tokenizer splits it. This makes the fixed parts of an answer better, and takes half a millisecond for 1,000
 characters. But a few characters can repeat a text a million times (`((a{100}){100}){100}`), which takes a second per
 token, and 200 MB. A grammar that could force more than `MAX_FORCED` characters is therefore compiled with the option
 `no_forcing`: any tokens that spell the text are then allowed.

@@ -26,10 +26,8 @@ from motet.types import Grammar, GrammarKind, Thinking
 
 WHITESPACE = r" {1,2}|\r?\n[ \t]{0,40}"
 """White space that is allowed once between two tokens of JSON: up to two spaces, or a line break and an indentation.
-
-It is limited, because a small model would otherwise generate white space until `max_tokens`. It allows the output of
-`json.dumps(indent=2)` up to a depth of 20.
-"""
+The output of `json.dumps(indent=2)` is allowed up to a depth of 20. Without a limit, a small model would generate white
+space until `max_tokens`."""
 ANSWER = "answer"
 BLANK = r"/[ \t\r\n]{1,4}/"
 
@@ -49,10 +47,8 @@ _RULE = re.compile(r"^[ \t]*[!?]?[\w-]+(?:\.-?\d+)?(?:\[[^\]\n]*\]|\{[^}\n]*\})?
 
 
 def llguidance_source(grammar: Grammar, special: Mapping[str, int]) -> str:
-    """Returns the source for llguidance. `special` maps the text of each special token to its id.
-
-    Raises `GrammarError` for a grammar that is invalid or exceeds a limit.
-    """
+    """Returns the source for llguidance. `special` maps the text of each special token to its id. Raises `GrammarError`
+    for a grammar that is invalid or exceeds a limit."""
     _check_length(grammar.source, MAX_SOURCE_CHARS)
     if grammar.kind is GrammarKind.JSON:
         answer = _schema_grammar(read_schema(grammar.source))
@@ -83,7 +79,6 @@ def _combined(*grammars: dict[str, object]) -> str:
 
 def read_schema(source: str, multiples: Multiples | None = None) -> Mapping[str, object]:
     """Returns a JSON Schema that is safe for llguidance. Raises `GrammarError` with the path of the invalid part.
-
     `multiples` has counted the other schemas of the same grammar."""
     _check_length(source, MAX_SOURCE_CHARS)
     try:
@@ -104,8 +99,7 @@ def prepared_lark(lark: str, special: Mapping[str, int], *, rewrite_json: Callab
     Each string literal that is exactly the text of a special token becomes `<[id]>`. Strings in comments, in regular
     expressions, and in the JSON after `%regex` and `%llguidance` are unchanged, and so are strings with a tag and
     other text, or with the suffix `i`. llguidance allows `<[id]>` only in rules. A format of tool calls therefore has
-    its tags in rules (lower case), not in terminals. `rewrite_json` checks and rewrites the JSON after `%json`.
-    """
+    its tags in rules (lower case), not in terminals. `rewrite_json` checks and rewrites the JSON after `%json`."""
     out, plain, at = [], [], 0
     while (found := _PIECES.search(lark, at)) is not None:
         start, end = found.span()

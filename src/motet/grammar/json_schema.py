@@ -24,28 +24,11 @@ FORMATS: Final = frozenset(
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"]
 )
 TYPES: Final = frozenset(["array", "boolean", "integer", "null", "number", "object", "string"])
-NOT_ENFORCED: Final = frozenset(
-    [
-        "$dynamicRef",
-        "$recursiveRef",
-        "contains",
-        "dependencies",
-        "dependentRequired",
-        "dependentSchemas",
-        "disallow",
-        "divisibleBy",
-        "else",
-        "extends",
-        "if",
-        "maxContains",
-        "minContains",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-        "uniqueItems",
-    ]
+NOT_ENFORCED: Final = (
+    frozenset(["$dynamicRef", "$recursiveRef", "disallow", "divisibleBy", "extends"])  # the last three: draft 3
+    | frozenset(["dependencies", "dependentRequired", "dependentSchemas", "else", "if", "not", "then"])
+    | frozenset(["contains", "maxContains", "minContains", "unevaluatedItems", "uniqueItems"])
+    | frozenset(["propertyNames", "unevaluatedProperties"])
 )
 """Keywords of constraints that llguidance does not enforce."""
 
@@ -75,11 +58,9 @@ def schema_error(path: Path, message: str) -> GrammarError:
 def check_schema(
     root: Mapping[str, object], multiples: "Multiples | None" = None
 ) -> tuple[list[dict[str, object]], Mapping[str, object]]:
-    """Returns all schemas in `root`, each once, and the schema of each reference.
-
-    `multiples` has counted the other schemas of the same grammar. Raises `GrammarError` for a schema that cannot be
-    enforced, has a value of a wrong type, contradicts itself, or exceeds a limit.
-    """
+    """Returns all schemas in `root`, each once, and the schema of each reference. Raises `GrammarError` for a schema
+    that cannot be enforced, has a value of a wrong type, contradicts itself, or exceeds a limit. `multiples` has
+    counted the other schemas of the same grammar."""
     _check_nesting(root)
     waiting, visited = [SchemaPath((), root)], {id(root)}
     schemas: list[tuple[Path, dict[str, object]]] = []
@@ -107,8 +88,7 @@ def check_schema(
 
 
 def inner_schemas(schema: object) -> Iterator[SchemaPath]:
-    """Yields the schemas one level below `schema`, in order, with paths relative to it. A value that is not an object
-    has none."""
+    """Yields the schemas one level below `schema`, in order, with paths relative to it. Only an object has any."""
     if not isinstance(schema, dict):
         return
     for key, value in schema.items():
@@ -164,7 +144,7 @@ def _check_values(path: Path, schema: Mapping[str, object]) -> None:
     for name in types if isinstance(types, list) else [types]:
         if name not in TYPES:
             raise schema_error((*path, "type"), f"'{name}' is not a type; the types are {', '.join(sorted(TYPES))}")
-    if types == [] and "type" in schema:
+    if schema.get("type") == []:
         raise schema_error((*path, "type"), "the array of types is empty, so no value is valid")
     named = schema.get("format")
     if named is not None and named not in FORMATS:
@@ -245,8 +225,7 @@ class Multiples:
     """Adds up the work for `multipleOf` in all schemas of one grammar, and limits it to `MAX_MULTIPLES`.
 
     A number costs one state for each remainder; its decimal point is ignored. Numbers that can apply to the same value
-    (through `allOf`, `anyOf`, `oneOf`, `$ref`) cost their least common multiple. Equal costs count once.
-    """
+    (through `allOf`, `anyOf`, `oneOf`, `$ref`) cost their least common multiple. Equal costs count once."""
 
     def __init__(self) -> None:
         self._uses: Counter[int] = Counter()
@@ -307,8 +286,7 @@ def _without_point(number: int) -> int:
 
 
 def _same_value(schemas: Sequence[tuple[Path, Mapping[str, object]]], refs: Mapping[str, object]) -> dict[int, int]:
-    """Maps the id of each schema to the id of one representative of all schemas that can apply to the same value
-    (union-find)."""
+    """Maps the id of each schema to the id of one of the schemas that can apply to the same value (union-find)."""
     parent = {id(schema): id(schema) for _, schema in schemas}
 
     def representative(schema: int) -> int:

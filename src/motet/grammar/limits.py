@@ -1,8 +1,8 @@
 """Limits on the work for one grammar: when it is compiled, and at every token.
 
-llguidance has its own limits, in its own units (`PARSER_LIMITS`). Two things are limited here before llguidance gets a
-grammar: work that it does not count, and depth that would overflow its stack. It recurses over rules and references,
-and a stack overflow in Rust ends the process.
+llguidance has its own limits, in its own units (`PARSER_LIMITS`). The other limits apply before llguidance gets a
+grammar. They concern work that it does not count, and depth that would overflow its stack: it recurses over rules and
+references, and a stack overflow in Rust ends the process.
 
 A grammar is *light* if its text guarantees that compiling it is cheap, otherwise *heavy*. Heavy grammars are compiled
 in a separate process first (`trial`).
@@ -31,7 +31,7 @@ MAX_LEVELS: Final = 500
 the schemas that it refers to."""
 
 MAX_OPTIONAL: Final = 400
-"""Maximum number of optional properties of one object. Any of them can come next, which takes four parser items for
+"""Maximum number of optional properties of one object. Any of them can come next, which takes four parser items
 each."""
 
 MAX_MULTIPLES: Final = 10_000

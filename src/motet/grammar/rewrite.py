@@ -1,9 +1,9 @@
 """Rewrites a checked schema where llguidance would not follow the JSON Schema standard.
 
-- An exclusive bound on the side of 0 becomes an inclusive bound: the next number with 15 digits. Otherwise llguidance
-  accepts the bound itself if the other bound is less than 1 away (`exclusiveMinimum` 10 with `maximum` 10.5). An
-  exclusive bound on the side away from 0 is unchanged: llguidance follows it, and with an inclusive bound of 15 digits
-  there, no shorter number could end.
+- A positive `exclusiveMinimum`, a negative `exclusiveMaximum`, and 0 become inclusive bounds: the next number with 15
+  digits. Otherwise llguidance accepts the bound itself if the other bound is less than 1 away (`exclusiveMinimum` 10
+  with `maximum` 10.5). Other exclusive bounds are unchanged: llguidance follows them, and with an inclusive bound of 15
+  digits instead, no shorter number could end.
 - Formats for which llguidance accepts invalid values become patterns. It accepts days that a month does not have, the
   year 0, seconds greater than 59, fractions without limit, and names in Punycode.
 - `oneOf` becomes `anyOf` if its parts exclude one another. Sometimes only the schemas that they refer to show this, and
@@ -49,8 +49,7 @@ PATTERNS: Final = {
     "time": f"^{_TIME}$",
     "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
 }
-"""Patterns that replace formats. The patterns for times accept what Python parses as ISO 8601, with an offset as in
-RFC 3339."""
+"""Patterns that replace formats. Times are as Python parses them (ISO 8601), with an offset as in RFC 3339."""
 
 
 def rewrite(schema: dict[str, object], targets: Mapping[str, object]) -> None:
@@ -88,9 +87,8 @@ def _rewrite_format(schema: dict[str, object]) -> None:
     if "pattern" not in schema:
         schema["pattern"] = pattern
         return
-    others = schema.get("allOf")
-    both: dict[str, object] = {"pattern": pattern, **({"type": schema["type"]} if "type" in schema else {})}
-    schema["allOf"] = [*(others if isinstance(others, list) else []), both]
+    others, own_type = schema.get("allOf"), {"type": schema["type"]} if "type" in schema else {}
+    schema["allOf"] = [*(others if isinstance(others, list) else []), {"pattern": pattern, **own_type}]
 
 
 def _rewrite_one_of(schema: dict[str, object], targets: Mapping[str, object]) -> None:
@@ -103,7 +101,7 @@ def _rewrite_one_of(schema: dict[str, object], targets: Mapping[str, object]) ->
 
 
 def _reference_chain(part: object, targets: Mapping[str, object]) -> list[Mapping[str, object]]:
-    """Returns a schema and the schemas that it refers to, each once. A value must satisfy all of them."""
+    """Returns a schema, the schema that it refers to, and so on, each once. A value must satisfy all of them."""
     chain: list[Mapping[str, object]] = []
     while isinstance(part, dict) and not any(part is schema for schema in chain) and len(chain) < MAX_NAMES:
         chain.append(part)
@@ -141,8 +139,7 @@ def _labels(chain: list[Mapping[str, object]]) -> dict[str, frozenset[str]]:
         if not isinstance(required, list) or not isinstance(properties, dict):
             continue
         for name in required[:MAX_NAMES]:
-            texts = _texts(properties.get(name))
-            if texts:
+            if texts := _texts(properties.get(name)):
                 found.setdefault(name, texts)
     return found
 

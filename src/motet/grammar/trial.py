@@ -71,19 +71,16 @@ def compile_in_process(
 def main() -> None:
     """Reads a `TrialRequest` from standard input, and prints the error of the grammar, if there is one."""
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=TrialRequest)
-    tokenizer = Tokenizer(Backend.from_str(request.tokenizer), named_tokens={}, chat_template=None)
+    tokenizer = Tokenizer(Backend.from_str(request.tokenizer))
     grammars = Grammars(lambda: tokenizer, vocab_size=request.vocab_size, eos_token_ids=request.eos_token_ids)
     grammars.get(Grammar(GrammarKind.REGEX, "a"))  # builds the vocabulary
     address_mb, before_mb = memory_mb()
     used_s = math.ceil(time.process_time())
     # The stack of a thread exists for a moment after the thread has ended, in addition to the next thread's stack.
     max_bytes = (address_mb + MEMORY_MB << 20) + STACK_BYTES
-    for limit, values in (
-        (resource.RLIMIT_CORE, (0, 0)),
-        (resource.RLIMIT_CPU, (used_s + CPU_S, used_s + CPU_S + 1)),
-        (resource.RLIMIT_AS, (max_bytes, max_bytes)),
-    ):
-        resource.setrlimit(limit, values)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (used_s + CPU_S, used_s + CPU_S + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     try:
         grammars.get(request.grammar)
         if (used_mb := memory_mb()[1] - before_mb) > HEAVY_MB:
