@@ -1,14 +1,14 @@
 """The confidence of a model in its choices, and the choices that are lost because their confidence is too low.
 
-This is the online form of DeepConf (arXiv 2508.15260). The confidence of a token is minus the mean of the k highest
+This is the online form of DeepConf (arXiv 2508.15260). The confidence of a token is minus the mean of the `top` highest
 log-probabilities at its position: if the model is almost certain of one token, all other tokens have very low ones. The
 confidence of a choice is the lowest mean over any `window` consecutive tokens so far. A choice is lost when its
 confidence is below a threshold. The threshold is given, or computed from the first choices, the warm-up: DeepConf's
 "top 10 percent" is the 90th percentile of their confidences.
 
 Means are compared exactly. Each token's confidence is rounded once to a multiple of 2^-32, and sums are sums of
-integers. So a running sum cannot drift, a token costs the same in a long window as in a short one, and the bundling of
-tokens makes no difference. Sums of floats depend on their order, and would differ in the last bits.
+integers. So a running sum cannot drift, a token costs the same in a long window as in a short one, and it makes no
+difference how the engine bundles tokens. Sums of floats depend on their order, and would differ in the last bits.
 """
 
 import math
@@ -62,7 +62,7 @@ class Confidences:
 
     rule: ConfidenceRule
     threshold: float | None = field(init=False)
-    """Mean below which a choice is lost; None during the warm-up, or if no choice of the warm-up had a full window."""
+    """Mean below which a choice is lost; None during the warm-up, and if none of its choices had a full window."""
     _choices: defaultdict[int, _Choice] = field(init=False, default_factory=lambda: defaultdict(_Choice))
     _lost: set[int] = field(init=False, default_factory=set)
     """Unfinished choices below the threshold that `lost` has not returned yet."""
@@ -108,10 +108,8 @@ class Confidences:
 
     def lowest(self, index: int) -> float | None:
         """Returns the lowest mean of a choice so far; None if it has fewer tokens than a window."""
-        choice = self._choices.get(index)
-        if choice is None or choice.lowest_total is None:
-            return None
-        return choice.lowest_total / (self.rule.window * SCALE)
+        total = self._choices[index].lowest_total
+        return None if total is None else total / (self.rule.window * SCALE)
 
     def _compare(self, index: int) -> None:
         lowest = self.lowest(index)
@@ -122,7 +120,7 @@ class Confidences:
 
     def _end_warm_up(self) -> None:
         warm_up = range(self.rule.warm_up)
-        if not all(index in self._choices and self._choices[index].ended for index in warm_up):
+        if not all(self._choices[index].ended for index in warm_up):
             return
         lowest = [mean for index in warm_up if (mean := self.lowest(index)) is not None]
         if lowest:
@@ -135,7 +133,7 @@ def scaled_confidence(logprob: TokenLogprob, top: int) -> int:
     """Returns the confidence of a token, times `SCALE`. Uses the token's own log-probability if no others are given."""
     logprobs = [value for _, value in logprob.top[:top]] or [logprob.logprob]
     total = sum(logprobs)
-    if not LOWEST_LOGPROB <= total <= 0:  # also True for NaN; if not, none of them is below the lowest
+    if not LOWEST_LOGPROB <= total <= 0:  # also True for NaN; if it is False, no value is below the lowest
         total = sum(min(0.0, max(LOWEST_LOGPROB, value)) for value in logprobs)
     return round(-SCALE * (total / len(logprobs)))
 

@@ -71,8 +71,7 @@ def posterior(first: int, second: int) -> Fraction:
 
     This is Adaptive-Consistency's Beta criterion. The share x of the first value among the two has the uniform prior,
     so the posterior Beta(first + 1, second + 1), and P(x > 1/2) is I_1/2(second + 1, first + 1). For integers this is
-    the probability of more than `second` heads in first + second + 1 coin tosses.
-    """
+    the probability of more than `second` heads in first + second + 1 coin tosses."""
     tosses = first + second + 1
     exactly = at_most = 1  # number of outcomes with exactly, and with at most, the current number of heads
     for heads in range(1, second + 1):
@@ -102,13 +101,12 @@ class Agree:
     needs_values: ClassVar[bool] = True
 
     def met(self, answers: Answers) -> str | None:
-        first, _ = answers.leading()
-        return self.name if first >= self.k else None
+        return self.name if answers.leading()[0] >= self.k else None
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """The most frequent value is more frequent than the next one with at least this probability (`posterior`)."""
+    """The most frequent value is more likely than the next one with at least this probability (`posterior`)."""
 
     p: float
     name: ClassVar[str] = "posterior"

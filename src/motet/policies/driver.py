@@ -90,8 +90,7 @@ class PolicyDriver:
             self.unfinished.difference_update(self._steering.withdraw_all())
 
     def cancel(self, index: int) -> bool:
-        """Ends a running choice at the client's request. Returns False if the choice is not running, or was already
-        cancelled."""
+        """Ends a running choice at the client's request. Returns False if it is not running, or already cancelled."""
         if index not in self.unfinished or index in self._cancelled:
             return False
         self._cancelled.add(index)

@@ -18,26 +18,19 @@ import re2
 
 MAX_TEXT_CHARS: Final = 64 * 1024
 """Number of characters that rules read at the end of a text. A longer text is not read as JSON."""
-
 MAX_VALUE_CHARS: Final = 4 * 1024
 """Maximum length of a value. A longer piece is not a value, since a group stores the values of all its choices."""
-
 MAX_PATTERN_CHARS: Final = 1_000
 MAX_POINTER_CHARS: Final = 1_000
-
 MAX_INSTRUCTIONS: Final = 500
 """Maximum number of instructions of a compiled RE2 pattern. `\\pL`, the letters of all languages, has about 1,200."""
-
 MAX_GROUPS: Final = 10
 """Maximum number of groups of a pattern. RE2 stores the match of each group for each way in which a text can match."""
-
 MAX_WORK: Final = 1_000_000
 """Maximum number of instructions times bytes of text. RE2 is slowest if its automaton has too many states, as for
 `[ab]*a[ab]{20}c`: it then tries all instructions at each byte, which takes 5 to 12 ns for each instruction."""
-
 PATTERN_MEMORY_BYTES: Final = 256 * 1024
 """Maximum memory of a compiled pattern. It also bounds the time to compile one, such as `\\pL{1000}`, to about 5 ms."""
-
 MAX_NESTING: Final = 100
 """Maximum depth of arrays and objects in an answer that is JSON."""
 
@@ -116,8 +109,7 @@ def normalised(piece: str) -> str | None:
     If the piece is a number, `+`, commas, `$`, `%`, redundant zeros and a point without decimals are removed; minus
     zero is 0. A number consists of an optional sign (+, -, or Unicode's minus), an optional `$`, digits with a comma at
     every thousand or without commas, an optional point with decimals, and an optional `%`. Digits before the point or
-    after it can be missing.
-    """
+    after it can be missing."""
     words = " ".join(piece.split())
     if not words or len(words) > MAX_VALUE_CHARS:
         return None
@@ -156,7 +148,7 @@ def last_number(text: str) -> str | None:
 BOX: Final = "\\boxed{"
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 """A brace, or an escaped character, which can be an escaped brace."""
-LATEX_FOR_PLAIN: Final = {
+PLAIN_LATEX: Final = {
     "\\!": "",
     "\\,": "",
     "{,}": ",",
@@ -165,7 +157,7 @@ LATEX_FOR_PLAIN: Final = {
     "\\dfrac": "\\frac",
     "\\tfrac": "\\frac",
 }
-"""LaTeX that changes only the look of a formula, and its replacement in a value."""
+"""LaTeX that changes only the appearance of a formula, and its replacement in a value."""
 ONLY_TEXT: Final = re.compile(r"\\text\{([^{}]*)\}")
 
 
@@ -183,7 +175,7 @@ def last_boxed(text: str) -> str | None:
 
 def plain_latex(formula: str) -> str:
     formula = formula.strip().strip("$").strip()
-    for latex, plain in LATEX_FOR_PLAIN.items():
+    for latex, plain in PLAIN_LATEX.items():
         formula = formula.replace(latex, plain)
     only_text = ONLY_TEXT.fullmatch(formula)
     return formula if only_text is None else only_text[1]
@@ -226,9 +218,7 @@ class Pattern:
         # A cut through a character leaves bytes that RE2 does not match as a character.
         data = text[-self.max_bytes :].encode(errors="replace")[-self.max_bytes :]
         found = self._compiled.search(data)
-        if found is None:
-            return None
-        piece: bytes | None = found.group(1 if self._compiled.groups else 0)
+        piece: bytes | None = found.group(1 if self._compiled.groups else 0) if found else None
         return None if piece is None else piece.decode(errors="replace")
 
 

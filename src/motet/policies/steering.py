@@ -90,6 +90,7 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of a policy, as the response shows it."""
 
     id: str
+    """Name of the group."""
     n: int
     """Maximum number of choices: the `n` of the request."""
     started: int = msgspec.field(name="begun")
@@ -117,7 +118,7 @@ NO_CHANGE = SteeringDecision()
 
 
 class AnswerValues:
-    """The texts of answers until they are complete, and then their values."""
+    """The texts of answers until they are complete, and then their values until they are taken."""
 
     def __init__(self, extract: Extract | None) -> None:
         """`extract`: None if values are not needed."""
@@ -130,7 +131,7 @@ class AnswerValues:
             self._texts.setdefault(index, []).append(text)
 
     def find(self, index: int) -> None:
-        """Finds the value of a complete answer. Can take milliseconds, since clients write the patterns."""
+        """Finds the value of a complete answer. A client's pattern can take milliseconds."""
         text = "".join(self._texts.pop(index, ()))
         self._values[index] = None if self._extract is None else self._extract.value(text)
 
@@ -183,7 +184,7 @@ class Steering:
         self._values.add_text(index, text)
 
     def find_value(self, index: int) -> None:
-        """Finds the value of a complete answer, which can take milliseconds. If it was not called, `end` finds it."""
+        """Finds the value of a complete answer, which can take milliseconds. Otherwise `end` finds it."""
         self._values.find(index)
 
     def end(self, index: int, reason: FinishReason | None) -> None:
@@ -232,7 +233,6 @@ class Steering:
         return True
 
     def report(self, id: str) -> GroupReport:
-        """`id`: name of the group."""
         finished, vote, confidence = self._answers.values, None, None
         if self._policy.vote:
             value, count = self._answers.leader or (None, 0)
