@@ -6,8 +6,8 @@ control the steps. It ignores grammars.
 3. `check` raises an error if a group, a prefill or a lease is left.
 
 Prefill and decode can be separate: the fake workers of a cell share a `FakeLeases`. A group with a ticket acknowledges
-the lease at its first step, or when it is closed before that. An engine that has died or was closed sends nothing, and
-the leases that a dead engine granted are gone.
+the lease at its first step, or when it is closed before that. A dead or closed engine sends nothing, and the leases of
+a dead engine are gone.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class FakeLeases:
         self._ids = count(1)
 
     def grant(self, request: GenerateRequest, address: TransferAddress, *, readers: int, block_size: int) -> Ticket:
-        """Returns a ticket with a block id for each block of the prompt, without the prompt's last token."""
+        """Returns a ticket with a block id for each block of the prompt without its last token."""
         tokens = request.prompt[:-1]
         blocks = tuple(range(-(-len(tokens) // block_size)))
         lease_id = next(self._ids)
@@ -109,7 +109,6 @@ class FakeLeases:
             self.release(ticket)
 
     def release(self, ticket: Ticket) -> None:
-        """Ends a lease at once, if it is held."""
         self.held.pop(ticket.lease_id, None)
 
     def remove(self, engine_id: str) -> None:
@@ -138,7 +137,7 @@ class FakeRecord:
     """Figures of an engine, and calls that do not concern groups. Tests check them."""
 
     prefilling: int = 0
-    """Number of prefills under way."""
+    """Number of prefills in progress."""
     pulls: int = 0
     """Number of trunks that were fetched with a ticket."""
     generated_tokens: int = 0
@@ -149,10 +148,8 @@ class FakeRecord:
 
 
 class FakeEngine:
-    """Generates one scripted token for each choice in each step.
-
-    `die` ends the engine permanently. A worker that is started again is another `FakeEngine`.
-    """
+    """Generates one scripted token for each choice in each step. `die` ends the engine permanently: a worker that is
+    started again is another `FakeEngine`."""
 
     def __init__(
         self,
@@ -278,7 +275,7 @@ class FakeGroup:
         self._error: MotetError | None = None
         self._ended = False
         self._acknowledged = False
-        """True if the lease of the ticket was acknowledged."""
+        """True once the lease of the ticket has been acknowledged."""
         self._woken = asyncio.Event()
 
     def __aiter__(self) -> "FakeGroup":
@@ -340,14 +337,13 @@ class FakeGroup:
         self.wake()
 
     def _acknowledge(self) -> None:
-        """Acknowledges the lease of the ticket, if there is one and this was not done before."""
+        """Acknowledges the lease of the ticket once, if there is a ticket."""
         if self._request.ticket is not None and not self._acknowledged:
             self._acknowledged = True
             self._engine.leases.acknowledge(self._request.ticket)
 
     def _report(self) -> PromptReport:
-        """Returns the report on the prompt. The log-probability of its second token is -1, of the third -2, and so
-        on."""
+        """Returns the report on the prompt. Its second token has the log-probability -1, the third -2, and so on."""
         if self._request.sampling.prompt_logprobs is None:
             return PromptReport(cached_tokens=0)
         known = tuple(TokenLogprob(token, -float(place), 1) for place, token in enumerate(self._request.prompt[1:], 1))
@@ -371,12 +367,9 @@ class FakeGroup:
             self.unfinished.pop(start.index)
         logprobs = None
         if sampling.logprobs is not None:
-            named = sampling.logprob_token_ids
-            others = {token: -0.5} | {id: -1.0 - place for place, id in enumerate(named) if id != token}
-            top = (
-                tuple(others.items())
-                if named
-                else tuple(((token + k) % self._engine.info.vocab_size, -0.5 - k) for k in range(sampling.logprobs))
-            )
-            logprobs = (TokenLogprob(token, -0.5, 1, top),)
+            named, vocab_size = sampling.logprob_token_ids, self._engine.info.vocab_size
+            top = {(token + k) % vocab_size: -0.5 - k for k in range(sampling.logprobs)}
+            if named:
+                top = {token: -0.5} | {id: -1.0 - place for place, id in enumerate(named) if id != token}
+            logprobs = (TokenLogprob(token, -0.5, 1, tuple(top.items())),)
         return ChoiceDelta(start.index, (token,), logprobs, finish)

@@ -13,15 +13,15 @@ A group is sent as one request, or as one request for each choice. All fields pa
 
 In an answer, all JSON in a choice and next to `choices` stays unchanged, except
 
-    index           the server's number -> the number of the choice in the group; a missing number is 0. If all choices
-                    of an answer that is not streamed have the number 0, their order numbers them
+    index           the server's number becomes the number of the choice in the group; a missing number is 0. If all
+                    choices of an answer that is not streamed have the number 0, they are numbered in their order
     role            once for each choice, in its first piece, whether the server repeats it or leaves it out
     finish_reason   once for each choice, one of OpenAI's values; data after it is dropped. "" and null are the same as
                     a missing field
     usage           of a stream, from a chunk without choices; with a single choice, the last usage of any chunk
 
-A choice has ended only when its `finish_reason` has arrived. A stream that ends before that was cut: it is an error,
-because an incomplete answer must not look complete.
+A choice has ended only when its `finish_reason` has arrived. A stream that ends before that was cut off. It is an
+error, because an incomplete answer must not look complete.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,9 +94,8 @@ def single_calls(request: TextRequest, *, include_usage: bool) -> list[UpstreamC
 
 
 def usage_of(calls: Sequence[UpstreamCall], reports: Mapping[int, Usage]) -> Usage | None:
-    """Returns the usage of a group: each prompt once, and the sum of the choices. Returns None if a request has not
-    reported its usage, since usage is never estimated. `reports`: reported usage, by the first choice of each
-    request."""
+    """Returns the usage of a group: each prompt once, and the sum of the choices. Returns None if the usage of a
+    request is missing, since usage is never estimated. `reports`: usages by the first choice of their requests."""
     if len(reports) < len(calls):
         return None
     total, counted = Usage(prompt_tokens=0, completion_tokens=0), set[int]()
@@ -155,18 +154,18 @@ class PieceReader:
     def body(self, data: bytes) -> TextStep:
         """Reads an answer that is not streamed. Raises the errors of `chunk`."""
         answer, self.usage = read_chunk(data)
-        numbers = [choice.index for choice in answer.pieces]
-        if len(numbers) == self._count and not any(numbers):
-            numbers = list(range(self._count))
+        numbered = [(choice.index, choice) for choice in answer.pieces]
+        if len(numbered) == self._count and not any(number for number, _ in numbered):
+            numbered = list(enumerate(answer.pieces))
         pieces = [
             TextPiece(self._first + number, choice.fields, choice.finish)
-            for choice, number in zip(answer.pieces, numbers, strict=True)
+            for number, choice in numbered
             if self._is_new(number, ends=choice.finish is not None)
         ]
         return TextStep(tuple(pieces), answer.extras)
 
     def close(self) -> None:
-        """Must be called at the end of the answer. Raises EngineDiedError if a choice has not ended."""
+        """Ends the answer. Raises EngineDiedError if a choice has not ended."""
         if unfinished := self.unfinished:
             raise EngineDiedError(f"its answer ended before the finish_reason of {choices_named(unfinished)}")
 
@@ -212,18 +211,13 @@ NULL = msgspec.Raw(b"null")
 
 FINISH_REASONS = {
     **{reason.value: reason for reason in FinishReason},
-    **dict.fromkeys(
-        ("eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "complete", "word"), FinishReason.STOP
-    ),
-    **dict.fromkeys(
-        ("limit", "max_length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"),
-        FinishReason.LENGTH,
-    ),
+    **dict.fromkeys(("limit", "max_length", "max_tokens", "max_output_tokens", "model_length"), FinishReason.LENGTH),
+    "model_context_window_exceeded": FinishReason.LENGTH,
     **dict.fromkeys(("function_call", "tool_call", "tool_use"), FinishReason.TOOL_CALLS),
     **dict.fromkeys(("sensitive", "safety", "refusal", "recitation", "error_toxic"), FinishReason.CONTENT_FILTER),
 }
 """OpenAI's value for each value of vLLM, SGLang, TGI, llama.cpp, Zhipu, Mistral, Cohere, Gemini and Anthropic, in lower
-case. Any other value counts as `stop`."""
+case. Any other value counts as `stop`, such as eos, eos_token, end_turn, stop_sequence, stop_token, complete, word."""
 FAILURES = frozenset({"abort", "error", "insufficient_system_resource", "network_error"})
 """Values of `finish_reason` for a choice that the server did not generate to its end."""
 

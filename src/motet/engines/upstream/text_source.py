@@ -17,7 +17,6 @@ from motet.types import FinishReason, Usage
 UNKNOWN_LENGTH = 2**31 - 1
 """`max_model_len` of a model whose server does not report it; the server itself refuses a prompt that is too long."""
 
-
 Fields = dict[str, msgspec.Raw]
 """The members of a JSON object, each value as its original text."""
 
@@ -50,8 +49,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     authorization: str = ""
     """The client's `Authorization` header, if it may be passed on; never a key of this server."""
     start: tuple[int, ...] | None = None
-    """Numbers of the choices that start at once, if choices can start and end separately; None if all choices start
-    with the request."""
+    """Numbers of the choices that start at once, if choices can start and end separately; None if all start at once."""
 
     @property
     def num_prompts(self) -> int:
@@ -123,7 +121,7 @@ class TextGroupStream(Protocol):
 
     @property
     def usage(self) -> Usage | None:
-        """Usage of the group, complete after the last step; None if the server did not report all of it."""
+        """Usage of the group, complete after the last step; None if the server has not reported all of it."""
         ...
 
     async def read(self) -> Sequence[TextStep]:
@@ -132,14 +130,14 @@ class TextGroupStream(Protocol):
         ...
 
     def start(self, indices: Sequence[int]) -> None:
-        """Starts choices that are not in `TextRequest.start`. Must be called between two reads, because `read` returns
-        the end once all started choices have ended."""
+        """Starts choices that are not in `TextRequest.start`. Must be called before the next `read`, which returns the
+        end once all started choices have ended."""
         ...
 
     def end_choice(self, index: int) -> None:
-        """Ends a choice whose last piece has not been read, and its request at the server. Only for requests with
-        `TextRequest.start`. Unread pieces of the choice are dropped; the next `read` returns a last piece with the
-        finish `ABORT`."""
+        """Ends a choice whose last piece has not been read, and its request at the server, if there is a
+        `TextRequest.start`. Drops unread pieces of the choice; the next `read` returns a last piece with the finish
+        `ABORT`."""
         ...
 
     def fail(self, error: MotetError) -> None:
@@ -152,11 +150,11 @@ class TextGroupStream(Protocol):
 
 
 TextGenerate = Callable[[TextRequest], TextGroupStream]
-"""Returns the stream of an answer. Nothing is sent before the first `read`. Raises `RequestError` if the request can
-never be answered."""
+"""Returns the stream of an answer. Sends nothing before the first `read`. Raises `RequestError` for a request that no
+server can answer."""
 
 
 def may_go_elsewhere(error: MotetError) -> bool:
-    """Returns True if a request without an answer can be sent to another server: this server could not be reached, or
-    was overloaded. Returns False after a time-out, because another attempt would take the same time."""
+    """Returns True if a request that failed with this error can be sent to another server: the server could not be
+    reached, or was overloaded. Returns False after a time-out, because another attempt would take the same time."""
     return error.may_retry and not isinstance(error, EngineSilentError)

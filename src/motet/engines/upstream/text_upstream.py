@@ -1,10 +1,10 @@
-"""A text upstream as seen by routing: generates groups, and ends them when the server is lost.
+"""A text upstream as routing sees it: generates groups, and ends them when the server is lost.
 
 The abilities of a model are probed once, in the background (`upstream_server.probe`). The only model of a server is
-probed at the start (`learn_abilities`). If a server has several models, a model is probed at the first request with
-several choices, because some servers load a model only then, and some charge for each request. Until the abilities are
-known, choices are requested one by one, which every server supports. A probe uses the operator's key and never a
-client's, so no client pays for other clients.
+probed at the start (`learn_abilities`). If a server has several models, a model is probed at its first request with
+several choices, because some servers load a model only at a request, and some charge for each request. Until the
+abilities are known, choices are requested one by one, which every server supports. A probe uses the operator's key and
+never a client's, so no client pays for other clients.
 
 A group is one request if the server honours n, else one request for each choice, and is read as one stream:
 
@@ -133,7 +133,7 @@ class UpstreamGroup:
     """A `TextGroupStream`: one request for all choices, or one for each. `aclose` ends the requests."""
 
     worker = ""
-    """Always empty: only the router knows the id of the worker."""
+    """Always empty, since only the router knows the id of the worker."""
 
     def __init__(
         self,
@@ -238,6 +238,8 @@ class UpstreamGroup:
         return True
 
     async def _answer(self, call: UpstreamCall, take: Take[TextStep], *, tries: int = 2) -> None:
+        """Sends a request, and delivers its answer. Sends it once more if it fails before its first piece, and pieces
+        of other choices have arrived."""
         with contextlib.closing(UpstreamAnswer(self._server, call)) as answer:
             try:
                 while (step := await answer.read()) is not None:

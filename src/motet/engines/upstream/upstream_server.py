@@ -3,11 +3,14 @@
     no connection, or a lost one        EngineDiedError
     no data within the time limit       EngineSilentError
     unreadable answer                   EngineError
-    refused with
-        401, 403    EngineError if the operator's key was sent, since it is not the client's fault; otherwise as other
-        4xx other 4xx   UpstreamRefusalError with the server's message: the client caused the refusal 502, 504
-        EngineDiedError: the proxy in front of the server cannot reach it 503         OverloadedError else
-        EngineError that quotes the answer. Redirects are not followed, since their target would get the key
+    401, 403                            EngineError, since it is not the client's fault; if the client's key was passed
+                                        on, the same as any other 4xx
+    other 4xx                           UpstreamRefusalError with the server's message: the client caused the refusal
+    502, 504                            EngineDiedError: the proxy in front of the server cannot reach it
+    503                                 OverloadedError
+    other status, also redirects        EngineError that quotes the answer
+
+Redirects are not followed, since their target would get the key.
 
 The server gets the key that is configured for it, or the client's key if that is allowed, or no key. It never gets a
 key of the gateway.
@@ -68,19 +71,18 @@ MODELS = "/v1/models"
 CONNECT_TIMEOUT_S = 5.0
 REPORT_TIMEOUT_S = 2.0
 END_S = 0.05
+"""Time limit in seconds for the bytes after the end of a stream."""
 PROBE_S = 20.0
 """Time limit in seconds for all probes of one model."""
 CHOICES = 2
+"""Number of choices that a probe requests."""
 MAX_PROBE_BYTES = 2**20
 
 PROMPTS: dict[TextRoute, tuple[str, object]] = {
     TextRoute.CHAT: ("messages", [{"role": "user", "content": "Hi"}]),
     TextRoute.COMPLETIONS: ("prompt", "Hi"),
 }
-LIMITS: dict[TextRoute, tuple[str, ...]] = {
-    TextRoute.CHAT: ("max_tokens", "max_completion_tokens"),
-    TextRoute.COMPLETIONS: ("max_tokens",),
-}
+LIMITS = {TextRoute.CHAT: ("max_tokens", "max_completion_tokens"), TextRoute.COMPLETIONS: ("max_tokens",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +158,8 @@ class UpstreamServer:
         """Requests the server's list of models, and returns it as a report, which keepers get from every worker. The
         list has no facts about the engine, so the engine's fields have values that do not limit routing.
 
-        Raises OtherServerError if the server lists no models, EngineSilentError and EngineDiedError if it cannot be
-        reached, and another EngineError if its answer cannot be used."""
+        Raises OtherServerError if the server refuses to list models or its answer is not such a list, EngineSilentError
+        and EngineDiedError if it cannot be reached, and another EngineError if its answer cannot be used."""
         try:
             call = self._calls.call("GET", MODELS, timeout_s=None, max_bytes=MAX_REPORT_BYTES)
             body = await self.in_time(call, REPORT_TIMEOUT_S)
@@ -200,7 +202,7 @@ class UpstreamServer:
             raise EngineDiedError(error.message) from error
 
     def _refused(self, refusal: Refusal) -> MotetError:
-        text = "" if refusal.quoted.startswith(("<", "{", "[")) else refusal.quoted  # not an HTML page
+        text = "" if refusal.quoted.startswith(("<", "{", "[")) else refusal.quoted  # neither HTML nor JSON
         status, error = refusal.status, any_error_in(refusal.body) or OpenAIError(text or refusal.phrase)
         quoted = f"{self.name} answered {status}: {error.message or refusal.phrase}"
         if status in WRONG_KEY and not self._passes_key:
@@ -220,7 +222,7 @@ def _card(model: ListedModel, listed: set[str]) -> ModelCard:
     return ModelCard(
         name=ModelName(model.id),
         root=model.root or model.id,
-        parent=ModelName(model.parent) if model.parent in listed and model.parent is not None else None,
+        parent=ModelName(model.parent) if model.parent is not None and model.parent in listed else None,
         max_model_len=model.max_model_len or UNKNOWN_LENGTH,
     )
 
@@ -289,4 +291,5 @@ class _Probe:
         finally:
             reply.close()
         events = [event for event in EventSplitter().feed(answer) if event != DONE] if stream else [answer]
-        return {choice.index for event in events for choice in read_chunk(event)[0].pieces if choice.finish is not None}
+        pieces = [piece for event in events for piece in read_chunk(event)[0].pieces]
+        return {piece.index for piece in pieces if piece.finish is not None}
