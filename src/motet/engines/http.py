@@ -47,8 +47,7 @@ MAX_REPORT_BYTES = 2**22
 MAX_REFUSAL_BYTES = 64 * 1024
 QUOTED_CHARS = 300
 MAX_SECONDS_DIGITS = 6
-"""Maximum number of digits of a time in seconds from a server. Longer numbers are ignored; Python refuses to parse
-thousands of digits."""
+"""Maximum number of digits of a server's `retry-after`; longer ones are ignored. Python refuses to parse thousands."""
 NO_SUCH_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 NOT_TAKEN = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 """Statuses of a server that does not accept a field or a value of the request."""
@@ -104,8 +103,7 @@ class Refusal:
 
 
 class Reply:
-    """An answer that is read piece by piece. If it is closed early, its connection is closed, which ends the request on
-    the server."""
+    """An answer that is read piece by piece. Closing it early closes its connection, which ends the server's work."""
 
     def __init__(self, server_name: str, response: aiohttp.ClientResponse) -> None:
         self._server_name = server_name
@@ -116,8 +114,7 @@ class Reply:
         return self._response.content_type == "text/event-stream"
 
     async def read(self) -> bytes:
-        """Returns the bytes that have been received; empty at the end. Raises EngineDiedError if the connection
-        breaks."""
+        """Returns the bytes received so far; empty at the end. Raises EngineDiedError if the connection breaks."""
         try:
             return await self._response.content.readany()
         except FAULTS as error:
@@ -144,9 +141,8 @@ class ServerCalls:
         refused: Callable[[Refusal], MotetError],
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        """`name`: name of the server in messages. `headers`: sent with every call; a call can add headers of a client,
-        and its empty headers are omitted. `api_key`: sent as a bearer token. `refused`: returns the error for a
-        refusal."""
+        """`name`: name of the server in messages. `headers`: sent with every call; a call can add a client's headers,
+        of which empty ones are omitted. `api_key`: bearer token. `refused`: returns the error for a refusal."""
         self._url = url
         self._client = client
         self._name = name

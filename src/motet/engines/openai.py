@@ -62,8 +62,7 @@ class EventSplitter:
 
 
 def read_json(body: bytes, kind: type[T], *, what: str, error: type[EngineError] = EngineError) -> T:
-    """Returns the decoded body. Raises `error`, whose message starts with `what`, if the body is not JSON of this
-    type."""
+    """Returns the decoded body. Raises `error`, with `what` in its message, if the body is not JSON of this type."""
     try:
         return msgspec.json.decode(body, type=kind)
     except UNREADABLE as fault:

@@ -248,8 +248,7 @@ class RemoteEngine(ServerEngine["RemoteGroup"]):
         await self._try(self.server.release(ticket, trace=trace))
 
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
-        """Sends the order to stop in a task, since no answer is needed. For the last choice, closes the connection
-        instead."""
+        """Sends the order in a task, since no answer is needed. For the last choice, only closes the connection."""
         group = self._groups.get(request_id)
         if group is None:
             return
@@ -330,8 +329,7 @@ class RemoteGroup:
         return self.released and self._reply is None and self._error is None
 
     async def settled(self) -> None:
-        """Waits until the server has accepted or refused the group, or cannot be reached. Then the group has no
-        task."""
+        """Waits until the server has accepted or refused the group, or cannot be reached. No task is left then."""
         await asyncio.wait([self._opening])
 
     def __aiter__(self) -> "RemoteGroup":

@@ -62,8 +62,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 """The files of a model that a server needs if other servers run the model."""
 
 MAX_FRAME_BYTES = 2**27
-"""Maximum size of a frame. The largest delta has the log-probabilities of a long prompt: 40 MB for 128 k tokens with 20
-log-probabilities each."""
+"""Maximum size of a frame. The largest delta has 20 log-probabilities for each of 128 k prompt tokens: 40 MB."""
 MAX_STEP_BYTES = 2**24
 """Maximum size of a frame without log-probabilities of a prompt. A step of 1024 choices has 0.3 MB with 20
 log-probabilities for each, and 15 MB with 1000."""
@@ -144,8 +143,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """The models other than `info.model`, or all models if the worker takes texts. Can change from report to report."""
 
     def stats_of(self, name: str) -> EngineStats:
-        """Returns the figures of the engine of server `name`. Raises EngineDiedError or EngineSilentError if the report
-        has none."""
+        """Returns the figures of server `name`. Raises EngineDiedError or EngineSilentError if there are none."""
         if self.stats is not None:
             return self.stats
         if self.state is WorkerState.DEAD:

@@ -224,9 +224,8 @@ def _max_model_len(setting: int | None, limit: int) -> int:
 
 
 def kv_cache_gb_for(utilization: float, *, total_bytes: int, free_bytes: int) -> float:
-    """Returns the size of the KV cache in GB, such that the share `utilization` of the device's memory is used. Weights
-    and other programs use a part of it already. The rest of the memory is for values between layers, graphs and the
-    sampler."""
+    """Returns the size of the KV cache in GB, such that the share `utilization` of the device's memory is used,
+    including weights and other programs. The rest is for values between layers, graphs and the sampler."""
     used_bytes = total_bytes - free_bytes
     kv_bytes = utilization * total_bytes - used_bytes
     if kv_bytes > 0:

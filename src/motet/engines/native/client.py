@@ -111,7 +111,7 @@ class NativeEngine:
     async def send(self, order: EngineOrder) -> OrderAnswer:
         """Sends an order, and returns the answer when the engine has carried out the order. Raises the error with which
         the engine refuses it. Deltas after new `EngineFacts` are generated with the weights that the facts name."""
-        number = self._pending.next_number()
+        number = next(self._pending.numbers)
         answer = await self._answer_to(protocol.NumberedOrder(number, order), number)
         assert not isinstance(answer, Ticket)
         return answer
@@ -135,8 +135,7 @@ class NativeEngine:
             self._process.kill()
 
     async def close(self, *, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Ends the process. It is killed if it has not ended by itself after `timeout_s`, or if the caller is
-        cancelled."""
+        """Ends the process. Kills it if it has not ended after `timeout_s`, or if the caller is cancelled."""
         if self._over is None:  # otherwise the earlier error is kept, which moves groups to other workers
             self._end_all(EngineClosedError("the engine was closed"))
             self._pipes.send(protocol.Close())
@@ -314,11 +313,9 @@ class PendingAnswers:
     """The orders and prefills that wait for an answer of the engine process. Other answers are dropped."""
 
     def __init__(self) -> None:
+        self.numbers = count()
+        """Numbers for orders."""
         self._futures: dict[AnswerKey, asyncio.Future[PendingAnswer]] = {}
-        self._numbers = count()
-
-    def next_number(self) -> int:
-        return next(self._numbers)
 
     @contextlib.contextmanager
     def expect(self, key: AnswerKey) -> Iterator[asyncio.Future[PendingAnswer]]:

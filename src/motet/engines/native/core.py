@@ -193,8 +193,7 @@ class EngineCore:
         self._handover.end_leases()
 
     def abort(self, request_id: RequestId) -> None:
-        """Frees a group at once, or its lease if it was prefilled. Ignores unknown ids, whose groups have just
-        ended."""
+        """Frees a group, or its lease if it was prefilled. Ignores unknown ids, whose groups have just ended."""
         if group := self._groups.pop(request_id, None):
             self._scheduler.remove(group)
         else:
@@ -217,8 +216,7 @@ class EngineCore:
             del self._groups[request_id]
 
     def step(self) -> StepResult:
-        """Applies the results of transfers, and then makes one forward pass over everything that is scheduled, if
-        any."""
+        """Applies the results of transfers, and then makes a forward pass over what is scheduled, if anything."""
         results = self._handover.take_results()
         self._scheduler.kept.end_expired()
         for group in results.landed:

@@ -21,7 +21,6 @@ from motet.engines.native.attention.group_attention import flash_cpu
 SAME, NOT_SAME = "same", "similar"
 MODEL_DIGITS = 16
 
-
 NOT_OF_THE_MODEL = frozenset(
     {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 )
@@ -37,8 +36,8 @@ def model_digest(config: PreTrainedConfig, weights: str) -> str:
 
 def fingerprint(operators: str, same: bool, *, dtype: torch.dtype, device: torch.device, model: str) -> str:
     """Returns a name such as `motet-0.1.0_model-5e0c41d2a87f1b36_torch-2.13.0_x86_64-AVX512_bfloat16-same`, with the
-    first digits of the model's digest. Two engines with equal fingerprints that end in `-same` generate the same tokens
-    for a choice."""
+    model digest's first digits. Engines with equal fingerprints ending in `-same` generate equal tokens for a choice.
+    """
     if device.type == "cpu":
         where = torch.backends.cpu.get_cpu_capability()
     else:

@@ -69,8 +69,7 @@ def _check_supported(folder: Path, architectures: Sequence[str]) -> None:
 
 
 def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:
-    """Returns the sizes and the end-of-sequence tokens of a model. As in transformers, the end-of-sequence tokens of
-    generation_config.json take precedence."""
+    """Returns the sizes of a model. As in transformers, the end tokens of generation_config.json take precedence."""
     heads = config.num_attention_heads
     return ModelShape(
         num_layers=config.num_hidden_layers,

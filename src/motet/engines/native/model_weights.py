@@ -50,8 +50,7 @@ class ModelWeights(Protocol):
         ...
 
     def release_pages(self) -> None:
-        """Releases the memory of the weights to the system. Complete staged weights must be applied before the next
-        run."""
+        """Releases the memory of large weights to the system. Complete staged weights must be applied before a run."""
         ...
 
 

@@ -3,8 +3,7 @@
     1. The process reads a `Launch` from standard input: one line of JSON with the settings and the folder of the pipes.
     2. It sends Ready or StartFailed.
     3. It takes commands between steps. If there is nothing to compute, it waits in `poll`. Other threads send
-    heartbeats
-       (`HeartbeatThread`), compile grammars (`compiling`) and read weights (`weight_loader`).
+       heartbeats (`HeartbeatThread`), compile grammars (`compiling`) and read weights (`weight_loader`).
     4. It ends at Close, or when standard input ends, because the parent process has ended.
 
 SIGINT and SIGTERM are ignored: a terminal and a service manager send them to every process at once, and the parent,
@@ -135,8 +134,7 @@ class EngineLoop:
             self._send(protocol.StepReport(result.deltas, failures, result.tickets, result.blocks))
 
     def _take_commands(self) -> None:
-        """Takes all commands. If there is nothing to compute, waits for a command, a thread's result or the end of a
-        lease."""
+        """Takes all commands. With nothing to compute, waits for a command, a thread's result or a lease's end."""
         if self._idle and not self._refused:
             wake_s = self._core.wake_s
             self._wakers.poll(None if wake_s is None else max(0, math.ceil((wake_s - time.monotonic()) * 1000)))
@@ -182,8 +180,7 @@ class EngineLoop:
             self._answer(number, error)
 
     def _obey(self, number: int, order: EngineOrder) -> OrderAnswer | None:  # noqa: C901  one case for each order
-        """Returns the answer to an order; None if it is sent later. Raises the MotetError with which the order is
-        refused."""
+        """Returns the answer to an order; None if it is sent later. Raises MotetError if the order is refused."""
         match order:
             case PrepareWeights() | SumWeights():
                 self._weight_threads.start(number, order)
@@ -242,8 +239,7 @@ class EngineLoop:
             self._release(compiling.ticket)
 
     def _release(self, ticket: Ticket) -> None:
-        """Ends a lease. If the ticket cannot be released, for example because a client has changed it, the lease
-        expires."""
+        """Ends a lease. If the ticket cannot be released, for instance after a client changed it, the lease expires."""
         try:
             self._core.release(ticket)
         except Exception:
@@ -273,17 +269,14 @@ class HeartbeatThread:
     """Sends heartbeats inside `with`, from a thread of its own.
 
     A stopped process sends no heartbeats, and neither does a process whose computing thread hangs and holds the
-    interpreter's lock. A process that hangs without the lock still sends heartbeats, which report how long the current
-    step has taken.
-    """
+    interpreter's lock. If it hangs without the lock, the heartbeats report how long the current step has taken."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, *, every_s: float) -> None:
         self._context = context
         self._address = address
         self._every_s = every_s
         self._present: object | None = None
-        """A new object for each piece of work, None between two pieces. Only the computing thread sets it, so it needs
-        no lock."""
+        """A new object for each piece of work, None between two. Needs no lock: only the computing thread sets it."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -304,8 +297,7 @@ class HeartbeatThread:
         self._present = None
 
     def _beat(self) -> None:
-        """Sends heartbeats. A step is measured in heartbeats, so time in which the process is stopped does not
-        count."""
+        """Sends heartbeats. A step is measured in heartbeats, so time while the process is stopped does not count."""
         last: object | None = None
         busy_s = 0.0
         with self._context.socket(zmq.PUSH) as events:  # a socket belongs to one thread
@@ -360,8 +352,7 @@ def main() -> int:
 
 
 def _end_with_parent(stdin: FileIO, folder: Path) -> None:
-    """Ends this process when standard input ends. Removes the folder of the pipes, because a killed parent could
-    not."""
+    """Ends this process when standard input ends. Removes the pipes' folder, because a killed parent could not."""
     while stdin.read(1024):
         pass
     shutil.rmtree(folder, ignore_errors=True)

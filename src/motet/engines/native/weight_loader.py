@@ -197,8 +197,7 @@ class WeightThreads:
         return answers
 
     def take_loaded(self, digest: str = "") -> LoadedWeights:
-        """Returns the prepared weights to apply, once. Raises EngineError if none are prepared, or if they do not have
-        the given digest."""
+        """Returns the prepared weights, once. Raises EngineError if there are none, or none with the given digest."""
         loaded = self._loaded
         if loaded is None or digest not in ("", loaded.prepared.digest):
             raise EngineError("no new weights are prepared")

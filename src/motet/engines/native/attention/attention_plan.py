@@ -88,15 +88,12 @@ class StretchRead:
     """Block ids of each stretch."""
 
     def visible(self, window: int | None, *, heads_per_kv_head: int, device: torch.device) -> torch.Tensor | None:
-        """Returns the mask of visible keys, [stretches, 1, rows * heads_per_kv_head, keys] bool, or None if every row
-        sees all keys."""
+        """Returns the mask of visible keys, [stretches, 1, rows * heads_per_kv_head, keys] bool; None if all are."""
         if window is None or max(self.positions) - self.first * STRETCH < window:
             return None
         first_keys = (self.first + torch.arange(len(self.tables), device=device)[:, None]) * STRETCH
-        positions = (
-            torch.tensor(self.positions, device=device) - first_keys
-        )  # relative to the first key of each stretch
-        return _visible(positions, self.num_keys, window=window, heads_per_kv_head=heads_per_kv_head)
+        relative = torch.tensor(self.positions, device=device) - first_keys
+        return _visible(relative, self.num_keys, window=window, heads_per_kv_head=heads_per_kv_head)
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,8 +50,7 @@ _ONE_THREAD = 32_768
 """Number of elements up to which torch computes exponentials in one thread."""
 
 _GAIN = SharingGain(rows_at_once=16, min_keys_saved=512)
-"""Measured: one additional read takes as long as sharing two stretches saves, and above 16 rows, the time per row is
-constant."""
+"""Measured: one more read takes as long as sharing two stretches saves; above 16 rows, the time per row is constant."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +152,7 @@ class StepAttention:
         self, layer: int, scores: Scores, *, read: StretchRead | TailRead, rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns output [tables, rows, heads, head_dim] and log-sum-exp [tables, rows, heads], with one product per
-        key head and table. `rows` are [tables, rows, heads, head_dim], or [1, rows, heads, head_dim] if the same rows
-        read all tables."""
+        key head and table. `rows`: [tables, rows, heads, head_dim], with 1 table if the same rows read all tables."""
         keys, values = self._keys_and_values(layer, read)
         heads_per_kv_head = rows.shape[2] // keys.shape[2]
         output, lse = kernel_for(self._device, scores.softcap)(
@@ -180,9 +178,8 @@ class StepAttention:
         return self._masks[read, window]
 
     def _keys_and_values(self, layer: int, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns keys and values, each [tables of the read, num_keys, num_kv_heads, head_dim]. They are views if the
-        blocks of the tables are contiguous, else copies. A view of a prompt can extend past its last block; the mask
-        hides these keys."""
+        """Returns keys and values, each [tables of the read, num_keys, num_kv_heads, head_dim]: views if the tables'
+        blocks are contiguous, else copies. The mask hides the keys of a prompt's view after its last block."""
         storage, location = self._storage, self._locations[read]
         pools = storage.keys[layer], storage.values[layer]
         _, num_kv_heads, head_dim = pools[0].shape
@@ -206,8 +203,7 @@ class StepAttention:
         return self._blocks(tables, num_keys)
 
     def _blocks(self, tables: Sequence[Table], num_keys: int) -> torch.Tensor:
-        """Returns block ids [tables, blocks of num_keys] int64. Short tables are padded with the zero block, long
-        tables are truncated."""
+        """Returns block ids [tables, blocks of num_keys] int64: tables padded with the zero block, or truncated."""
         width = -(-num_keys // self._storage.block_size)
         zero = self._storage.num_blocks
         return self._ints([[*table[:width], *[zero] * (width - len(table))] for table in tables])
@@ -254,11 +250,8 @@ def plain(
     softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes attention by its definition, in float32, on any device; with softcap (Gemma 2), scores = cap *
-    tanh(scores / cap).
-
-    Rows are padded to a multiple of 4 and keys to a multiple of 64, so that the bits do not depend on other rows (see
-    `flash_cpu`).
-    """
+    tanh(scores / cap). Rows are padded to a multiple of 4 and keys to a multiple of 64, so that the bits do not depend
+    on other rows (see `flash_cpu`)."""
     rows, keys = query.shape[2], key.shape[2]
     q = F.pad(query, (0, 0, 0, -rows % 4)).float()
     k, v = (F.pad(x, (0, 0, 0, -keys % 64)).float() for x in (key, value))
@@ -278,9 +271,7 @@ def merge(parts: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     Returns [rows, heads, head_dim].
 
     A part with log-sum-exp minus infinity has no effect. Each weight is computed in all `_LANES` of a vector, in one
-    thread, because on the CPU the exponential can give different bits in the scalar end of a loop than in its vector
-    body.
-    """
+    thread: on the CPU, the exponential can have different bits in the scalar end of a loop than in its vector body."""
     levels = (lse - lse.amax(0)).unsqueeze(-1).expand(*lse.shape, _LANES).contiguous()
     flat = levels.view(-1)
     for at in range(0, len(flat), _ONE_THREAD):

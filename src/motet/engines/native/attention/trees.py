@@ -44,7 +44,8 @@ class SharingGain:
 
 @dataclass(frozen=True)
 class Branch:
-    """Stretches [first, last) of trunks that have the same blocks there. Their rows are adjacent in the batch."""
+    """Stretches [first, last) of trunks that have the same blocks there, which are keys [begin_key, end_key). Rows
+    [begin, end) of the batch read them."""
 
     trunks: Sequence[TrunkRead]
     first: int
@@ -52,22 +53,18 @@ class Branch:
 
     @property
     def begin(self) -> int:
-        """First row."""
         return self.trunks[0].begin
 
     @property
     def end(self) -> int:
-        """Row after the last one."""
         return self.trunks[-1].end
 
     @property
     def begin_key(self) -> int:
-        """First key."""
         return self.first * STRETCH
 
     @property
     def end_key(self) -> int:
-        """Key after the last one."""
         num_keys = self.trunks[0].num_keys
         return num_keys if self.last == num_stretches(num_keys) else self.last * STRETCH
 
@@ -85,8 +82,7 @@ class Branch:
 
 
 def branches(trunks: Sequence[TrunkRead], *, block_size: int, gain: SharingGain) -> list[Branch]:
-    """Returns the branches in which all rows read all keys of their trunks. The branches of each row are in order of
-    position."""
+    """Returns branches in which all rows read all keys of their trunks. A row's branches are in order of position."""
     return _Tree(trunks, block_size=block_size, gain=gain).branches
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,6 @@ class CpuRunner:
         return logits
 
     def verify(self) -> None:
-        """Raises NonFiniteRowsError if a row of the last run is not finite."""
         if self._non_finite.any():
             raise NonFiniteRowsError(self._non_finite.nonzero()[0].tolist())
 
@@ -81,7 +81,7 @@ class CpuRunner:
 
 
 class PackedWeights:
-    """The weights of the packed model of a runner. New weights are written to a second packed model, its twin."""
+    """`ModelWeights` of the packed model of a runner. New weights are written to a second packed model, its twin."""
 
     def __init__(self, runner: CpuRunner) -> None:
         self._runner = runner
@@ -89,33 +89,27 @@ class PackedWeights:
         self.tied = runner.model.tied
 
     def stage(self, *, complete: bool) -> "StagedPackedWeights":
-        """Returns new weights that can be written while the model runs. They start as a copy of the current weights,
-        unless they will be `complete`."""
-        return StagedPackedWeights(self._runner, complete=complete)
+        return StagedPackedWeights(self._runner, self._runner.model.twin(empty=complete))
 
     def numbers(self, name: str) -> list[torch.Tensor]:
-        """Returns the tensors that the model has in place of a tensor of the checkpoint."""
         return self._runner.model.numbers(name)
 
     def release_pages(self) -> None:
-        """Returns the pages of all large weights to the operating system. They must be written again before a run."""
         self._runner.model.memory.release_pages()
 
 
+@dataclass(frozen=True)
 class StagedPackedWeights:
-    """New weights of a runner's model, in memory of their own until `apply`."""
+    """`StagedWeights` of a runner's model, in the memory of its twin until `apply`."""
 
-    def __init__(self, runner: CpuRunner, *, complete: bool) -> None:
-        self._runner = runner
-        self._twin = runner.model.twin(empty=complete)
+    runner: CpuRunner
+    twin: PackedModel
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Replaces one tensor of the checkpoint."""
-        self._twin.write(name, tensor)
+        self.twin.write(name, tensor)
 
     def apply(self) -> None:
-        """Switches the runner to the new weights. Must be called between two runs."""
-        self._runner.use(self._twin)
+        self.runner.use(self.twin)
 
 
 def reads_of(plan: AttentionPlan) -> tuple[Ints, Ints, Ints]:
@@ -151,12 +145,9 @@ def reads_of(plan: AttentionPlan) -> tuple[Ints, Ints, Ints]:
 
 
 def chunks_agree(runner: CpuRunner, vocab_size: int, *, storage: KVStorage) -> bool:
-    """Returns True if a prompt has the same bits in one pass and in chunks. Uses the first blocks, and fills them with
-    zeros afterwards.
-
-    The kernels sum in the same order with any other rows in the batch. This check would detect a compiler that reorders
-    a sum.
-    """
+    """Returns True if a prompt has the same bits in one pass and in chunks. The kernels sum in the same order with any
+    other rows in the batch; the check would detect a compiler that reorders a sum. Uses the first blocks, and fills
+    them with zeros afterwards."""
     num_blocks = -(-CHECK_PROMPT_TOKENS // storage.block_size)
     if num_blocks > storage.num_blocks:
         return False

@@ -43,8 +43,7 @@ ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}
 def obstacle(
     kernels: ctypes.CDLL | None, model: PreTrainedModel, *, dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Returns the reason why the kernels cannot run a model, or None if they can. `kernels` is None if there are
-    none."""
+    """Returns the reason why the kernels (None if there are none) cannot run a model; None if they can."""
     if kernels is None:
         return "the kernels were not built, or this processor has neither AVX-512 with bf16 nor AVX2 with FMA"
     if device.type != "cpu" or dtype not in DTYPE_CODES:
@@ -60,8 +59,7 @@ def obstacle(
 
 
 def activation_of(config: Any) -> str:
-    """Returns Hugging Face's name of the activation. Gemma's configs have two fields, and `hidden_activation` is the
-    correct one."""
+    """Returns Hugging Face's name of the activation. Of the two fields of Gemma, `hidden_activation` is correct."""
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 
@@ -153,9 +151,8 @@ class PackedModel:
 
     def _layer(self, layer: Any, index: int, *, scores: Scores) -> c.Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        norms_twice = hasattr(
-            layer, "pre_feedforward_layernorm"
-        )  # Gemma 2 and 3 also apply a norm to the output that is added
+        # Gemma 2 and 3 also apply a norm to the output that is added.
+        norms_twice = hasattr(layer, "pre_feedforward_layernorm")
         cosines, sines = self._cos_sin_of(attention)
         return c.Layer(
             qkv=self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
@@ -253,8 +250,7 @@ class PackedModel:
 
 
 def relocate(struct: ctypes.Structure, addresses: Mapping[int, int]) -> None:
-    """Replaces addresses in a struct according to `addresses`. All other addresses, for example in the KV cache, are
-    unchanged."""
+    """Replaces a struct's addresses according to `addresses`; all others, such as in the KV cache, are unchanged."""
     for name, kind, *_ in struct._fields_:
         value = getattr(struct, name)
         if isinstance(value, ctypes.Structure):
@@ -269,8 +265,7 @@ def _empty(module: nn.Module) -> None:
 
 
 def _embedding_scale(embedding: Any) -> float:
-    """Returns the factor of Gemma's embeddings, rounded to the weights' dtype as in the original implementation; 1 for
-    all other families."""
+    """Returns the factor of Gemma's embeddings, rounded to the weights' dtype as in the original; 1 for all others."""
     scale = getattr(embedding, "embed_scale", None)
     return float(scale.to(embedding.weight.dtype)) if isinstance(scale, torch.Tensor) else 1.0
 

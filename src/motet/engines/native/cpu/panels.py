@@ -58,8 +58,7 @@ class Panels:
 
 
 class Packer:
-    """Packs weights into panels of `dtype` in one arena. `shapes` are the [columns, depth] of all weights that will be
-    packed."""
+    """Packs weights into panels of `dtype` in one arena. `shapes`: the [columns, depth] of all weights to pack."""
 
     def __init__(self, kernels: ctypes.CDLL, shapes: Iterable[tuple[int, int]], *, dtype: torch.dtype) -> None:
         self._kernels = kernels
@@ -89,8 +88,7 @@ def pack_into(
     """Writes a weight [columns, depth] into panels of the same dtype. The first 16 columns become half panel number
     `first`, and each further 16 columns the half panel `every` later."""
     weight = weight.contiguous()
-    code = DTYPE_CODES[panels.dtype]
-    kernels.motet_pack(code, panels.data_ptr(), weight.data_ptr(), first, every, *weight.shape)
+    kernels.motet_pack(DTYPE_CODES[panels.dtype], panels.data_ptr(), weight.data_ptr(), first, every, *weight.shape)
 
 
 def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
@@ -105,8 +103,7 @@ def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
 
 
 def by_half(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns a view of panels as [panels, halves of 16 columns, slices, 16, numbers of a column in a slice] (see
-    `csrc/panel.h`)."""
+    """Returns a view [panels, halves, slices, 16 columns, numbers of a column in a slice] (`csrc/panel.h`)."""
     count, depth, _ = numbers.shape
     if numbers.dtype == torch.int8:
         return numbers.view(count, depth // 2, c.PANEL // 2, 2, 2).permute(0, 3, 1, 2, 4)
@@ -119,11 +116,7 @@ def num_panels(columns: int) -> int:
 
 
 class Arena:
-    """Provides tensors in one contiguous allocation, which is freed with the last of these tensors.
-
-    It is allocated once, in huge pages if the system has them. A step reads all of it, and with small pages it would
-    have a TLB miss every few kilobytes.
-    """
+    """Provides tensors in one contiguous allocation (`huge_pages`), which is freed with the last of these tensors."""
 
     def __init__(self, num_bytes: int, num_parts: int) -> None:
         """Allocates memory for `num_parts` tensors with a total of `num_bytes`."""
@@ -187,8 +180,7 @@ class PackedMemory:
 Write = Callable[[PackedMemory, torch.Tensor], None]
 """Writes a tensor of the checkpoint, in the engine's dtype, to the memory of a packed model."""
 Read = Callable[[PackedMemory], list[torch.Tensor]]
-"""Returns the values that a packed model has for a tensor of the checkpoint: the tensor, or what the kernels use in its
-place."""
+"""Returns what a packed model has for a tensor of the checkpoint: the tensor, or what the kernels use instead."""
 
 
 @dataclass(frozen=True)
@@ -220,18 +212,15 @@ def write_columns(
 
 
 def read_columns(memory: PackedMemory, *, product: int, columns: Columns, count: int) -> list[torch.Tensor]:
-    """Returns the columns of a weight in a fused product, [columns, depth], and for int8 also their scales
-    [columns]."""
+    """Returns the columns of a weight in a fused product, [columns, depth]; for int8 also their scales [columns]."""
     fused = memory.products[product]
     in_product = slice(columns.first, columns.first + columns.every * -(-count // (c.PANEL // 2)), columns.every)
     halves = by_half(fused.numbers)
     picked = halves.flatten(0, 1)[in_product] if columns.side is None else halves[:, columns.side]
     numbers = picked.transpose(1, 2).reshape(-1, fused.numbers.shape[1])[:count]
-    return (
-        [numbers]
-        if fused.scales is None
-        else [numbers, fused.scales.view(-1, c.PANEL // 2)[in_product].flatten()[:count]]
-    )
+    if fused.scales is None:
+        return [numbers]
+    return [numbers, fused.scales.view(-1, c.PANEL // 2)[in_product].flatten()[:count]]
 
 
 def write_bias(memory: PackedMemory, bias: torch.Tensor, *, kept: int, columns: Columns) -> None:
@@ -245,10 +234,10 @@ def write_bias(memory: PackedMemory, bias: torch.Tensor, *, kept: int, columns: 
 
 def read_bias(memory: PackedMemory, *, kept: int, columns: Columns, count: int) -> list[torch.Tensor]:
     """Returns the bias of a weight, [columns] float32."""
-    fused, lanes = memory.kept[kept], c.PANEL // 2
+    fused = memory.kept[kept]
     if columns.side is None:
         return [fused.view(-1)[columns.begin : columns.begin + count]]
-    return [fused.view(-1, 2, lanes)[:, columns.side].flatten()]
+    return [fused.view(-1, 2, c.PANEL // 2)[:, columns.side].flatten()]
 
 
 def write_numbers(memory: PackedMemory, weight: torch.Tensor, *, kept: int, offset: float = 0.0) -> None:

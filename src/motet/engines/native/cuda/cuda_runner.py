@@ -44,16 +44,12 @@ Record = Callable[[Callable[[], None]], Replay]
 
 
 def cuda_graphs() -> Record:
-    """Returns a function that records the launches of a decode step as a CUDA graph, which replays them with one
-    launch.
+    """Returns a function that records the launches of a decode step as a CUDA graph.
 
     A decode step of a model with 32 layers has about a thousand launches of a few microseconds each, and Python needs
     longer for a launch than the device for its work. A replay is one launch. It repeats the recorded work at the same
-    addresses, so everything that differs between steps is in memory at a fixed address (`work.Sections`).
-
-    All graphs share the memory of intermediate values, because only one graph runs at a time and its results are copied
-    out of this memory.
-    """
+    addresses, so everything that differs between steps is in memory at a fixed address (`work.Sections`). All graphs
+    share the memory of intermediate values: only one graph runs at a time, and its results are copied elsewhere."""
     gc.collect()  # once; `torch.cuda.graph` does it before every recording, which takes most of the recording time
     pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -75,8 +71,7 @@ def cuda_graphs() -> Record:
 
 @dataclass(frozen=True)
 class _Graphs:
-    """The graphs of all buckets, and the memory that they share. Each step overwrites the results of the previous
-    step."""
+    """The graphs of all buckets, and the memory that they share. A step overwrites the results of the previous one."""
 
     memory: torch.Tensor
     scratch: StepScratch
@@ -93,8 +88,7 @@ class _Graphs:
 
 
 class CudaRunner:
-    """Runs a model whose layers were replaced by `fuse`; see `step.run.ModelRunner`. Owns the graphs and their
-    memory."""
+    """`ModelRunner` of a model whose layers were replaced by `fuse`. Owns the graphs and their memory."""
 
     def __init__(
         self,
@@ -123,8 +117,7 @@ class CudaRunner:
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Returns logits [num_logits, vocab_size] in the model's dtype, on the device. They are valid until the next
-        run."""
+        """Returns logits [num_logits, vocab_size] in the model's dtype, on the device; valid until the next run."""
         work = plan_work(inputs, self._geometry)
         step, self.trunk_tokens_joined = work.ints, work.trunk_tokens_joined
         lengths, graphs = Sections(*map(len, step)), self._graphs
@@ -145,20 +138,17 @@ class CudaRunner:
         return logits[: inputs.num_logits]
 
     def verify(self) -> None:
-        """Raises NonFiniteRowsError if a row of the last run is not finite."""
         if self._flag_copied is not None:
             self._flag_copied.synchronize()
         if self._flag[0]:
             raise NonFiniteRowsError(self._non_finite.nonzero().flatten().tolist())
 
     def settle(self) -> None:
-        """Waits until the GPU has completed all launched work."""
         if self._pinned:
             torch.cuda.synchronize(self.device)
 
     def _send(self, ints: Ints, memory: torch.Tensor) -> None:
-        """Copies a step's integers [n] int32 to the beginning of `memory` without waiting (see
-        `sample.lanes.uploaded`)."""
+        """Copies a step's integers [n] int32 to the start of `memory` without waiting (`sample.lanes.uploaded`)."""
         host = torch.from_numpy(ints)
         memory[: len(ints)].copy_(host.pin_memory() if self._pinned else host, non_blocking=self._pinned)
 
@@ -170,9 +160,7 @@ class CudaRunner:
         memory = torch.zeros(places(largest).tables.stop, dtype=torch.int32, device=self.device)
         parts = max_parts(largest, self._geometry)
         scratch = StepScratch.empty(largest.slots, parts, storage=self.storage, geometry=self._geometry)
-        no_step = Sections(
-            *(np.zeros(count, np.int32) for count in (0, 0, 0, 0, 1, 0, 0, 0, 0))
-        )  # first_part is [0]: no parts
+        no_step = Sections(*(np.zeros(count, np.int32) for count in (0, 0, 0, 0, 1, 0, 0, 0, 0)))  # first_part is [0]
         self._send(fill(no_step, largest), memory)
         logits = torch.empty_like(self._forward(views(memory, largest), scratch))
         graphs = _Graphs(memory, scratch, logits, [])
@@ -201,11 +189,8 @@ class CudaRunner:
 def cuda_backend(
     model: PreTrainedModel, storage: KVStorage, *, config: EngineConfig, max_model_len: int, share_trunks: bool = True
 ) -> Backend:
-    """Returns the backend for a GPU. Records the graphs, which takes seconds.
-
-    Identical bits are not promised. The library of matrix products selects its algorithm by the number of rows, so the
-    bits of a row depend on the rest of the batch.
-    """
+    """Returns the backend for a GPU. Records the graphs, which takes seconds. Does not promise equal bits: the library
+    of matrix products selects its algorithm by the number of rows, so a row's bits depend on the rest of the batch."""
     device, dtype = storage.keys.device, storage.keys.dtype
     torch.cuda.set_device(device)  # Triton and graphs use the current device
     geometry = Geometry(

@@ -83,9 +83,7 @@ def tile_shape(rows: int, head_dim: int, *, dtype: torch.dtype) -> dict[str, int
     and pipeline stages. The buffers of keys and values must fit into the 227 KB of shared memory of a program on an
     H100; tests compile every shape and check this."""
     wide_head = head_dim > 128
-    if (
-        dtype is torch.float32
-    ):  # exact products without matrix units are slow, and the registers hold few keys at a time
+    if dtype is torch.float32:  # exact products have no matrix units, and the registers hold few keys at a time
         return {"BLOCK_N": 16 if wide_head else 32, "num_warps": 4, "num_stages": 1}
     keys = 32 if wide_head else 64
     if rows <= 16:

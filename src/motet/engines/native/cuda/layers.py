@@ -53,8 +53,7 @@ def fuse(model: PreTrainedModel, operators: Operators) -> TensorWeights:
 
 
 class Slots:
-    """Records the location of each tensor of a checkpoint in the fused model, while the original modules still
-    exist."""
+    """Records the location of each checkpoint tensor in the fused model, while the original modules still exist."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._names = names_of(model)
@@ -62,8 +61,7 @@ class Slots:
         self._slots: dict[str, Slot] = {}
 
     def same(self, module: nn.Module) -> None:
-        """Records the parameters of a module that is not replaced. New modules have no names in the checkpoint, and are
-        ignored."""
+        """Records the parameters of a module that is not replaced. Ignores new modules: the checkpoint has none."""
         for parameter in module.parameters():
             self._record(parameter, parameter)
 

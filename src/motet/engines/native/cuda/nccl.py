@@ -98,8 +98,7 @@ class Communicator:
         self._nccl.call("ncclAllReduce", place, place, tensor.numel(), kind, SUM, self._handle, _handle(stream))
 
     def check(self) -> None:
-        """Raises NcclError if something failed outside the calls, such as a connection. Can be called from any
-        thread."""
+        """Raises NcclError if something failed outside the calls, such as a connection. Any thread can call it."""
         result = ctypes.c_int()
         self._nccl.call("ncclCommGetAsyncError", self._handle, ctypes.byref(result))
         self._nccl.check("a broadcast", result.value)
@@ -110,8 +109,7 @@ def _handle(stream: torch.cuda.Stream | None) -> Handle:
 
 
 def connect_store(group: TrainerGroup, *, timeout_s: float) -> TCPStore | None:
-    """Returns a connection to the trainer's store; None if the group has no store. Raises NcclError if the store cannot
-    be reached."""
+    """Returns a connection to the trainer's store; None if it has none. Raises NcclError if it cannot be reached."""
     if group.unique_id:
         return None
     limit = timedelta(seconds=timeout_s)

@@ -71,7 +71,10 @@ class TrainerRank:
                 raise NcclError("this server sees no CUDA device")
             self._device = torch.device("cuda", self._device.index or 0)
             torch.cuda.set_device(self._device)
-        self._streams = [_stream(self._device) for _ in range(order.group.num_buffers)]
+        self._streams = [
+            torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+            for _ in range(order.group.num_buffers)
+        ]
         nccl = Nccl(order.library)
         store = connect_store(order.group, timeout_s=order.timeout_s)
         self._watch = TrainerWatch(store, answers)
@@ -107,10 +110,6 @@ class TrainerRank:
             buffer = torch.empty(broadcast.num_elements, dtype=broadcast.dtype, device=self._device)
             self._communicator.broadcast(buffer, stream)
         return buffer, stream
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def _land(

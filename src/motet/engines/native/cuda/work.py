@@ -34,8 +34,7 @@ KEY_MULTIPLE = 64
 NO_SLOT = -1
 """Slot of rows that pad the batch; their keys and values are not stored."""
 ALIGN = 4
-"""Sections start at multiples of this number of integers (16 bytes). Triton would compile the kernels again for other
-alignments."""
+"""Sections start at multiples of 16 bytes. Triton would compile the kernels again for other alignments."""
 
 T = TypeVar("T")
 
@@ -68,8 +67,7 @@ class Sections(NamedTuple, Generic[T]):
 
     A graph is replayed over the same memory, so the lengths of its sections are fixed, and unused entries are filled so
     that they have no effect: a row that pads the batch is token 0 at position 0, is not stored and sees no keys; an
-    item that pads a list has no rows. The tables are last, because only their used part is copied.
-    """
+    item that pads a list has no rows. The tables are last, because only their used part is copied."""
 
     token_ids: T
     """[rows]"""
@@ -124,8 +122,7 @@ class Geometry:
 
     @property
     def spare(self) -> int:
-        """Number of additional items, beyond one per tile, that keep the device busy with two programs per
-        multiprocessor."""
+        """Number of items beyond one per tile that keep the device busy, with two programs per multiprocessor."""
         return -(-2 * self.multiprocessors // self.num_kv_heads)
 
 
@@ -262,8 +259,7 @@ def _tiles(read: _Tile, geometry: Geometry) -> Iterator[_Tile]:
 
 
 def buckets(max_rows: int) -> list[int]:
-    """Returns the numbers of rows for which graphs are made: 1, 2, 4, 8, 16, 24, 32, ... up to the first that is at
-    least `max_rows`."""
+    """Returns the numbers of rows for which graphs are made: 1, 2, 4, 8, 16, 24, 32, ... to the first >= `max_rows`."""
     found = [1]
     while found[-1] < max_rows:
         found.append(found[-1] + min(found[-1], 8))

@@ -90,8 +90,7 @@ class CompiledSampling:
         ]
 
     def sample_directly(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Iterator[Sampled]:
-        """Samples one token for each of `rows`, and returns them in the same order. `logits` [any, vocab_size] have any
-        float dtype."""
+        """Samples one token for each of `rows`, in their order. `logits` [any, vocab_size] have any float dtype."""
         params_of = [row.state.params for row in rows]
         choices = self._choices(rows, params_of)
         if logits.dtype != torch.float32:

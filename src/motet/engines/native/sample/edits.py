@@ -41,8 +41,7 @@ def _forbid(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: in
 
 
 def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
-    """Adds one row for each group. The row is made once per group, because it can have an entry for most tokens of the
-    vocabulary."""
+    """Adds one row for each group, made once because it can have an entry for most tokens of the vocabulary."""
     lanes_of: dict[TokenBias, list[int]] = {}
     for lane, state in enumerate(states):
         if state.bias:
@@ -106,8 +105,7 @@ class GrammarMasks:
                  ─► 0 or -inf               on the device: a table has eight addends for each value of a byte
                  ─► added to the logits     so NaN stays NaN and is detected later
 
-    If a matcher fails, no token of its lane is allowed, so the lane is not a distribution; `ChoiceSampling.failure` has
-    the reason.
+    If a matcher fails, its lane allows no token, so it is not a distribution; `ChoiceSampling.failure` has the reason.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -134,8 +132,7 @@ class GrammarMasks:
         return LaneMasks(lanes, bits)
 
     def apply(self, x: torch.Tensor, masks: LaneMasks, *, spare: torch.Tensor) -> None:
-        """Changes the logits `x` [lanes, >= words * 32] float32 in place. `spare` is memory of the same shape, and is
-        overwritten."""
+        """Changes the logits `x` [lanes, >= words * 32] float32 in place. Overwrites `spare`, of the same shape."""
         if not masks.lanes:
             return
         size = len(masks.lanes), self._words * _WORD
@@ -155,8 +152,7 @@ class GrammarMasks:
 
 
 def _remove_early_endings(bits: npt.NDArray[np.int32], state: ChoiceSampling, *, vocab_size: int) -> None:
-    """Removes the tokens that must not end the choice yet from its mask `bits` [words], unless the grammar allows only
-    these tokens."""
+    """Removes tokens that must not end the choice yet from its mask `bits` [words], unless it allows no others."""
     ids = [
         token_id
         for token_id in state.forbidden_ids()

@@ -17,18 +17,15 @@ from motet.engines.native.sample.lanes import LaneParams, softmax
 
 _WIDTHS = (64, 512, 4096)
 _UNITS = 2.0**62
-"""Integer that represents a weight of 1. Weights of 2^-38 and more are exact, and the sum of a lane does not
-overflow."""
+"""Integer that represents a weight of 1. Weights of 2^-38 and more are exact, and a lane's sum does not overflow."""
 
 
 class Filters(Protocol):
-    """Samples from lanes with filters. All implementations sample the same tokens, except for the rounding of
-    weights."""
+    """Samples from lanes with filters. All implementations sample the same tokens, except for rounding of weights."""
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Numbers of candidates of a lane, in the order in which they are tried, ascending. The last one is the
-        vocabulary size."""
+        """Numbers of candidates of a lane to try one after the other, ascending; the last is the vocabulary size."""
         ...
 
     def sample(
@@ -54,8 +51,7 @@ class Filters(Protocol):
         """Changes the logits `x` [lanes, width] float32 in place to the logits from which `sample` samples: minus the
         maximum, divided by the temperature, and -inf for the tokens that the filters remove.
 
-        The result is meaningless for a lane that needs more than `k` candidates. `spare`, which is memory of the same
-        shape, is overwritten.
+        The result is meaningless for a lane that needs more than `k` candidates. Overwrites `spare`, of the same shape.
         """
         ...
 

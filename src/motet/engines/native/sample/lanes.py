@@ -121,8 +121,7 @@ def _kind_and_width(params: SamplingParams, widths: Sequence[int]) -> tuple[Lane
 
 
 MIN_TEMPERATURE = torch.finfo(torch.float32).tiny
-"""Lower temperatures would be 0 in float32. At this temperature, all tokens except those with the highest logit already
-have weight 0."""
+"""Lower temperatures would be 0 in float32. At this one, all tokens below the highest logit already have weight 0."""
 
 
 class FilterParams(NamedTuple):
@@ -201,12 +200,9 @@ class LaneParamsCache:
 
 def softmax(x: torch.Tensor, lane_params: LaneParams, *, with_min_p: bool, out: torch.Tensor) -> torch.Tensor:
     """Computes the probabilities [lanes, width] float32 of the logits `x` at their temperature in `out`, and returns
-    it. Can overwrite `x`.
-
-    The maximum logit is subtracted before the division, so that no temperature overflows. With `with_min_p`, tokens
-    that min-p removes have weight 0: min-p is a bound on the probability relative to the maximum, so it is an exact
-    bound on the logit minus the maximum.
-    """
+    it. Can overwrite `x`. The maximum logit is subtracted before the division, so that no temperature overflows. With
+    `with_min_p`, tokens that min-p removes have weight 0: min-p is a bound on the probability relative to the maximum,
+    so it is an exact bound on the logit minus the maximum."""
     masked = with_min_p and lane_params.any_min_p
     if masked or not lane_params.all_unscaled:
         x.sub_(x.amax(-1, keepdim=True)).div_(lane_params.temperature)
@@ -227,9 +223,7 @@ def uploaded(numbers: npt.NDArray[np.generic], device: torch.device) -> torch.Te
     """Returns the array on the device, with its dtype and shape, without waiting for the device's work.
 
     A copy from pageable memory blocks the host until all previously launched work is done; in the middle of a step this
-    is the complete forward pass. A copy from pinned memory is asynchronous. torch keeps the pinned memory until the
-    copy is done.
-    """
+    is the complete forward pass. A copy from pinned memory, which torch keeps until it is done, is asynchronous."""
     tensor = torch.from_numpy(numbers)
     if device.type != "cuda":
         return tensor.to(device)

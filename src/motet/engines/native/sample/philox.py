@@ -30,11 +30,8 @@ def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -
 
 
 def philox4x32(counter: Words, key: Words) -> Words:
-    """Computes Philox4x32-10 of `counter` [4, ...] and `key` [2, ...]. Returns words [4, ...].
-
-    Each round processes words 0 and 2 together, and words 1 and 3, because numpy's calls take longer than its
-    arithmetic.
-    """
+    """Computes Philox4x32-10 of `counter` [4, ...] and `key` [2, ...]. Returns words [4, ...]. Each round processes
+    words 0 and 2 together, and words 1 and 3, because numpy's calls take longer than its arithmetic."""
     ones = (1,) * (counter.ndim - 1)
     multipliers = _MULTIPLIERS.reshape(2, *ones)
     even, odd = counter[::2], counter[1::2]

@@ -44,8 +44,7 @@ from motet.types import LogprobsMode
 
 
 class Sampler:
-    """Samples tokens on one device. Between steps it keeps only scratch memory and the lane parameters of the last
-    group."""
+    """Samples tokens on one device. Between steps it keeps only scratch memory and the last group's lane parameters."""
 
     def __init__(self, vocab_size: int, device: torch.device, *, filters: Filters | None = None) -> None:
         """Without `filters`, the fastest implementation for the device is used."""
@@ -59,10 +58,8 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
-        """Samples one token for each of `rows` and returns them in the same order.
-
-        `logits` [any, vocab_size] have any float dtype and are not modified.
-        """
+        """Samples one token for each of `rows`, in their order. `logits` [any, vocab_size] have any float dtype and are
+        not modified."""
         done: dict[int, Sampled] = {}  # by index in `rows`
         if self._compiled and (unmodified := self._compiled.directly_sampled(rows)):
             sampled = self._compiled.sample_directly(logits, [rows[index] for index in unmodified])
@@ -87,8 +84,8 @@ class Sampler:
         batches: Sequence[LaneBatch],
         uniform: npt.NDArray[np.float64],
     ) -> dict[int, Sampled]:
-        """Samples all choices of `batches`. Returns results by index in `rows`, without the choices that need more
-        candidates."""
+        """Samples all choices of `batches`. Returns results by index in `rows`; choices that need more candidates have
+        none."""
         order = [choice for batch in batches for choice in batch.choices]
         masks = [self._masks.fill([lane.state for lane in batch.lanes]) for batch in batches]
         sampled = self._sample_batches(logits, batches, masks=masks, uniform=uploaded(uniform[order], self._device))
@@ -213,8 +210,7 @@ class Sampler:
 
         `x` [lanes, padded vocabulary] float32 are the batch's logits after edits, and are overwritten. `uniform` is
         [choices] float64. Returns [choices, 3] float64, which represents all values exactly: the token id; 1 if the
-        lane's logits are a distribution, else 0; 1 if there were enough candidates, and 0 if the token can be wrong and
-        must be sampled again with more.
+        lane's logits are a distribution, else 0; 1 if there were enough candidates, else 0: sample again with more.
         """
         lane_of_choice, spare = uploaded_ids(batch.lane_of_choice, x.device), self._scratch.spare_like(x)
         finite = x.amax(-1).isfinite()[lane_of_choice]

@@ -21,8 +21,7 @@ _INITIAL_CAPACITY = 64
 
 
 class PromptTokens:
-    """The distinct tokens of a prompt. They are computed when a choice first needs them, and shared by all choices of a
-    group."""
+    """The distinct tokens of a prompt, computed when a choice first needs them, and shared by a group's choices."""
 
     def __init__(self, prompt: Sequence[int] = ()) -> None:
         self._prompt = prompt
@@ -52,13 +51,11 @@ class TokenBias:
         return bool(self._bias or self._allowed)
 
     def row(self, width: int, device: torch.device, *, vocab_size: int) -> torch.Tensor:
-        """Returns [width] float32 on the device, the same tensor at each call. Ids of `vocab_size` and above are
-        ignored."""
+        """Returns [width] float32 on the device, the same tensor at each call. Ignores ids >= `vocab_size`."""
         if self._row is None:
             row = torch.full((width,), -torch.inf if self._allowed else -0.0)
-            row[
-                [token_id for token_id in self._allowed if token_id < vocab_size]
-            ] = -0.0  # x + -0.0 has the bits of x, also for zeros
+            allowed = [token_id for token_id in self._allowed if token_id < vocab_size]
+            row[allowed] = -0.0  # x + -0.0 has the bits of x, also for zeros
             known = {token_id: bias for token_id, bias in self._bias.items() if token_id < vocab_size}
             row[list(known)] += torch.tensor(list(known.values()), dtype=torch.float32)
             self._row = row.to(device)
@@ -97,8 +94,7 @@ class ChoiceSampling:
         self.seed = seed
         self.num_output_tokens = len(output_tokens)
         self.counts: TokenCounts | None = None
-        """Counts for penalties; None without penalties. With counts, the previous tokens of this choice change its
-        logits."""
+        """Counts for penalties, with which the previous tokens change the choice's logits; None without penalties."""
         repetition = params.repetition_penalty != 1.0
         if repetition or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
             self.counts = TokenCounts(prompt if repetition else PromptTokens(), output_tokens)
@@ -164,21 +160,16 @@ class ChoiceSampling:
         self.failure = self.failure or reason
 
     def forbidden_ids(self) -> tuple[int, ...]:
-        """Returns the tokens that must not end the choice now. Before `min_tokens`, these are all tokens that can end
-        it.
-
-        A grammar that allows only these tokens has precedence over `min_tokens` and `ignore_eos`.
-        """
+        """Returns the tokens that must not end the choice now: before `min_tokens`, all tokens that can end it. A
+        grammar that allows only these tokens has precedence over `min_tokens` and `ignore_eos`."""
         if self.num_output_tokens < self.params.min_tokens:
             return self._ending_ids
         return self._eos_token_ids if self.matcher is not None and self.params.ignore_eos else ()
 
 
 class TokenCounts:
-    """Counts the occurrences of each token in the output. Tokens that occur only in the prompt have count 0.
-
-    The arrays grow by doubling and are returned as views, so a step needs no pass over all previous tokens.
-    """
+    """Counts the occurrences of each token in the output. Tokens that occur only in the prompt have count 0. The arrays
+    grow by doubling and are returned as views, so a step needs no pass over all previous tokens."""
 
     def __init__(self, prompt: PromptTokens, output_tokens: Sequence[int]) -> None:
         self._prompt_slots = prompt.slots

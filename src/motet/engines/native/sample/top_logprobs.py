@@ -18,8 +18,7 @@ from motet.types import SamplingParams, TokenLogprob
 
 @torch.inference_mode()
 def prompt_logprobs(logits: torch.Tensor, target_ids: Sequence[int], *, k: int) -> list[TokenLogprob]:
-    """Returns the log-probability of `target_ids[i]` in row i of `logits` [rows, vocab_size], with the top `k` tokens
-    of each row."""
+    """Returns the log-probability of `target_ids[i]`, and the top `k`, in row i of `logits` [rows, vocab_size]."""
     scratch = LogitsScratch(logits.shape[1], logits.device, max_rows=len(target_ids))
     targets = uploaded_ids(target_ids, logits.device)
     named = targets.new_empty(len(target_ids), 0)
@@ -68,11 +67,8 @@ def score(
     k: int,
     spare: torch.Tensor,
 ) -> torch.Tensor:
-    """Scores tokens in the logits `x[rows]` and returns the same columns as `token_logprobs`.
-
-    `x` [lanes, width] float32 and `spare`, which has the same shape, are overwritten. `one_each` is True if `rows` are
-    all rows of `x` in their order.
-    """
+    """Scores tokens in the logits `x[rows]` and returns the same columns as `token_logprobs`. Overwrites `x` [lanes,
+    width] float32 and `spare`, of the same shape. `one_each`: True if `rows` are all rows of `x` in their order."""
     logprobs = torch.log_softmax(x, -1, out=spare)
     logprob = logprobs[rows, token_ids]
     top_ids = top_tokens(x, k)

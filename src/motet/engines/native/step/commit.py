@@ -140,8 +140,7 @@ class Commit:
         ]
 
     def end(self, sequence: ChoiceSequence) -> None:
-        """Frees a sequence that has finished or was stopped. With `--cache-answers`, stores its answer in the prefix
-        cache."""
+        """Frees a sequence that has finished or was stopped. Stores its answer if that is set (`AnswerCache`)."""
         if self.answers is not None:
             self.answers.store(sequence)
         self.scheduler.finish(sequence)

@@ -138,8 +138,8 @@ class Handover:
         transfers.order(orders.KeepAlive(ticket))
 
     def start_pull(self, group: Group) -> None:
-        """Starts the pull of a group that was just admitted, if it has a ticket. The pull fetches all blocks that the
-        prefix cache lacks."""
+        """Starts the pull of the blocks that the prefix cache lacks, for a group that was just admitted with a ticket.
+        Does nothing for other groups."""
         fetch = group.fetch
         if fetch is None:
             return
@@ -199,8 +199,7 @@ class Handover:
         return transfers.key.sealed(ticket)
 
     def release(self, ticket: Ticket) -> None:
-        """Ends the lease of a ticket, on this engine or on another worker. Does nothing on an engine that does not
-        transfer KV."""
+        """Ends the lease of a ticket, here or on another worker. Does nothing if this engine does not transfer KV."""
         if self.transfers is None:
             return
         if ticket.remote_engine_id == self.transfers.address.engine_id:

@@ -49,8 +49,7 @@ class NextToken(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Logits rows [begin, end) belong to the prompt positions from `position` on of a group that requested prompt
-    log-probabilities."""
+    """Logits rows [begin, end) are for the prompt positions from `position` on of a group with prompt_logprobs."""
 
     group: Group
     begin: int

@@ -74,8 +74,7 @@ class KeptTrunks:
         self._record_next()
 
     def used_by(self, group: Group) -> None:
-        """Called when a group stops using the trunk of its prompt. If the trunk is kept, it becomes the most recently
-        used kept trunk."""
+        """Called when a group stops using its trunk. If it is kept, it becomes the most recently used kept trunk."""
         trunk = self._sharing.trunk_of(group)
         if trunk is not None and trunk in self._end_of:
             self._end_of[trunk] = self._end_of.pop(trunk)

@@ -14,11 +14,9 @@ INITIAL_ACCEPTANCE = (0.6, 0.4, 0.2)
 ACCEPTANCE_WEIGHT = 0.08
 """Weight of the newest draft in the moving average of an acceptance rate."""
 RECOVERY_WEIGHT = 0.01
-"""Weight of the initial rate in the moving average each time a draft is skipped as too unlikely. So a group tries
-drafts again later."""
+"""Weight of the initial rate each time a draft is skipped as too unlikely, so that a group tries drafts again later."""
 MAX_TOKENS_PER_STEP = 2**11
-"""Maximum number of tokens to index in one step, which takes about 3 ms. A long prompt is indexed over several
-steps."""
+"""Maximum number of tokens to index in one step, which takes about 3 ms. A long prompt takes several steps."""
 _NOWHERE = (-1, 0)
 
 

@@ -57,8 +57,7 @@ class GroupQueue:
 
     def __init__(self, sharing: Sharing) -> None:
         self.ready = AgeOrdered[Group]()
-        """Ready groups. A younger group is never admitted before an older one, so small groups do not starve a large
-        group."""
+        """Ready groups. None is admitted before an older one, so small groups do not starve a large group."""
         self._sharing = sharing
         self._woken: dict[Group, None] = {}
         """Woken groups, in the order in which they return to `ready`."""

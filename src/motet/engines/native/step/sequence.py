@@ -80,8 +80,7 @@ class GroupTrunk:
     """The trunk of one group. Groups with equal prompts can hold the same blocks (`sharing`)."""
 
     num_tokens: int
-    """Number of prompt tokens whose KV is needed. Decode workers compute the last prompt token themselves, for its
-    logits."""
+    """Number of prompt tokens whose KV is needed. Decode workers compute the last one themselves, for its logits."""
     names: list[BlockName]
     """Names of the prompt's full blocks; empty if the engine has no prefix cache."""
     origin: tuple[int, int]

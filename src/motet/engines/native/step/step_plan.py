@@ -41,8 +41,8 @@ class TailChunk(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class TrunkChunk:
-    """Computes prompt tokens [begin, end) of a group. The logits of the last prompt token give the first token of every
-    fresh sequence."""
+    """Computes prompt tokens [begin, end) of a group. The first token of a fresh sequence is sampled from the logits of
+    the last prompt token."""
 
     group: Group
     begin: int
