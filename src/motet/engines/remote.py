@@ -34,19 +34,9 @@ from typing import TypeVar
 
 import msgspec
 
+from motet import engine_orders as orders
 from motet.engine import GroupStream, WorkerState
-from motet.engine_orders import (
-    Connect,
-    Done,
-    DropWeights,
-    EngineFacts,
-    EngineOrder,
-    ForgetPrefixes,
-    NameWeights,
-    OrderAnswer,
-    PrepareWeights,
-    is_answer_to,
-)
+from motet.engines import wire
 from motet.engines.http import (
     CALL_TIMEOUT_S,
     MAX_REPORT_BYTES,
@@ -60,23 +50,6 @@ from motet.engines.http import (
 )
 from motet.engines.openai import error_in
 from motet.engines.server_engine import ServerEngine
-from motet.engines.wire import (
-    INVALID_WEIGHTS,
-    MAX_FRAME_BYTES,
-    MAX_STEP_BYTES,
-    MSGPACK,
-    PROTOCOL,
-    PROTOCOL_HEADER,
-    TENSORS,
-    TOKENIZER_FILES,
-    UNREADABLE,
-    WORKER_KEY_CODE,
-    CarriedError,
-    EngineReport,
-    FrameReader,
-    StopChoice,
-    checked,
-)
 from motet.errors import (
     DrainingError,
     EngineClosedError,
@@ -105,7 +78,7 @@ MAX_TOKENIZER_BYTES = 2**27
 """Maximum size of a tokenizer's files. The largest tokenizers have 40 MB."""
 ORDER_TIMEOUT_S = 600.0
 """Time in seconds for a server to carry out an order, such as to read new weights."""
-QUICK = Connect | DropWeights | NameWeights | ForgetPrefixes
+QUICK = orders.Connect | orders.DropWeights | orders.NameWeights | orders.ForgetPrefixes
 """The orders that need no longer time-out than other calls."""
 KEY_HINT = "Start this server and that one with the same --worker-key."
 GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
@@ -119,10 +92,10 @@ class ProtocolReport(msgspec.Struct):
 
 
 ANY_REPORT = msgspec.msgpack.Decoder(ProtocolReport)
-REPORT = msgspec.msgpack.Decoder(EngineReport)
+REPORT = msgspec.msgpack.Decoder(wire.EngineReport)
 FILES = msgspec.msgpack.Decoder(dict[str, bytes])
 TICKET = msgspec.msgpack.Decoder(Ticket)
-ANSWER: msgspec.msgpack.Decoder[OrderAnswer] = msgspec.msgpack.Decoder(OrderAnswer)
+ANSWER: msgspec.msgpack.Decoder[orders.OrderAnswer] = msgspec.msgpack.Decoder(orders.OrderAnswer)
 
 
 class EngineServer:
@@ -134,7 +107,7 @@ class EngineServer:
         self.name = f"the worker {id or self.url}"
         self.has_reported = False
         """True once the server has reported as a Motet server."""
-        headers = {PROTOCOL_HEADER: str(PROTOCOL), "content-type": MSGPACK}
+        headers = {wire.PROTOCOL_HEADER: str(wire.PROTOCOL), "content-type": wire.MSGPACK}
         self._calls = ServerCalls(
             self.url,
             client,
@@ -144,21 +117,21 @@ class EngineServer:
             refused=lambda refusal: _refused(refusal, self.name),
         )
 
-    async def report(self, *, timeout_s: float = REPORT_TIMEOUT_S) -> EngineReport:
+    async def report(self, *, timeout_s: float = REPORT_TIMEOUT_S) -> wire.EngineReport:
         """Requests the worker's report. Raises EngineError if it uses another protocol, OtherServerError if it is not a
         Motet server, WorkerFaultError for a report that cannot be true."""
         body = await self._calls.call("GET", "/engine", timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
         try:
             used = self._decode(body, ANY_REPORT)
-            report = self._decode(body, REPORT) if used.protocol == PROTOCOL else None
+            report = self._decode(body, REPORT) if used.protocol == wire.PROTOCOL else None
         except EngineError as error:
             raise OtherServerError(error.message) from error
         if report is not None:
             self.has_reported = True
-            return checked(report, self.name)
+            return wire.checked(report, self.name)
         raise EngineError(
             f"{self.name} (Motet {used.version}) speaks engine protocol {used.protocol}, and this server "
-            f"{PROTOCOL}: run the same version of Motet on both"
+            f"{wire.PROTOCOL}: run the same version of Motet on both"
         )
 
     async def tokenizer(self) -> dict[str, bytes]:
@@ -167,7 +140,7 @@ class EngineServer:
             "GET", "/engine/tokenizer", timeout_s=TOKENIZER_TIMEOUT_S, max_bytes=MAX_TOKENIZER_BYTES
         )
         files = self._decode(body, FILES)
-        return {name: content for name, content in files.items() if name in TOKENIZER_FILES}
+        return {name: content for name, content in files.items() if name in wire.TOKENIZER_FILES}
 
     async def open(self, request: GenerateRequest) -> Reply:
         body = msgspec.msgpack.encode(request)
@@ -186,25 +159,29 @@ class EngineServer:
 
     async def stop(self, request: GenerateRequest, index: int) -> None:
         """Ends one choice of a group, or a prefill."""
-        await self._post("/engine/stop", StopChoice(request_id=request.request_id, index=index), trace=request.trace)
+        await self._post(
+            "/engine/stop", wire.StopChoice(request_id=request.request_id, index=index), trace=request.trace
+        )
 
-    async def send(self, order: EngineOrder) -> OrderAnswer:
+    async def send(self, order: orders.EngineOrder) -> orders.OrderAnswer:
         """Sends an order, after the files of its checkpoint if they are in memory. Raises WorkerFaultError if the
         answer does not match the order."""
-        if isinstance(order, PrepareWeights) and order.kind is CheckpointKind.MEMORY:
+        if isinstance(order, orders.PrepareWeights) and order.kind is CheckpointKind.MEMORY:
             for number, path in enumerate(order.paths):
                 await self._upload(Path(path), number)
         timeout_s = CALL_TIMEOUT_S if isinstance(order, QUICK) else ORDER_TIMEOUT_S
         answer = self._decode(await self._post("/engine/order", order, timeout_s=timeout_s), ANSWER)
-        if not is_answer_to(order, answer):
+        if not orders.is_answer_to(order, answer):
             raise WorkerFaultError(f"{self.name} answered {type(answer).__name__} to {type(order).__name__}")
-        if isinstance(answer, EngineFacts):
-            checked(EngineReport(version="", engine_id="", state=WorkerState.READY, info=answer.info), self.name)
+        if isinstance(answer, orders.EngineFacts):
+            wire.checked(
+                wire.EngineReport(version="", engine_id="", state=WorkerState.READY, info=answer.info), self.name
+            )
         return answer
 
     async def _upload(self, file: Path, number: int) -> None:
         with file.open("rb") as body:
-            headers = {"content-type": TENSORS, "content-length": str(os.fstat(body.fileno()).st_size)}
+            headers = {"content-type": wire.TENSORS, "content-length": str(os.fstat(body.fileno()).st_size)}
             path = f"/engine/checkpoint?file={number}"
             await self._calls.call("POST", path, body=body, headers=headers, timeout_s=ORDER_TIMEOUT_S)
 
@@ -217,14 +194,14 @@ class EngineServer:
     def _decode(self, body: bytes, decoder: "msgspec.msgpack.Decoder[T]") -> T:
         try:
             return decoder.decode(body)
-        except UNREADABLE as error:
+        except wire.UNREADABLE as error:
             raise WorkerFaultError(f"{self.name} sent an answer that this server cannot read: {error}") from error
 
 
 class RemoteEngine(ServerEngine["RemoteGroup"]):
     """An `Engine`: one start of a worker."""
 
-    def __init__(self, server: EngineServer, report: EngineReport) -> None:
+    def __init__(self, server: EngineServer, report: wire.EngineReport) -> None:
         super().__init__(server.name, report)
         self.server = server
 
@@ -256,18 +233,18 @@ class RemoteEngine(ServerEngine["RemoteGroup"]):
         if not group.released:
             self._start(self._stop(group, index))
 
-    async def send(self, order: EngineOrder) -> OrderAnswer:
+    async def send(self, order: orders.EngineOrder) -> orders.OrderAnswer:
         """Sends an order, and returns the server's answer. Does not wait for the answer to an order to drop weights: a
         server that does not receive this order drops the weights itself after some time."""
-        if isinstance(order, DropWeights):
+        if isinstance(order, orders.DropWeights):
             if self._closed is None:
                 self._start(self._try(self._send(order)))
-            return Done()
+            return orders.Done()
         return await self._send(order)
 
-    async def _send(self, order: EngineOrder) -> OrderAnswer:
+    async def _send(self, order: orders.EngineOrder) -> orders.OrderAnswer:
         answer = await self._call(self.server.send(order))
-        if isinstance(answer, EngineFacts):
+        if isinstance(answer, orders.EngineFacts):
             self.info = msgspec.structs.replace(answer.info, pid=None)
         return answer
 
@@ -315,7 +292,7 @@ class RemoteGroup:
         self._over = over
         self._unfinished = {start.index for start in request.choices}
         prompt_logprobs = request.sampling.prompt_logprobs is not None
-        self._frames = FrameReader(max_bytes=MAX_FRAME_BYTES if prompt_logprobs else MAX_STEP_BYTES)
+        self._frames = wire.FrameReader(max_bytes=wire.MAX_FRAME_BYTES if prompt_logprobs else wire.MAX_STEP_BYTES)
         self._deltas: deque[GroupDelta] = deque()
         self._error: MotetError | None = None
         self._reply: Reply | None = None
@@ -357,7 +334,6 @@ class RemoteGroup:
         self._release()
 
     def end_choice(self, index: int) -> None:
-        """Called when the reader ends this choice."""
         self._unfinished.discard(index)
         if not self._unfinished:
             self._release()
@@ -390,8 +366,8 @@ class RemoteGroup:
             unfinished = sorted(self._unfinished)
             self.fail(EngineDiedError(f"{self._server.name} ended its answer before the end of choices {unfinished}"))
 
-    def _take(self, content: GroupDelta | CarriedError) -> None:
-        if isinstance(content, CarriedError):
+    def _take(self, content: GroupDelta | wire.CarriedError) -> None:
+        if isinstance(content, wire.CarriedError):
             self.fail(_seen_from_here(content.error()))
             return
         self._deltas.append(content)
@@ -428,15 +404,14 @@ def _headers(request: GenerateRequest) -> dict[str, str]:
 
 
 def _refused(refusal: Refusal, server: str) -> MotetError:
-    """Turns another server's refusal into a MotetError. `server`: its name in the message."""
     reason = error_in(refusal.body)
     code, status = reason and reason.code, refusal.status
     message = f"{server} answered {status}: {reason.message if reason else refusal.quoted or refusal.phrase}"
-    if status in WRONG_KEY and code == WORKER_KEY_CODE:
+    if status in WRONG_KEY and code == wire.WORKER_KEY_CODE:
         return EngineError(f"{message} {KEY_HINT}")
     if status in (*NO_SUCH_ROUTE, *WRONG_KEY) and code != NoSingleModelError.code:
         return OtherServerError(message)
-    if reason and code == INVALID_WEIGHTS:
+    if reason and code == wire.INVALID_WEIGHTS:
         return RequestError(f"{server}: {reason.message}", code=code)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and (code is None or code in GONE_CODES):
         return EngineDiedError(message)

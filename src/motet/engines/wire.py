@@ -234,8 +234,7 @@ def frame(content: Frame) -> bytes:
 class FrameReader:
     """Joins received bytes to frames, wherever the bytes are divided. Pure.
 
-    Raises WorkerFaultError for bytes that are not a frame. After that, it must not be used any more.
-    """
+    Raises WorkerFaultError for bytes that are not a frame. After that, it must not be used any more."""
 
     def __init__(self, *, max_bytes: int = MAX_FRAME_BYTES) -> None:
         """`max_bytes`: maximum size of a payload."""

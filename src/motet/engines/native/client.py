@@ -111,7 +111,7 @@ class NativeEngine:
     async def send(self, order: EngineOrder) -> OrderAnswer:
         """Sends an order, and returns the answer when the engine has carried out the order. Raises the error with which
         the engine refuses it. Deltas after new `EngineFacts` are generated with the weights that the facts name."""
-        number = next(self._pending.numbers)
+        number = next(self._pending.order_numbers)
         answer = await self._answer_to(protocol.NumberedOrder(number, order), number)
         assert not isinstance(answer, Ticket)
         return answer
@@ -258,7 +258,6 @@ class PipeStream:
 
     @property
     def ended(self) -> bool:
-        """True if no more deltas will be fed."""
         return not self._open or self._error is not None
 
     def feed(self, delta: GroupDelta) -> None:
@@ -276,7 +275,6 @@ class PipeStream:
         self._wake()
 
     def end_choice(self, index: int) -> None:
-        """Called when the reader has ended this choice."""
         self._open.discard(index)
         self._wake()
 
@@ -313,8 +311,7 @@ class PendingAnswers:
     """The orders and prefills that wait for an answer of the engine process. Other answers are dropped."""
 
     def __init__(self) -> None:
-        self.numbers = count()
-        """Numbers for orders."""
+        self.order_numbers = count()
         self._futures: dict[AnswerKey, asyncio.Future[PendingAnswer]] = {}
 
     @contextlib.contextmanager

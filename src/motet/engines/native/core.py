@@ -66,7 +66,6 @@ class StepResult:
     blocks: list[BlockChange] = field(default_factory=list)
     """Blocks that were added to the prefix cache and removed from it, in order."""
     connected: list[ConnectResult] = field(default_factory=list)
-    """Results of attempts to connect to workers."""
     ran: bool = True
     """False if nothing was computed: the next step must wait for a command or for a result of a transfer."""
 
@@ -127,12 +126,10 @@ class EngineCore:
 
     @property
     def grammars(self) -> Grammars | None:
-        """The compiler of grammars; None if the engine refuses groups with a grammar."""
         return self._maker.grammars
 
     @property
     def busy(self) -> bool:
-        """True while the engine has groups."""
         return bool(self._groups)
 
     @property
@@ -200,7 +197,6 @@ class EngineCore:
             self._handover.release_request(request_id)
 
     def release(self, ticket: Ticket) -> None:
-        """Ends the lease of a ticket, on this engine or on another worker."""
         self._handover.release(ticket)
 
     def stop_choice(self, request_id: RequestId, index: int) -> None:
@@ -229,7 +225,6 @@ class EngineCore:
         return StepResult(deltas, failures, tickets, self._pool.take_changes(), results.connected, ran=bool(plan))
 
     def _run(self, plan: StepPlan) -> tuple[list[GroupDelta], dict[RequestId, MotetError]]:
-        """Runs a plan: inputs, forward pass, sampling, commit."""
         inputs = build_inputs(plan, self.info.block_size)
         try:
             logits = self._runner.run(inputs)
@@ -256,7 +251,6 @@ class EngineCore:
         return deltas, failures
 
     def _hand_over(self) -> dict[RequestId, Ticket]:
-        """Returns tickets for the groups whose prompts are prefilled."""
         groups = self._scheduler.running.groups
         tickets = {}
         for group in [group for group in groups if group.readers and group.trunk.complete]:
@@ -268,7 +262,6 @@ class EngineCore:
         return tickets
 
     def stats(self) -> EngineStats:
-        """Returns the counters, with the current gauges."""
         running, waiting = self._scheduler.running.groups, self._scheduler.waiting.all()
         choices, kept = Counter[SequenceState](), self._scheduler.kept
         blocks_kept = kept.num_blocks

@@ -30,24 +30,7 @@ import msgspec
 import zmq
 from transformers.utils.logging import disable_progress_bar
 
-from motet.engine_orders import (
-    ApplyWeights,
-    Connect,
-    Done,
-    DropWeights,
-    EngineFacts,
-    EngineFigures,
-    EngineOrder,
-    ForgetPrefixes,
-    Hold,
-    NameWeights,
-    OrderAnswer,
-    PrepareWeights,
-    ReadStats,
-    Sleep,
-    SumWeights,
-    Wake,
-)
+from motet import engine_orders as orders
 from motet.engines.native import protocol
 from motet.engines.native.build import build_parts, core_over
 from motet.engines.native.compiling import Compiling, at_once
@@ -105,7 +88,6 @@ class EngineLoop:
             self._wakers.register(core.transfers.fileno(), zmq.POLLIN)
 
     def run(self) -> None:
-        """Takes commands and steps until Close."""
         self._send(protocol.Ready(self._core.info))
         try:
             while not self._closing:
@@ -126,7 +108,7 @@ class EngineLoop:
         self._idle = not result.ran
         for connected in result.connected:
             error = connected.error
-            self._answer(connected.number, Done() if error is None else EngineError(error.message))
+            self._answer(connected.number, orders.Done() if error is None else EngineError(error.message))
         errors = {**self._refused, **result.failures}
         self._refused = {}
         failures = {request_id: CarriedError.of(error) for request_id, error in errors.items()}
@@ -172,48 +154,47 @@ class EngineLoop:
             case protocol.Close():
                 self._closing = True
 
-    def _give_order(self, number: int, order: EngineOrder) -> None:
+    def _give_order(self, number: int, order: orders.EngineOrder) -> None:
         try:
             if (answer := self._obey(number, order)) is not None:
                 self._answer(number, answer)
         except MotetError as error:
             self._answer(number, error)
 
-    def _obey(self, number: int, order: EngineOrder) -> OrderAnswer | None:  # noqa: C901  one case for each order
+    def _obey(self, number: int, order: orders.EngineOrder) -> orders.OrderAnswer | None:  # noqa: C901  one case for each order
         """Returns the answer to an order; None if it is sent later. Raises MotetError if the order is refused."""
         match order:
-            case PrepareWeights() | SumWeights():
+            case orders.PrepareWeights() | orders.SumWeights():
                 self._weight_threads.start(number, order)
                 return None
-            case ApplyWeights(version, digest):
-                return EngineFacts(self._apply(version, digest=digest))
-            case DropWeights(digest):
+            case orders.ApplyWeights(version, digest):
+                return orders.EngineFacts(self._apply(version, digest=digest))
+            case orders.DropWeights(digest):
                 self._weight_threads.drop(digest)
-            case NameWeights(version):
+            case orders.NameWeights(version):
                 self._core.info = msgspec.structs.replace(self._core.info, weight_version=version)
-                return EngineFacts(self._core.info)
-            case Hold(held):
+                return orders.EngineFacts(self._core.info)
+            case orders.Hold(held):
                 self._core.held, self._idle = held, False
-            case ForgetPrefixes(recompute):
+            case orders.ForgetPrefixes(recompute):
                 self._core.forget_prefixes(recompute=recompute)
                 self._idle = False  # the next step reports which blocks are gone
-            case Connect(address):
+            case orders.Connect(address):
                 if self._core.transfers is None:
                     raise EngineError(NO_TRANSFERS)
                 self._core.transfers.order(ConnectWorker(number, address))
                 return None
-            case Sleep(weights):
+            case orders.Sleep(weights):
                 self._weight_threads.drop()
                 self._sleeper.sleep(weights=weights)
                 self._idle = False
-            case Wake():
+            case orders.Wake():
                 self._sleeper.wake()
-            case ReadStats(check):
-                return EngineFigures(self._stats(check=check))
-        return Done()
+            case orders.ReadStats(check):
+                return orders.EngineFigures(self._stats(check=check))
+        return orders.Done()
 
     def _apply(self, version: str, *, digest: str) -> EngineInfo:
-        """Applies the prepared weights, and returns the new facts of the engine."""
         loaded = self._weight_threads.take_loaded(digest)
         info = self._weights.applied(loaded, self._core.info, version=version)
         self._core.update(info, loaded.staged.apply)
@@ -254,7 +235,7 @@ class EngineLoop:
         stats.choices_waiting += sum(len(request.choices) for request in compiling)
         return stats
 
-    def _answer(self, number: int, answer: OrderAnswer | MotetError) -> None:
+    def _answer(self, number: int, answer: orders.OrderAnswer | MotetError) -> None:
         if isinstance(answer, MotetError):
             self._send(protocol.NumberedAnswer(number, None, CarriedError.of(answer)))
         else:

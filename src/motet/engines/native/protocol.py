@@ -115,10 +115,8 @@ Event = Ready | StartFailed | StepReport | NumberedAnswer | Heartbeat
 class Pipes:
     """The API process's ends of the two pipes, made before the engine process is started.
 
-    Their folder exists until the engine is connected, and is then removed. So no folder is left behind if both
-    processes are killed at the same time: by a machine that is out of memory, or by Ray, which also kills a replica's
-    children.
-    """
+    Their folder is removed as soon as the engine is connected. So no folder is left if both processes are killed at the
+    same time: by a machine that is out of memory, or by Ray, which also kills a replica's children."""
 
     def __init__(self, launch: Launch) -> None:
         """Raises StartupError, and removes the folder, if the sockets cannot be opened."""
@@ -149,7 +147,6 @@ class Pipes:
             self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
 
     async def receive(self) -> Event:
-        """Waits for the next event."""
         return self._decoder.decode(await self._events.recv())
 
     def record_heartbeat(self) -> None:

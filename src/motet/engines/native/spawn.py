@@ -111,8 +111,7 @@ class LivenessCheck:
     """Decides if an engine process is alive. `record_event` is called at every event, `problem` every `check_every_s`.
 
     Silence of the engine process counts only while the API process reads. If a check is late, the API process itself
-    was stopped or too busy to read, and the time of silence starts again.
-    """
+    was stopped or too busy to read, and the time of silence starts again."""
 
     def __init__(self, silence_s: float, step_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`silence_s`: maximum time without an event; `step_s`: maximum time of one step."""

@@ -239,8 +239,7 @@ def _carried_bias(sampling: SamplingParams, output_tokens: Sequence[int]) -> dic
 
     The frequency penalty is exact as long as the sum is within `MAX_BIAS`. A token that is generated again has the
     presence penalty twice from then on, since vLLM counts it as new. With a repetition penalty, which vLLM applies to
-    logits that already have their biases, both penalties are slightly off.
-    """
+    logits that already have their biases, both penalties are slightly off."""
     bias = dict(sampling.logit_bias)
     if sampling.frequency_penalty or sampling.presence_penalty:
         for token_id, times in Counter(output_tokens).items():
@@ -254,8 +253,7 @@ def signed_seed(seed: int) -> int:
 
     Consecutive seeds stay consecutive, so child i of a group has the seed of a single request with seed + i, and
     2^32 children reach neither -1 nor the end of the range. Seeds that differ by a multiple of 2^63 - 2^32 are equal in
-    vLLM, and the children of a group that counts across such a multiple differ from single requests.
-    """
+    vLLM, and the children of a group that counts across such a multiple differ from single requests."""
     return seed % _SEEDS
 
 

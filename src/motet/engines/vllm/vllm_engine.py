@@ -235,7 +235,6 @@ class VLLMGroup:
         self._begin()
 
     async def settled(self) -> None:
-        """Returns when all tasks of the group have ended."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -73,7 +73,7 @@ from motet.types import Role, SamplingParams, TokenLogprob
 T = TypeVar("T")
 
 REFUSED_TOKENS = 10**9
-PROBED = VLLMRequest(
+PROBE = VLLMRequest(
     request_id="motet-probe",
     model="",  # the server's
     prompt=(1, 2),
@@ -153,11 +153,11 @@ class VLLMServer:
     async def prefill(self, vllm_request: VLLMRequest) -> list[KVParams]:
         """Computes the KV of the prompt, and returns one object for each request that may fetch it. Cancelling closes
         the connection, which ends the request on the server."""
-        return kv_params_in(await self._whole(prefill_request(vllm_request)), self.name)
+        return kv_params_in(await self._complete_answer(prefill_request(vllm_request)), self.name)
 
     async def prompt_logprobs(self, vllm_request: VLLMRequest) -> tuple[TokenLogprob | None, ...]:
         """Returns the log-probabilities of each prompt token but the first (None), with the requested alternatives."""
-        body = await self._whole(prompt_logprobs_request(vllm_request))
+        body = await self._complete_answer(prompt_logprobs_request(vllm_request))
         return prompt_logprobs_in(body, vllm_request.prompt, k=vllm_request.sampling.prompt_logprobs or 0)
 
     async def reject(self, params: KVParams, model: str, *, trace: str = "") -> bool:
@@ -205,14 +205,14 @@ class VLLMServer:
         raise EngineDiedError(error.message) from error
 
     async def _report(self, timeout_s: float) -> EngineReport:
-        await self._watch("/health", timeout_s)
-        scrape = scrape_of(await self._watch("/metrics", timeout_s))
+        await self._read_keyless("/health", timeout_s)
+        scrape = scrape_of(await self._read_keyless("/metrics", timeout_s))
         listed = await self._calls.call("GET", "/v1/models", timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
         cards = cards_in(listed)
         self.root = cards[0].root or cards[0].id
         engine_id = self._engine_id(scrape)
         if self._start is None or self._start.engine_id != engine_id:
-            self._start = await self._meet(engine_id, cards[0].id)
+            self._start = await self._detect_routes(engine_id, cards[0].id)
         return checked(report_of(self.url, self._start, scrape=scrape, cards=cards, role=self._role), self.name)
 
     def _engine_id(self, scrape: VLLMScrape) -> str:
@@ -221,7 +221,7 @@ class VLLMServer:
         start = f"lost-{self._times_lost}" if scrape.start_s is None else f"{scrape.start_s:.3f}"
         return f"{self.url}@{start}"
 
-    async def _watch(self, path: str, timeout_s: float) -> bytes:
+    async def _read_keyless(self, path: str, timeout_s: float) -> bytes:
         """Reads a route that vLLM serves without a key: a server that requires one there is not a vLLM server."""
         try:
             return await self._calls.call("GET", path, timeout_s=timeout_s, max_bytes=MAX_REPORT_BYTES)
@@ -230,7 +230,7 @@ class VLLMServer:
         except EngineError as error:
             raise OtherServerError(error.message) from error
 
-    async def _meet(self, engine_id: str, model: str) -> ServerStart:
+    async def _detect_routes(self, engine_id: str, model: str) -> ServerStart:
         version = version_in(await self._calls.call("GET", "/version", max_bytes=MAX_REPORT_BYTES))
         try:
             events = event_source_in(await self._calls.call("GET", "/kv_event_sources", max_bytes=MAX_REPORT_BYTES))
@@ -252,13 +252,13 @@ class VLLMServer:
 
     async def _check_completions(self, model: str) -> None:
         """Raises OtherServerError if the server returns no token ids."""
-        probe = body_of(Dialect.COMPLETIONS, replace(PROBED, model=model))
+        probe = body_of(Dialect.COMPLETIONS, replace(PROBE, model=model))
         body = await self._calls.call("POST", Dialect.COMPLETIONS, body=probe)
         choices = read_json(body, _Probed, error=OtherServerError, what="the answer of /v1/completions").choices
         if not choices or choices[0].token_ids is None:
             raise OtherServerError("it sends no token ids at /v1/completions, and has no /inference/v1/generate")
 
-    async def _whole(self, vllm_request: VLLMRequest) -> bytes:
+    async def _complete_answer(self, vllm_request: VLLMRequest) -> bytes:
         body, headers = body_of(self.dialect, vllm_request), _headers_of(vllm_request)
         return await self._diagnosed(self._calls.call("POST", self.dialect, body=body, headers=headers, timeout_s=None))
 

@@ -40,7 +40,6 @@ memory until they are merged."""
 
 
 def num_stretches(num_keys: int) -> int:
-    """Returns the number of stretches of a trunk with `num_keys` keys."""
     return min(max(1, num_keys // STRETCH), MAX_STRETCHES)
 
 
@@ -85,7 +84,6 @@ class StretchRead:
     num_keys: int
     """Number of keys in each stretch."""
     tables: tuple[Table, ...]
-    """Block ids of each stretch."""
 
     def visible(self, window: int | None, *, heads_per_kv_head: int, device: torch.device) -> torch.Tensor | None:
         """Returns the mask of visible keys, [stretches, 1, rows * heads_per_kv_head, keys] bool; None if all are."""

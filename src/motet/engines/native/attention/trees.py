@@ -33,7 +33,6 @@ class SharingGain:
     """Minimum number of key reads that a branch must save."""
 
     def allows(self, branch: "Branch") -> bool:
-        """Returns True if reading the branch together saves enough."""
         alone = sum(self._readings(trunk.end - trunk.begin) for trunk in branch.trunks)
         saved = alone - self._readings(branch.end - branch.begin)
         return saved * (branch.end_key - branch.begin_key) >= self.min_keys_saved

@@ -17,21 +17,7 @@ from transformers import PreTrainedModel
 
 from motet.engines.native import compiled_kernels as c
 from motet.engines.native.attention.group_attention import Scores
-from motet.engines.native.cpu.panels import (
-    DTYPE_CODES,
-    Columns,
-    PackedMemory,
-    Packer,
-    Read,
-    TensorLocation,
-    Write,
-    read_bias,
-    read_columns,
-    read_numbers,
-    write_bias,
-    write_columns,
-    write_numbers,
-)
+from motet.engines.native.cpu import panels
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.memory import trim_heap
 from motet.engines.native.model_weights import names_of, tied_names
@@ -46,7 +32,7 @@ def obstacle(
     """Returns the reason why the kernels (None if there are none) cannot run a model; None if they can."""
     if kernels is None:
         return "the kernels were not built, or this processor has neither AVX-512 with bf16 nor AVX2 with FMA"
-    if device.type != "cpu" or dtype not in DTYPE_CODES:
+    if device.type != "cpu" or dtype not in panels.DTYPE_CODES:
         name = str(dtype).removeprefix("torch.")
         return f"they compute in bfloat16 or float32 on the CPU, not in {name} on {device.type}"
     if (name := activation_of(model.config)) not in ACTIVATIONS:
@@ -87,7 +73,7 @@ class PackedModel:
         int8: bool = False,
     ) -> None:
         config, body = model.config, model.model
-        self.locations: dict[str, TensorLocation] = {}
+        self.locations: dict[str, panels.TensorLocation] = {}
         """Location of each tensor of the checkpoint, by its name."""
         self._names = names_of(model)
         self.tied = tied_names(self._names)
@@ -95,9 +81,9 @@ class PackedModel:
         shapes = [(one.out_features, one.in_features) for one in linears]
         self._kernels = kernels
         self._dtype = storage.keys.dtype
-        packer = Packer(kernels, shapes, dtype=torch.int8 if int8 else self._dtype)
+        packer = panels.Packer(kernels, shapes, dtype=torch.int8 if int8 else self._dtype)
         self._pack = packer.pack
-        self.memory = PackedMemory(packer.arena)
+        self.memory = panels.PackedMemory(packer.arena)
         self._storage = storage
         self._rotary = body.rotary_emb
         self._positions = torch.arange(max_positions).unsqueeze(0)
@@ -116,7 +102,7 @@ class PackedModel:
             intermediate=config.intermediate_size,
             vocab=self.vocab_size,
             block_size=storage.block_size,
-            dtype=DTYPE_CODES[storage.keys.dtype],
+            dtype=panels.DTYPE_CODES[storage.keys.dtype],
             activation=ACTIVATIONS[activation_of(config)],
             epsilon=config.rms_norm_eps,
             logit_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
@@ -178,48 +164,50 @@ class PackedModel:
         """Packs several products with the same input as one fused product. Columns of the weights are concatenated;
         with `interleaved`, 16 columns of one weight alternate with the same 16 columns of the other."""
         weights = [part.weight.detach() for part in parts]
-        panels = self._pack(*(weights if interleaved else [torch.cat(weights)]))
+        packed = self._pack(*(weights if interleaved else [torch.cat(weights)]))
         biases = [part.bias.detach().float() for part in parts if part.bias is not None]
         shape = (-1, c.PANEL // 2) if interleaved else (1, -1)
         bias = torch.cat([one.view(shape) for one in biases], dim=1) if biases else None
         linear = c.PackedLinear(
-            panels=self._keep(panels.numbers),
-            scales=None if panels.scales is None else self._keep(panels.scales),
+            panels=self._keep(packed.numbers),
+            scales=None if packed.scales is None else self._keep(packed.scales),
             bias=None if bias is None else self._keep(bias),
             columns=sum(len(weight) for weight in weights),
             depth=weights[0].shape[1],
         )
         begin = 0
         for side, part in enumerate(parts):
-            columns = Columns(0, side) if interleaved else Columns(begin)
+            columns = panels.Columns(0, side) if interleaved else panels.Columns(begin)
             product, kept = len(self.memory.products), len(self.memory.kept) - 1
             self._locate(
                 part.weight,
-                write=partial(write_columns, kernels=self._kernels, product=product, columns=columns),
-                read=partial(read_columns, product=product, columns=columns, count=part.out_features),
+                write=partial(panels.write_columns, kernels=self._kernels, product=product, columns=columns),
+                read=partial(panels.read_columns, product=product, columns=columns, count=part.out_features),
             )
             if bias is not None:
                 self._locate(
                     part.bias,
-                    write=partial(write_bias, kept=kept, columns=columns),
-                    read=partial(read_bias, kept=kept, columns=columns, count=part.out_features),
+                    write=partial(panels.write_bias, kept=kept, columns=columns),
+                    read=partial(panels.read_bias, kept=kept, columns=columns, count=part.out_features),
                 )
             begin += part.out_features
             _empty(part)
-        self.memory.products.append(panels)
+        self.memory.products.append(packed)
         trim_heap()  # otherwise the heap keeps the memory of the freed parameters
         return linear
 
     def _rows(self, weight: torch.Tensor) -> int:
         """Returns the address of embeddings [vocab_size, hidden]."""
         kept = len(self.memory.kept)
-        self._locate(weight, write=partial(write_numbers, kept=kept), read=partial(read_numbers, kept=kept))
+        self._locate(
+            weight, write=partial(panels.write_numbers, kept=kept), read=partial(panels.read_numbers, kept=kept)
+        )
         self.memory.rows.append(kept)
         return self._keep(weight.detach())
 
-    def _locate(self, parameter: torch.Tensor, *, write: Write, read: Read) -> None:
+    def _locate(self, parameter: torch.Tensor, *, write: panels.Write, read: panels.Read) -> None:
         for name in self._names[id(parameter)]:
-            self.locations[name] = TensorLocation(tuple(parameter.shape), write, read)
+            self.locations[name] = panels.TensorLocation(tuple(parameter.shape), write, read)
 
     @torch.no_grad()
     def _cos_sin_of(self, attention: Any) -> tuple[int, int]:
@@ -238,8 +226,8 @@ class PackedModel:
         if norm is None:
             return None
         kept = len(self.memory.kept)
-        write = partial(write_numbers, kept=kept, offset=norm_offset(norm))
-        self._locate(norm.weight, write=write, read=partial(read_numbers, kept=kept))
+        write = partial(panels.write_numbers, kept=kept, offset=norm_offset(norm))
+        self._locate(norm.weight, write=write, read=partial(panels.read_numbers, kept=kept))
         return self._keep(norm_weight(norm))
 
     def _keep(self, tensor: torch.Tensor) -> int:
@@ -275,9 +263,7 @@ def layer_scores(model: PreTrainedModel) -> list[Scores]:
     """Returns the parameters of attention of each layer: scale, window and cap of its scores.
 
     Families store them in different places (a module's attribute, the config, a table by layer), but all pass them to
-    the attention function. The model is therefore run on one token, with a function that records them and returns the
-    query.
-    """
+    the attention function. The model is therefore run on one token, with an attention function that records them."""
     scores_by_layer: dict[int, Scores] = {}
 
     def record(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores) -> torch.Tensor:

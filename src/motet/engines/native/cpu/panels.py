@@ -224,7 +224,6 @@ def read_columns(memory: PackedMemory, *, product: int, columns: Columns, count:
 
 
 def write_bias(memory: PackedMemory, bias: torch.Tensor, *, kept: int, columns: Columns) -> None:
-    """Writes a bias to its part of a fused product's bias."""
     fused, lanes = memory.kept[kept], c.PANEL // 2
     if columns.side is None:
         fused.view(-1)[columns.begin : columns.begin + len(bias)] = bias

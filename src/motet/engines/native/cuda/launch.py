@@ -33,8 +33,7 @@ class Activation(Enum):
 class Norms:
     """The norms of query and key heads, applied before RoPE."""
 
-    query: torch.Tensor
-    """[head_dim] float32"""
+    query: torch.Tensor  # [head_dim] float32
     key: torch.Tensor
     epsilon: float
 
@@ -44,12 +43,9 @@ class StepScratch:
     """Memory on the device for intermediate results of the layers: the parts of rows that are read in several spans,
     and the rows that are not finite. Only `non_finite` is read after the step."""
 
-    parts: torch.Tensor
-    """[parts, heads, head_dim] float32"""
-    lse: torch.Tensor
-    """[parts, heads] float32: log-sum-exps of the parts, base 2"""
-    non_finite: torch.Tensor
-    """[rows] int32: 1 for rows with NaN or infinity in the last layer"""
+    parts: torch.Tensor  # [parts, heads, head_dim] float32
+    lse: torch.Tensor  # [parts, heads] float32: log-sum-exps of the parts, base 2
+    non_finite: torch.Tensor  # [rows] int32: 1 for rows with NaN or infinity in the last layer
 
     @classmethod
     def empty(cls, rows: int, parts: int, *, storage: KVStorage, geometry: Geometry) -> "StepScratch":

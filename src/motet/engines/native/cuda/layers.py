@@ -80,7 +80,6 @@ class Slots:
             begin += part.out_features
 
     def weights(self, dtype: torch.dtype) -> TensorWeights:
-        """Returns the recorded locations."""
         return TensorWeights(self._slots, tied=self._tied, dtype=dtype)
 
     def _record(self, parameter: Any, tensor: torch.Tensor, *, offset: float = 0.0) -> None:

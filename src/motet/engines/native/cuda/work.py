@@ -69,24 +69,15 @@ class Sections(NamedTuple, Generic[T]):
     that they have no effect: a row that pads the batch is token 0 at position 0, is not stored and sees no keys; an
     item that pads a list has no rows. The tables are last, because only their used part is copied."""
 
-    token_ids: T
-    """[rows]"""
-    positions: T
-    """[rows]"""
-    slots: T
-    """[rows]: slot of each row's key and value, or NO_SLOT"""
-    logit_rows: T
-    """[num_logits]: rows whose logits are requested"""
-    first_part: T
-    """[rows + 1]: row r has the parts [first_part[r], first_part[r + 1])."""
-    narrow: T
-    """[items, ITEM_INTS]: items of narrow tiles"""
-    wide: T
-    """[items, ITEM_INTS]: items of wide tiles whose output is merged"""
-    final: T
-    """[items, ITEM_INTS]: items of wide tiles whose output needs no merge"""
-    tables: T
-    """Block tables, concatenated"""
+    token_ids: T  # [rows]
+    positions: T  # [rows]
+    slots: T  # [rows]: slot of each row's key and value, or NO_SLOT
+    logit_rows: T  # [num_logits]: rows whose logits are requested
+    first_part: T  # [rows + 1]: row r has the parts [first_part[r], first_part[r + 1])
+    narrow: T  # [items, ITEM_INTS]: items of narrow tiles
+    wide: T  # [items, ITEM_INTS]: items of wide tiles whose output is merged
+    final: T  # [items, ITEM_INTS]: items of wide tiles whose output needs no merge
+    tables: T  # block tables, concatenated
 
 
 @dataclass(frozen=True)
@@ -103,7 +94,6 @@ class Geometry:
 
     @property
     def heads_per_kv_head(self) -> int:
-        """Number of query heads that share a key head."""
         return self.num_heads // self.num_kv_heads
 
     @property
@@ -144,7 +134,6 @@ class _Tile(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Number of keys that the tile reads."""
         return self.num_keys - self.first_key
 
     def span(self, fair: float) -> int:

@@ -25,7 +25,6 @@ from motet.transfer.proof import Proof
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """Returns the number of blocks that hold `num_tokens` tokens."""
     return -(-num_tokens // block_size)
 
 
@@ -196,12 +195,9 @@ class BlockPool:
 
 
 class FreeRuns:
-    """A set of free block ids that provides runs of neighbours if possible. Attention reads a trunk in one run without
-    a gather.
-
-    Runs are half-open, [begin, end), and never touch each other. They are found by length: `take` costs O(log number of
-    lengths) for each run that it uses.
-    """
+    """A set of free block ids that provides runs of neighbours if possible: attention reads a trunk in one run without
+    a gather. Runs are half-open, [begin, end), and never touch each other. They are found by length, in O(log number
+    of lengths)."""
 
     def __init__(self, num_blocks: int) -> None:
         self._end_of: dict[int, int] = {}

@@ -15,11 +15,10 @@ def top_tokens(x: torch.Tensor, k: int) -> torch.Tensor:
     ascending id for equal logits. `width` is a multiple of 64 and at least `k`. The result for a row with NaN is
     meaningless.
 
-    The logits of bf16 models contain many equal values, and the order of `topk` is not defined for these. The function
+    The logits of bf16 models contain many equal values, for which the order of `topk` is not defined. The function
     therefore sorts integer keys made of logit and id, which are all different. If `k` is small, it searches blocks of
-    the vocabulary: the top k tokens are in the k blocks with the greatest maxima, because each of these blocks has a
-    token that comes before all tokens of the other blocks in the order.
-    """
+    the vocabulary: the top k tokens are in the k blocks with the greatest maxima, since each of these has a token that
+    comes before all tokens of the other blocks."""
     lanes, width = x.shape
     block = _SEARCH_BLOCK
     while block > 1 and width // block < _MIN_BLOCKS_PER_TOKEN * k:
@@ -38,9 +37,8 @@ def top_tokens_and_num_exact(x: torch.Tensor, k: int, *, vocab_size: int) -> tup
     in [0, num_exact) of a lane are exactly the first ids of `top_tokens`.
 
     num_exact is `k` if `k` is small or equals `vocab_size`; all logits after `vocab_size` are -inf. For any other `k`,
-    `topk` selects the tokens, and they are sorted again. Which of the tokens with the same logit as the last one it
-    selects is undefined. If this logit is -inf, the selection does not matter, because these tokens have weight 0.
-    """
+    `topk` selects the tokens, which are then sorted. Among tokens with the same logit as the last one, its selection is
+    undefined. This does not matter if that logit is -inf, because these tokens have weight 0."""
     if k == vocab_size:
         ids = x.sort(dim=-1, descending=True, stable=True).indices[:, :k]
         return ids, ids.new_full((len(ids), 1), k)
@@ -61,7 +59,6 @@ def _keys(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _ids(keys: torch.Tensor) -> torch.Tensor:
-    """Returns the ids in keys."""
     return torch.bitwise_and(-keys, 2**_ID_BITS - 1)
 
 
@@ -75,10 +72,8 @@ def sample_dense(weights: torch.Tensor, lanes: torch.Tensor, uniform: torch.Tens
     `weights` [lanes, padded vocabulary] float32. A row with NaN gives an arbitrary id within the row.
 
     In a float32 cumulative sum over the complete vocabulary, small weights would be lost to rounding. The uniform
-    therefore first selects a block of the vocabulary by the blocks' masses, and its remainder selects a token in the
-    block. Cumulative sums are float64 and scaled by their last value, so a uniform below 1 always selects a token of
-    positive weight.
-    """
+    therefore first selects a block of the vocabulary by the blocks' masses, and its remainder a token in the block.
+    Sums are float64 and scaled by their last value, so a uniform below 1 always selects a token of positive weight."""
     block, rest = invert(masses(weights)[lanes], uniform)
     offset, _ = invert(_blocks(weights)[lanes, block].double(), rest)
     return block * BLOCK + offset

@@ -56,10 +56,8 @@ class _Choices:
 class _SampledTokens:
     """Results of one call."""
 
-    token_ids: npt.NDArray[np.int64]
-    """[choices]"""
-    finite: npt.NDArray[np.bool_]
-    """[choices]: False if the choice's logits are not a distribution."""
+    token_ids: npt.NDArray[np.int64]  # [choices]
+    finite: npt.NDArray[np.bool_]  # [choices]: False if the choice's logits are not a distribution
     last: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
     """The last token that top-k and top-p keep, as its logit [choices] and its id [choices]."""
     scores: npt.NDArray[np.float64]
@@ -70,8 +68,7 @@ class CompiledSampling:
     """Samples directly from a step's logits; also implements `Filters` for the lanes of all other choices.
 
     The candidates of a lane are always the complete vocabulary, so no lane is sampled again. Only the choice itself
-    determines whether it is sampled directly, so the other choices of a step cannot change any bit of its results.
-    """
+    determines whether it is sampled directly, so the other choices of a step cannot change any bit of its results."""
 
     def __init__(self, vocab_size: int, kernels: ctypes.CDLL) -> None:
         self.widths = (vocab_size,)

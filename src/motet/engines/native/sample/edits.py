@@ -173,8 +173,7 @@ class LogitsScratch:
     Each `load` overwrites the result of the previous `load`.
 
     The memory is allocated once. Page faults of a new 25 MB tensor in each step would take longer than the arithmetic
-    on it, and a small copy stays in the CPU's cache.
-    """
+    on it, and a small copy stays in the CPU's cache."""
 
     def __init__(self, vocab_size: int, device: torch.device, *, max_rows: int | None = None) -> None:
         width = -(-vocab_size // BLOCK) * BLOCK

@@ -42,9 +42,8 @@ class Filters(Protocol):
 
         Choice i samples from lane `lanes[i]` ([choices] int64, ascending) with `uniform[i]` ([choices] float64). No
         lane's top-k is greater than `k`. Returns token ids [choices] int64, and [choices] bool: False if the choice
-        needs more candidates. The inverse CDF goes through the kept tokens in id order, as it does without filters. `x`
-        and `spare`, which is memory of the same shape, are overwritten.
-        """
+        needs more candidates. The inverse CDF goes through the kept tokens in id order, as it does without filters.
+        Overwrites `x`, and `spare` of the same shape."""
         ...
 
     def filter_logits(self, x: torch.Tensor, lane_params: LaneParams, *, k: int, spare: torch.Tensor) -> None:
@@ -60,8 +59,7 @@ class TorchFilters:
     """Filters with torch's operators, on any device. They sort the top `k` tokens, the candidates.
 
     Top-p can need more candidates. The sampler then repeats the call with a greater `k`. The set of kept tokens does
-    not depend on `k`, because the order, the weights and the target of top-p do not.
-    """
+    not depend on `k`, because the order, the weights and the target of top-p do not."""
 
     def __init__(self, vocab_size: int, *, widths: Sequence[int] = _WIDTHS) -> None:
         self.widths = (*(width for width in widths if width < vocab_size), vocab_size)
@@ -124,11 +122,7 @@ class TorchFilters:
 class _Filtered:
     """The candidates of a batch of lanes, and which of them the filters remove."""
 
-    ids: torch.Tensor
-    """[lanes, k] int64, by descending logit"""
-    weights: torch.Tensor
-    """[lanes, k] float64"""
-    dropped: torch.Tensor
-    """[lanes, k] bool"""
-    enough: torch.Tensor
-    """[lanes, 1] bool: False if the lane needs more candidates"""
+    ids: torch.Tensor  # [lanes, k] int64, by descending logit
+    weights: torch.Tensor  # [lanes, k] float64
+    dropped: torch.Tensor  # [lanes, k] bool
+    enough: torch.Tensor  # [lanes, 1] bool: False if the lane needs more candidates

@@ -148,20 +148,15 @@ class FilterParams(NamedTuple):
 
 @dataclass(frozen=True)
 class LaneParams:
-    """The sampling parameters of a batch of lanes, on the device. Each tensor is [lanes, 1]."""
+    """The `FilterParams` of a batch of lanes, on the device. Each tensor is [lanes, 1]."""
 
-    temperature: torch.Tensor
-    """float32, at least `MIN_TEMPERATURE`"""
-    top_k: torch.Tensor
-    """int64; the vocabulary size where top-k is off"""
-    top_p: torch.Tensor
-    """float64; 1 where top-p is off"""
-    log_min_p: torch.Tensor
-    """float32; -inf where min-p is off"""
+    temperature: torch.Tensor  # float32
+    top_k: torch.Tensor  # int64
+    top_p: torch.Tensor  # float64
+    log_min_p: torch.Tensor  # float32
     all_unscaled: bool
     """True if every lane has temperature 1."""
     any_min_p: bool
-    """True if min-p is on for at least one lane."""
 
 
 class LaneParamsCache:

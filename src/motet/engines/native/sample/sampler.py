@@ -210,8 +210,7 @@ class Sampler:
 
         `x` [lanes, padded vocabulary] float32 are the batch's logits after edits, and are overwritten. `uniform` is
         [choices] float64. Returns [choices, 3] float64, which represents all values exactly: the token id; 1 if the
-        lane's logits are a distribution, else 0; 1 if there were enough candidates, else 0: sample again with more.
-        """
+        lane's logits are a distribution, else 0; 1 if there were enough candidates, else 0: sample again with more."""
         lane_of_choice, spare = uploaded_ids(batch.lane_of_choice, x.device), self._scratch.spare_like(x)
         finite = x.amax(-1).isfinite()[lane_of_choice]
         enough = torch.ones_like(finite)
@@ -230,14 +229,10 @@ class Sampler:
 class _LogprobRequest:
     """The log-probabilities that the choices of an attempt requested."""
 
-    places: Sequence[int]
-    """Indices of these choices in the attempt, ascending."""
-    token_ids: torch.Tensor
-    """[choices of the attempt] int64: the sampled tokens."""
-    named: torch.Tensor
-    """[places, m] int64: other tokens whose log-probabilities were requested by id."""
-    k: int
-    """Number of top tokens per choice."""
+    places: Sequence[int]  # indices of these choices in the attempt, ascending
+    token_ids: torch.Tensor  # [choices of the attempt] int64: the sampled tokens
+    named: torch.Tensor  # [places, m] int64: other tokens whose log-probabilities were requested by id
+    k: int  # number of top tokens per choice
 
     def at(self, places: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the sampled tokens [places] and the named tokens [places, m] of some of `self.places`."""

@@ -181,7 +181,6 @@ class TokenCounts:
             self.add(token_id)
 
     def add(self, token_id: int) -> None:
-        """Counts one output token."""
         slot = self._prompt_slots.get(token_id)
         if slot is None:
             slot = self._slots.setdefault(token_id, self._size)

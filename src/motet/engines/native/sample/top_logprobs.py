@@ -40,8 +40,7 @@ def token_logprobs(
 
     Returns one row per token, [tokens, 2 + m + 2k] float64, which represents all values exactly: log-probability, rank,
     log-probabilities of the m named tokens, ids of the top k tokens, log-probabilities of the top k tokens. k is at
-    most the vocabulary size. Everything stays on the device.
-    """
+    most the vocabulary size. Everything stays on the device."""
     k = min(k, logits.shape[1])
     parts = [torch.empty(0, 2 + named.shape[1] + 2 * k, dtype=torch.float64, device=logits.device)]
     for start in range(0, len(rows), scratch.capacity):

@@ -193,8 +193,7 @@ class Commit:
         process finds them, and then stops the choice.
 
         End-of-sequence and stop tokens cannot be sampled before `min_tokens`. A choice with a grammar and `ignore_eos`
-        samples end-of-sequence only if the grammar allows nothing else. Neither needs a check here.
-        """
+        samples end-of-sequence only if the grammar allows nothing else. Neither needs a check here."""
         sampling, output_tokens = sequence.group.request.sampling, sequence.output_tokens
         if sequence.sampling.complete:
             return Finish(FinishReason.STOP)
@@ -220,8 +219,7 @@ class AnswerCache:
         tail             [o o o o][o . . .]
 
     Off by default: the KV of an answer was computed as trunk and tail, and its bits differ from the KV of the same
-    tokens in a prompt. With this cache, the tokens of a choice can depend on earlier requests.
-    """
+    tokens in a prompt. With this cache, the tokens of a choice can depend on earlier requests."""
 
     pool: BlockPool
     block_size: int

@@ -65,7 +65,6 @@ class History:
 
 
 def _prompt_digest(group: Group) -> bytes:
-    """Returns a digest of a prompt and its `cache_salt`."""
     return blake2b(array("q", group.prompt).tobytes() + group.request.cache_salt.encode(), digest_size=16).digest()
 
 

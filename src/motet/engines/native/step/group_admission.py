@@ -30,14 +30,10 @@ class SchedulerLimits:
     """Limits of a step, and the sizes of blocks."""
 
     block_size: int
-    """Number of tokens in a block."""
     bytes_per_block: int
     max_num_seqs: int
-    """Maximum number of running sequences."""
     max_num_batched_tokens: int
-    """Maximum number of tokens in a step."""
     max_kept_blocks: int | None = None
-    """Maximum number of blocks of all kept trunks; None means all blocks of the pool."""
 
 
 class AdmissionResult(Enum):
@@ -71,8 +67,7 @@ class GroupAdmission:
 
         A suspended or resumed group can have more output tokens than all blocks together can hold. Such a group is
         admitted once nothing else runs, with as many tails as fit; its other sequences start as preempted. If leases
-        and pulls still hold blocks then, the group waits for these blocks.
-        """
+        and pulls still hold blocks then, the group waits for these blocks."""
         too_many = self.running.num_sequences + len(group.sequences) > self.limits.max_num_seqs
         if too_many or self.running.preempted or self._refused == (group, self.pool.num_gains):
             return AdmissionResult.REFUSED

@@ -83,10 +83,8 @@ class Handover:
         self._figures = TransferFigures(self.clock)
         self._numbers = count()
         self._pulls: dict[int, OpenPull] = {}
-        """Pulls by number."""
 
     def set_gauges(self, stats: EngineStats) -> None:
-        """Sets the gauges of transfers and leases in `stats` to their current values."""
         stats.leases = len(self.leases)
         stats.oldest_lease_s = self.leases.oldest_age_s(self.clock())
         stats.pulls_open = len(self._pulls)
@@ -277,7 +275,6 @@ class Handover:
         failures[kind] = failures.get(kind, 0) + 1
 
     def _free(self, lease: Lease | None) -> None:
-        """Releases the blocks of a lease that has ended."""
         if lease is not None:
             self.pool.release(lease.ticket.remote_block_ids)
             self._report_leases()

@@ -77,7 +77,6 @@ class StepInputs:
 
 
 def build_inputs(plan: StepPlan, block_size: int) -> StepInputs:
-    """Returns the flat batch of a step."""
     builder = _BatchBuilder(block_size)
     for _, chunks in groupby(plan.tails, key=_ORIGIN):
         builder.add_tails(list(chunks))

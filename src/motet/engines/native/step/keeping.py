@@ -80,7 +80,6 @@ class KeptTrunks:
             self._end_of[trunk] = self._end_of.pop(trunk)
 
     def end_expired(self) -> None:
-        """Ends the trunks whose time is over."""
         if self.next_end_s is not None and self.next_end_s <= (now_s := self._clock()):
             self._end([trunk for trunk, end_s in self._end_of.items() if end_s <= now_s])
 
@@ -110,7 +109,6 @@ class KeptTrunks:
             raise AssertionError("a kept trunk would not end at its time")
 
     def _end_early(self, trunk: SharedTrunk) -> None:
-        """Ends a trunk before its time."""
         self._counters.trunks_given_up += 1
         self._end([trunk])
 

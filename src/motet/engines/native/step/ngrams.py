@@ -63,7 +63,6 @@ class GroupDrafts:
     """Estimated probability that a draft is accepted, for each of `NGRAM_SIZES`."""
 
     def verified(self, source: int, accepted: bool) -> None:
-        """Counts a draft that was accepted or rejected."""
         self.acceptance[source] += ACCEPTANCE_WEIGHT * (accepted - self.acceptance[source])
 
     def skipped(self, source: int) -> None:

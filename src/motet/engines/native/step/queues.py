@@ -76,7 +76,6 @@ class GroupQueue:
             self.ready.add(group)
 
     def remove(self, group: Group) -> None:
-        """Removes a waiting group."""
         if group.followed is not None:
             group.followed = None
         elif group in self._woken:

@@ -124,7 +124,6 @@ class TorchRunner:
             raise NonFiniteRowsError(rows)
 
     def settle(self) -> None:
-        """Waits until a GPU has finished everything that was launched."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

@@ -167,7 +167,6 @@ class Scheduler:
             self.remove(group)
 
     def _keep(self, group: Group) -> None:
-        """Keeps the trunk of a group that has ended, if its client requested that."""
         shared = self.sharing.trunk_of(group) if group.request.keep_s else None
         if shared is not None and shared.complete:
             self.kept.keep(shared, group.request.keep_s)

@@ -126,7 +126,6 @@ class PromptFacts:
     pull: PullReport | None = None
     """Report of the last pull that ended."""
     reported: bool = False
-    """True once `take_report` has returned the report."""
 
     def take_report(self) -> PromptReport | None:
         """Returns the report at the first call, and None from then on."""
@@ -183,7 +182,6 @@ class Group:
         )
 
     def remove(self, sequence: ChoiceSequence) -> None:
-        """Removes a sequence that has ended."""
         del self.sequences[bisect_left(self.sequences, sequence.rank, key=_RANK)]
 
     def check(self) -> None:
@@ -207,7 +205,6 @@ class GroupMaker:
 
     def __init__(self, info: EngineInfo, *, prefix_cache: bool, grammars: Grammars | None) -> None:
         self.grammars = grammars
-        """Compiles grammars; None for an engine that refuses groups with a grammar."""
         self.weights = info.block_weights
         """Identifies the weights in the names of blocks."""
         self._eos_token_ids = tuple(token_id for token_id in info.eos_token_ids if token_id < info.vocab_size)

@@ -12,6 +12,7 @@ A group does not depend on its followers. If it leaves, fails or is preempted, i
 followed it, and the first follower that is admitted computes the blocks for the other followers.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -159,8 +160,5 @@ class Sharing:
 
 def _num_common(names: list[BlockName], others: list[BlockName]) -> int:
     """Returns the number of leading blocks with equal names. A name covers all blocks before it, so halving works."""
-    low, high = 0, min(len(names), len(others))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if names[middle - 1] == others[middle - 1] else (low, middle - 1)
-    return low
+    shorter = range(min(len(names), len(others)))
+    return bisect_left(shorter, True, key=lambda place: names[place] != others[place])
