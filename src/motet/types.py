@@ -143,7 +143,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class SamplingField:
-    """The range of a field of `SamplingParams`. The HTTP schemas (`api.generation.sampling_fields`) and the routes for
+    """The range of a field of `SamplingParams`. The HTTP schemas (`api.generation.request_fields`) and the routes for
     gateways (`api.worker.engine_routes`) refuse other values."""
 
     low: float | None = None

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from motet.api.worker.order_routes import MAX_CONNECTING
+from motet.api.worker.engine_routes import MAX_CONNECTING
 from motet.deploy.discover import ProbeSettings
 from motet.deploy.listen import HttpServer, listen, port_of, url_of
 from motet.engine_orders import Connect

@@ -5,7 +5,7 @@ import tokenizers
 
 from motet.api.openai.chat_plan import chat_prompt
 from motet.api.openai.chat_schema import ChatPrompt
-from motet.api.openai.tokenizing import TokenizeBody
+from motet.api.openai.models import TokenizeBody
 from motet.errors import ContextLengthError, RequestError
 from motet.testing.fake_engine import fake_info
 from motet.text.prepare import PromptPreparer

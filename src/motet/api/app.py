@@ -21,23 +21,20 @@ from motet.api.http.routes import new_router
 from motet.api.openai.chat_completions import chat_router
 from motet.api.openai.completions import completion_router
 from motet.api.openai.group_routes import group_router
-from motet.api.openai.models import models_router
+from motet.api.openai.models import models_router, tokenizer_router
 from motet.api.openai.responses import responses_router
-from motet.api.openai.tokenizing import tokenizer_router
 from motet.api.openapi import openapi_router
 from motet.api.operators.admin import admin_router, membership_router
 from motet.api.page import PAGE_ROUTES, page_router
 from motet.api.service import Service
 from motet.api.sglang.sglang_generate import sglang_generate_router
 from motet.api.sglang.sglang_routes import sglang_router
-from motet.api.trainers.rollouts import rollout_router
+from motet.api.trainers.rollouts import rollout_router, sleep_router
 from motet.api.trainers.server_info import server_info_router
-from motet.api.trainers.sleep_routes import sleep_router
 from motet.api.trainers.weight_routes import transfer_router, weight_router
 from motet.api.vllm.generate import generate_router
 from motet.api.vllm.render import render_router
-from motet.api.worker.engine_routes import engine_router
-from motet.api.worker.order_routes import order_router
+from motet.api.worker.engine_routes import engine_router, order_router
 
 ROUTERS = (
     chat_router,

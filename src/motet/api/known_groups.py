@@ -1,5 +1,5 @@
-"""The groups that a server knows by their ids: groups with answers under way, and groups whose prompt is kept for more
-choices (`keep_s`). A group is found only with the client that requested it.
+"""The groups that a server knows by their ids: groups with answers in progress, and groups whose prompt is kept for
+more choices (`keep_s`). Only the client that requested a group can find it.
 
     opened    an answer of the group starts: the first one, or an answer with more choices
     closed    an answer has ended. With the last one the group is forgotten, at once or after `keep_s`
@@ -23,10 +23,9 @@ from motet.types import ChoiceStart, FinishReason
 MAX_KEPT = 1024
 """Maximum number of groups that are known after the end of their answers."""
 MAX_KEPT_BYTES = 256 * 2**20
-"""Maximum memory of these groups. Above one of the limits, the client that uses the most memory loses its oldest
-group."""
+"""Maximum memory of these groups. Above a limit, the client that uses the most memory loses its oldest group."""
 GROUP_BYTES, BODY_FACTOR, CHOICE_BYTES = 4096, 40, 200
-"""Estimated memory in bytes: per group, per byte of its request (8 KiB of stop strings compile to 320 KiB), per
+"""Estimated memory in bytes per group, per byte of its request (8 KiB of stop strings compile to 320 KiB), and per
 choice."""
 MAX_CHOICES = 16_384
 """Maximum number of choices of a group, including choices that were added later."""
@@ -40,7 +39,7 @@ class ChoiceState(StrEnum):
     WRITING = "writing"
     """The choice is running."""
     OVER = "over"
-    """The choice has ended; without a finish reason if its answer was cut off."""
+    """The choice has ended, without a finish reason if its answer was cut off."""
     DROPPED = "dropped"
     """The choice did not start before the end of its answer."""
 
@@ -48,8 +47,7 @@ class ChoiceState(StrEnum):
 def choice_state(
     index: int, *, ended: Container[int], unfinished: Container[int], waiting: Container[int]
 ) -> ChoiceState:
-    """Returns the state of a choice. `ended`: choices with a finish reason; `waiting`: unfinished choices that have not
-    started."""
+    """Returns a choice's state. `ended`: choices with a finish reason. `waiting`: `unfinished` ones without a start."""
     if index in ended:
         return ChoiceState.OVER
     if index in unfinished:
@@ -64,7 +62,7 @@ class ChoiceReport(msgspec.Struct, frozen=True):
     """Number of output tokens so far; None if only another server knows it."""
     finish_reason: FinishReason | None
     worker: str | None = None
-    """Worker that generates the choice, or did so last; None if it is not known."""
+    """Worker that generates the choice, or generated it last; None if it is not known."""
 
 
 class OpenAnswer(Protocol):
@@ -92,7 +90,7 @@ class MoreChoices:
 
 @dataclass
 class FurtherChoices:
-    """The indices and seeds of the choices that can be added to a group. They continue the group's own."""
+    """The indices and seeds of the choices that can be added to a group. They continue after its first choices."""
 
     first_seed: int = 0
     """Seed of choice 0."""
@@ -107,7 +105,7 @@ class FurtherChoices:
         return tuple(ChoiceStart(index, (self.first_seed + index) % 2**64) for index in range(first, first + count))
 
     def put_back(self, starts: Sequence[ChoiceStart]) -> None:
-        """Takes back choices that could not start, unless other choices were taken after them."""
+        """Makes choices that could not start available again, unless other choices were taken after them."""
         if self.next_index == starts[-1].index + 1:
             self.next_index = starts[0].index
 
@@ -118,7 +116,6 @@ class KnownGroup:
 
     id: str
     client: str
-    """Client that requested the group."""
     model: str
     created: int
     prompt_tokens: int | None
@@ -130,7 +127,6 @@ class KnownGroup:
     more: Callable[["KnownGroup", MoreChoices], Response] | None = None
     """Makes an answer with more choices; None if choices cannot be added."""
     open: list[OpenAnswer] = field(default_factory=list)
-    """Answers in progress."""
     over: dict[int, ChoiceReport] = field(default_factory=dict)
     """Choices of the answers that have ended."""
     until_s: float | None = None
@@ -164,7 +160,7 @@ class KnownGroups:
         self._clock = clock
         self._open: dict[str, KnownGroup] = {}
         self._kept: dict[str, KnownGroup] = {}
-        """Groups whose answers have ended, in the order in which they ended."""
+        """Groups without an answer in progress, in the order in which their last answers ended."""
         self._bytes_of: Counter[str] = Counter()
         """Memory of the kept groups of each client."""
 
@@ -182,9 +178,8 @@ class KnownGroups:
     def opened(self, group: KnownGroup, answer: OpenAnswer) -> None:
         """Records that an answer of the group starts."""
         self._drop(group.id)
-        self._open[group.id] = group
+        self._open[group.id], group.until_s = group, None
         group.open.append(answer)
-        group.until_s = None
 
     def closed(self, group: KnownGroup, answer: OpenAnswer) -> None:
         """Records that an answer has ended. Must be called once for each answer that was opened."""
@@ -218,19 +213,15 @@ class KnownGroups:
 
     def _drop(self, id: str) -> None:
         """Forgets a group if it is kept."""
-        group = self._kept.pop(id, None)
-        if group is not None:
+        if (group := self._kept.pop(id, None)) is not None:
             self._bytes_of[group.client] -= group.num_bytes
             if not self._bytes_of[group.client]:
                 del self._bytes_of[group.client]
 
 
+AFTER_END = {ChoiceState.WAITING: ChoiceState.DROPPED, ChoiceState.WRITING: ChoiceState.OVER}
+
+
 def ended(report: ChoiceReport) -> ChoiceReport:
     """Returns the report on a choice after the end of its answer, which can have been cut off."""
-    match report.state:
-        case ChoiceState.WAITING:
-            return replace(report, state=ChoiceState.DROPPED)
-        case ChoiceState.WRITING:
-            return replace(report, state=ChoiceState.OVER)
-        case ChoiceState.OVER | ChoiceState.DROPPED:
-            return report
+    return replace(report, state=AFTER_END.get(report.state, report.state))

@@ -1,7 +1,7 @@
 """`GET /openapi.json`: the routes for clients and operators as an OpenAPI document, made from the routes themselves.
 
 The schemas of the bodies are the schemas that check them: the fields that are read, the fields that are accepted and
-not used, and the fields with only one accepted value. All other rules are in docs/api.md."""
+not used, and the fields with few accepted values. All other rules are in docs/api.md."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,42 +18,26 @@ from motet.api.http.routes import PostRoute, json_response, new_router
 from motet.api.service import Service
 
 REF_TEMPLATE = "#/components/schemas/{model}"
-ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"], "description": "The field that is wrong."},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-REFUSED = {"description": "An error, in OpenAI's shape", "content": {"application/json": {"schema": ERROR}}}
-MESSAGE_ERROR = {
-    "type": "object",
-    "required": ["type", "error", "request_id"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-        "request_id": {"type": "string"},
-    },
-}
-MESSAGE_REFUSED = {
-    "description": "An error, in Anthropic's shape",
-    "content": {"application/json": {"schema": MESSAGE_ERROR}},
-}
+Json = dict[str, Any]
+Paths = dict[str, dict[str, Json]]
 
-Paths = dict[str, dict[str, dict[str, Any]]]
+
+def _object(properties: Json) -> Json:
+    """Returns the schema of an object that has all these properties."""
+    return {"type": "object", "required": [*properties], "properties": properties}
+
+
+def _refusal(whose: str, schema: Json) -> Json:
+    return {"description": f"An error, in {whose} shape", "content": {"application/json": {"schema": schema}}}
+
+
+TEXT, TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
+PARAM = {**TEXT_OR_NULL, "description": "The field that is wrong."}
+ERROR = _object({"error": _object({"message": TEXT, "type": TEXT, "param": PARAM, "code": TEXT_OR_NULL})})
+MESSAGE_ERROR = _object(
+    {"type": {"const": "error"}, "error": _object({"type": TEXT, "message": TEXT}), "request_id": TEXT}
+)
+REFUSED, MESSAGE_REFUSED = _refusal("OpenAI's", ERROR), _refusal("Anthropic's", MESSAGE_ERROR)
 
 
 def openapi_router(service: Service) -> APIRouter:
@@ -97,7 +81,7 @@ def document_of(routes: Sequence[BaseRoute], *, keys: bool) -> Mapping[str, obje
     return {**plain, "components": components}
 
 
-def _operation(route: PostRoute) -> dict[str, Any]:
+def _operation(route: PostRoute) -> Json:
     content = {"application/json": {"schema": {"$ref": REF_TEMPLATE.format(model=route.body.__name__)}}}
     answers: dict[str, object] = {"application/json": {}}
     if "stream" in route.body.model_fields:

@@ -1,7 +1,7 @@
 """The models of a server, by the names that clients use: one on a server, several on a gateway.
 
-ServedModel   its engine takes token ids; texts become tokens here, and tokens texts
-TextModel     a third-party server takes its texts; requests pass through
+ServedModel   a model whose engine takes token ids: Motet converts texts to tokens, and tokens to texts
+TextModel     a model on a third-party server that takes texts: requests pass through
 """
 
 import asyncio
@@ -50,23 +50,22 @@ class ServedModel:
     name: str
     """The name that clients use."""
     engine: Engine
-    """Receives its groups. At times it has no worker."""
+    """Receives the groups. On a gateway it can have no worker at times."""
     placed: Engine | None = None
     """Receives the groups that a gateway has placed on this server and migrates itself; None if `engine` does."""
     tokenizer: Tokenizer
     template: ChatTemplate
     formats: ModelFormats
-    """The formats of reasoning and tool calls in its answers."""
+    """The formats of reasoning and tool calls in the answers."""
     root: str | None = None
-    """Path or name that it was loaded from; None if it is the engine's name of the model."""
+    """Path or name that the model was loaded from; None if it is the engine's name of the model."""
     parent: str | None = None
     """The name of the base model of an adapter; None for other models."""
     created: int = field(default_factory=now_s)
 
     @property
     def info(self) -> EngineInfo:
-        """The facts about the engine, with the limits of its present workers. Raises `NoWorkerError` if it never had a
-        worker."""
+        """The facts about the engine, with the limits of its workers. Raises `NoWorkerError` if it never had any."""
         return self.engine.info
 
     @property
@@ -77,11 +76,9 @@ class ServedModel:
     @cached_property
     def grammars(self) -> "GrammarChecks":
         """The checks of grammars, made for the first request with a grammar."""
-        vocab_size, eos_token_ids = self.info.vocab_size, self.info.eos_token_ids
-        grammars = Grammars(lambda: self.tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-        apart = partial(
-            compile_in_process, tokenizer=self.tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids
-        )
+        size, eos = self.info.vocab_size, self.info.eos_token_ids
+        grammars = Grammars(lambda: self.tokenizer, vocab_size=size, eos_token_ids=eos)
+        apart = partial(compile_in_process, tokenizer=self.tokenizer, vocab_size=size, eos_token_ids=eos)
         return GrammarChecks(grammars, try_apart=apart)
 
     def max_group(self, config: ServerConfig) -> int:
@@ -115,12 +112,15 @@ def one_model(
     formats: ModelFormats | None = None,
     placed: Engine | None = None,
 ) -> Models:
-    """Returns the models of a server that always has one model. `formats`: None to recognise
-    them by the chat template."""
+    """Returns the models of a server that always has one model. `formats`: None to recognise them by the template."""
     template = ChatTemplate.of(tokenizer)
-    formats = formats or ModelFormats.of(tokenizer, template.source)
     model = ServedModel(
-        name=name, engine=engine, placed=placed, tokenizer=tokenizer, template=template, formats=formats
+        name=name,
+        engine=engine,
+        placed=placed,
+        tokenizer=tokenizer,
+        template=template,
+        formats=formats or ModelFormats.of(tokenizer, template.source),
     )
     return lambda: {name: model}
 
@@ -129,8 +129,7 @@ def model_named(models: Mapping[str, ServedModel | TextModel], name: str | None)
     """Returns the model that a request names. A request can omit `model` if there is only one. Raises
     `ModelNotFoundError` for an unknown name, `RequestError` if the name is missing and there are several, and
     `NoWorkerError` if there is no model."""
-    found = None if name is None else models.get(name)
-    if found is not None:
+    if name is not None and (found := models.get(name)) is not None:
         return found
     known = list(models.values())
     if not known:
@@ -159,9 +158,8 @@ class GrammarChecks:
             ├─ light ──► one of a few threads ──► continue, or 400
             └─ heavy ──► the thread for heavy grammars: first a process compiles it (`trial`), then the thread
 
-    Compiling cannot be interrupted, so a thread that takes too long continues to its end. Its work is bounded, and
-    other requests for the same grammar wait for the same thread. Its result is not kept, since the grammar was
-    refused."""
+    Compiling in a thread cannot be interrupted. If it takes too long, the grammar is refused, and the thread continues
+    to its end, which limits bound. Requests with the same grammar wait for the same thread. Its result is dropped."""
 
     def __init__(
         self,
@@ -181,8 +179,8 @@ class GrammarChecks:
 
     async def check(self, grammar: Grammar, *, called: str, param: str, clients_own: bool = False) -> None:
         """Raises `GrammarError` that names `called` and `param`, or `OverloadedError` if no thread was free in time.
-        `clients_own`: the rules of the grammar are from the client. Some such grammars made llguidance run without an
-        end, and a thread cannot be ended, so a process compiles them first."""
+        `clients_own`: True if the client sent the rules of the grammar. Some such grammars made llguidance run without
+        an end, and a thread cannot be ended, so a process compiles them first."""
         if self._grammars.cached(grammar) is not None:
             return
         threads = self._heavy if clients_own or is_heavy(grammar) else self._light
@@ -215,7 +213,7 @@ class GrammarChecks:
             del threads.compiling[grammar]
             if compiling.refused:
                 self._grammars.evict(grammar)
-            error = None if future.cancelled() else future.exception()  # retrieved also if every request has left
+            error = None if future.cancelled() else future.exception()  # else asyncio logs it if no request waits
             if threads is self._heavy and isinstance(error, GrammarError):
                 self._refused[_digest(grammar)] = error.message
                 if len(self._refused) > MAX_REFUSED:
@@ -248,6 +246,6 @@ class NewGrammar:
 
     future: asyncio.Future[None] = field(init=False)
     started: bool = False
-    """True once a thread compiles it."""
+    """True once a thread compiles the grammar."""
     refused: bool = False
-    """True if a request was refused because it took too long."""
+    """True if a request was refused because compiling took too long."""

@@ -1,8 +1,9 @@
 """What the routes of one app share: the models, the workers, the settings, the limits, and the metrics.
 
-`snapshot_workers` queries all workers at the same time, so a worker that does not answer delays no other.
+`snapshot_workers` queries all workers at the same time, so a worker that does not answer delays no other. Which worker
+is queried, and the state in its snapshot, depend on the state that its keeper reports:
 
-its keeper reports    queried   shown as
+reported              queried   state in the snapshot
 ready, draining       yes       the same if it answers, else silent or dead; ready is draining if the server drains
 silent                no        the same: it sent no heartbeat for longer than a query would wait
 starting, dead        no        the same, and without an engine, even if it had one before
@@ -37,12 +38,11 @@ from motet.types import EngineInfo
 
 @dataclass(frozen=True)
 class Membership:
-    """The ways in which operators change the workers of a gateway. `leave` and `drain` raise NotFoundError for an id
-    that no worker has."""
+    """How operators change the workers of a gateway. `leave` and `drain` raise NotFoundError for an unknown id."""
 
     join: Callable[[NamedWorker, str | None], Awaitable[str]]
-    """Adds a server as a worker with an id, or with a generated one if that is None. Returns the id as soon as the
-    worker is listed: as starting, until it has been reached. Raises RequestError for a URL or an id that is taken."""
+    """Adds a server as a worker with an id; None to generate one. Returns the id as soon as the worker is listed: as
+    starting, until it has been reached. Raises RequestError for a URL or an id that another worker has."""
     leave: Callable[[str, float], Awaitable[None]]
     """Gives a worker no new groups from now on, and returns at once. The worker is removed when its groups have ended,
     or after this number of seconds; groups that have not ended by then move to other workers."""
@@ -68,7 +68,7 @@ class Service:
     figures: Callable[[], RoutingFigures] = RoutingFigures
     """Returns the counts of routing."""
     membership: Membership | None = None
-    """The ways in which workers join and leave; None if the workers are fixed."""
+    """How workers join and leave; None if the workers are fixed."""
     control: EngineControl | None = None
     """Weights, pauses and sleep of the engines; None if the server has none to control."""
     receiver: NcclReceiver | None = None
@@ -101,8 +101,8 @@ class Service:
         return [*self.models()]
 
     def served(self, name: str | None) -> ServedModel:
-        """Returns the model that a request names, or the only one. Raises what `model_named` raises, and `RequestError`
-        for a model that takes texts: the routes that can serve it have passed the request on before this call."""
+        """Returns the model that a request names, or the only one. Raises the errors of `model_named`, and RequestError
+        for a model that takes texts: the routes that can serve it pass the request on without this call."""
         model = model_named(self.models(), name)
         if isinstance(model, TextModel):
             raise RequestError(
@@ -127,12 +127,11 @@ class Service:
         self, client: str, *, num_prompts: int, n: int, max_n: int, prompt_param: str, count_param: str = "n"
     ) -> None:
         """Raises if a request may not have `num_prompts` prompts with `n` choices each (maximum: `max_n`), or would not
-        be let in now. An early call saves reading prompts that are then refused. `prompt_param`, `count_param`: named
-        in errors."""
+        be admitted now. Called early, it saves reading prompts. `prompt_param`, `count_param`: fields in errors."""
         if n > max_n:
             flag = "--max-n" if max_n == self.config.max_n else "--max-num-seqs"
             raise above_maximum(count_param, n, maximum=max_n, flag=flag)
-        total, config = num_prompts * n, self.config
+        config, total = self.config, num_prompts * n
         if total > config.max_choices:
             raise RequestError(
                 f"Too many choices: {num_prompts} prompts x {n} = {total}, while one request may have at most "
@@ -162,7 +161,7 @@ class Service:
         return reports[0].id if len(reports) == 1 else ""
 
     def opened(self, part: Opened | None) -> Opened:
-        """Returns the part that a route of trainers acts on. Raises NotFoundError unless these routes are open here."""
+        """Returns the part that a route of trainers acts on. Raises NotFoundError if it is None, or without --rl."""
         if not self.config.rl:
             raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
         if part is None:
@@ -183,30 +182,30 @@ WITHOUT_ENGINE = (WorkerState.STARTING, WorkerState.DEAD)
 
 @dataclass(frozen=True)
 class WorkerSnapshot:
-    """A worker as its keeper knows it, with its own answer to the query."""
+    """The report of a worker's keeper, and the worker's own answer to a query."""
 
     report: WorkerReport
     state: WorkerState
     stats: EngineStats | None = None
-    """Figures of its engine; None if it did not answer."""
+    """Figures of the engine; None if the worker did not answer."""
 
     @property
     def info(self) -> EngineInfo | None:
-        """Facts about its engine; None while it has none."""
+        """Facts about the engine; None while the worker has none."""
         worker = self.report.worker
         return None if worker is None or self.state in WITHOUT_ENGINE else worker.engine.info
 
     @property
     def alive(self) -> bool:
-        """True if it answered, or is only slow."""
+        """True if the worker answered, or is only slow."""
         return self.report.state in ANSWERING and self.state is not WorkerState.DEAD
 
 
 async def snapshot_workers(
     reports: Iterable[WorkerReport], *, patience_s: float, draining: bool = False, local_only: bool = False
 ) -> list[WorkerSnapshot]:
-    """Returns the workers in the order of `reports`. `draining`: True if the server drains. `local_only`: queries only
-    the workers of this server."""
+    """Returns the workers in the order of `reports`. `draining`: True if the server drains. `local_only`: True to query
+    only the workers of this server."""
 
     async def snapshot(report: WorkerReport) -> WorkerSnapshot:
         worker, state = report.worker, report.state
@@ -218,7 +217,7 @@ async def snapshot_workers(
             async with asyncio.timeout(patience_s):
                 return WorkerSnapshot(report, state, await worker.engine.stats())
         except (TimeoutError, EngineError) as error:
-            # It is in a long step, or stopped, or its server reports so. A silent engine of this server was killed.
+            # A slow engine is in a long step, or stopped, or its server reports so. A silent local engine was killed.
             slow = isinstance(error, TimeoutError) or (isinstance(error, EngineSilentError) and not worker.local)
             return WorkerSnapshot(report, WorkerState.SILENT if slow else WorkerState.DEAD)
 

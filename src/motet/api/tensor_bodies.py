@@ -1,4 +1,4 @@
-"""Tensors in the body of a request, as a safetensors file: written to memory as they come, and never to disk."""
+"""Tensors in the body of a request, as a safetensors file: written to memory as they arrive, and never to disk."""
 
 from anyio import to_thread
 from fastapi import Request
@@ -13,7 +13,7 @@ MAX_LENGTH_DIGITS = 18
 
 
 async def read_tensors(request: Request) -> MemoryFile:
-    """Returns the body as a sealed file. Raises RequestError if it is not a complete safetensors file, and
+    """Returns the body as a sealed file. Raises RequestError unless it is a complete safetensors file, and
     BodyTooLargeError if there is no memory for it."""
     length = request.headers.get("content-length", "")
     if not (length.isdigit() and len(length) <= MAX_LENGTH_DIGITS):
@@ -28,13 +28,12 @@ async def read_tensors(request: Request) -> MemoryFile:
             at = file.write(chunk, at)
         file.seal()
         check_safetensors(file.path)
-    except ClientDisconnect as error:
+    except BaseException as error:
         file.close()
-        raise RequestError("The client disconnected before all tensors were received.", code=INVALID_WEIGHTS) from error
-    except ModelLoadError as error:
-        file.close()
-        raise RequestError("The body is not a complete safetensors file.", code=INVALID_WEIGHTS) from error
-    except BaseException:
-        file.close()
+        if isinstance(error, ClientDisconnect):
+            why = "The client disconnected before all tensors were received."
+            raise RequestError(why, code=INVALID_WEIGHTS) from error
+        if isinstance(error, ModelLoadError):
+            raise RequestError("The body is not a complete safetensors file.", code=INVALID_WEIGHTS) from error
         raise
     return file

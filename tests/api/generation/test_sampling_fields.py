@@ -4,7 +4,7 @@ from typing import get_type_hints
 
 import pytest
 
-from motet.api.generation.sampling_fields import SamplingFields
+from motet.api.generation.request_fields import SamplingFields
 from motet.types import SAMPLING_FIELDS, VERBATIM_FIELDS, SamplingParams
 
 OTHERS = {"logprobs", "prompt_logprobs"}
@@ -13,7 +13,7 @@ OTHERS = {"logprobs", "prompt_logprobs"}
 
 def test_the_schema_names_every_declared_field() -> None:
     missing = SAMPLING_FIELDS.keys() - SamplingFields.model_fields.keys() - OTHERS
-    assert not missing, f"add {sorted(missing)} to SamplingFields in api/generation/sampling_fields.py"
+    assert not missing, f"add {sorted(missing)} to SamplingFields in api/generation/request_fields.py"
 
 
 @pytest.mark.parametrize("name", VERBATIM_FIELDS)

@@ -112,6 +112,23 @@ async def test_our_own_models_beside_a_text_model_answer_as_ever(serve_texts: Te
     assert gateway.peers[0].requests == []
 
 
+async def test_a_body_counts_only_until_its_request_is_read(serve_texts: TextServing) -> None:
+    config = ServerConfig(served_model_name="", max_open_body_bytes=100_000)
+    gateway = await serve_texts(Behaviour(), config=config)
+    gate, peer = gateway.peers[0].close_gate(), gateway.peers[0]
+    long = [{"role": "user", "content": "x" * 150_000}]
+    gate.release()
+    body = gateway.ask(messages=long, seed=4, stream=True)
+    async with gateway.served.http.stream("POST", CHAT, json=body) as running:
+        second = asyncio.create_task(gateway.chat(messages=long, seed=4))
+        while len(peer.requests) < 2 and not second.done():  # noqa: ASYNC110  if it is refused, nothing arrives
+            await asyncio.sleep(0.01)
+        for _ in range(40):
+            gate.release()
+        await running.aread()
+    assert (await second).status_code == 200
+
+
 async def test_the_only_model_need_not_be_named(serve_texts: TextServing) -> None:
     gateway = await serve_texts(Behaviour(), with_tokens=False)
     response = await gateway.served.http.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "seed": 4})

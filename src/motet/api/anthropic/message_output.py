@@ -14,10 +14,9 @@ from enum import StrEnum
 import msgspec
 import pydantic_core
 
-from motet.api.generation.answer_writer import GroupsWriter
+from motet.api.generation.answer_writer import GroupsWriter, NamedEvent, encode_events
 from motet.api.generation.plan import AnswerHead
 from motet.api.http.failure import message_error
-from motet.api.http.server_sent_events import NamedEvent, encode_events
 from motet.text.choice import ChoiceEvent
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.text_group import GroupStep

@@ -32,7 +32,7 @@ from motet.api.anthropic.messages_schema import (
 from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.plan import Plan
 from motet.api.http.dialect import MESSAGES
-from motet.api.http.routes import PostRoute, json_response, new_router, with_body
+from motet.api.http.routes import json_response, new_router, post
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.openai.converted_chat import MESSAGE_NAMES, PASSED_ON, ConvertedRequest
 from motet.api.service import Service
@@ -46,6 +46,7 @@ EFFORTS = {"max": "xhigh"}
 def messages_router(service: Service) -> APIRouter:
     router = new_router()
 
+    @post(router, MESSAGES, body=MessagesRequest, summary="One answer to one conversation")
     async def messages(body: MessagesRequest, request: Request) -> Response:
         def writer(plan: Plan, chat: ChatRequest) -> GroupsWriter:
             trace, shown = plan.groups[0].trace, chat.include_reasoning
@@ -53,13 +54,10 @@ def messages_router(service: Service) -> APIRouter:
 
         return await as_chat(body).answer(service, request, prefix=ID_PREFIX, writer=writer)
 
+    @post(router, f"{MESSAGES}/count_tokens", body=MessagePrompt, summary="The number of tokens of a conversation")
     async def count_tokens(body: MessagePrompt, _: Request) -> Response:
         return json_response({"input_tokens": await as_chat(body).num_tokens(service)})
 
-    answer = with_body(MessagesRequest, messages)
-    router.routes.append(PostRoute(MESSAGES, answer, body=MessagesRequest, summary="One answer to one conversation"))
-    count, summary = with_body(MessagePrompt, count_tokens), "The number of tokens of a conversation"
-    router.routes.append(PostRoute(f"{MESSAGES}/count_tokens", count, body=MessagePrompt, summary=summary))
     return router
 
 

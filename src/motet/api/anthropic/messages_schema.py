@@ -10,8 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import StructuredFields
-from motet.api.generation.request_fields import RequestFields, StreamingFields
-from motet.api.generation.sampling_fields import SamplingFields, StopStrings
+from motet.api.generation.request_fields import RequestFields, SamplingFields, StopStrings, StreamingFields
 from motet.api.http.failure import (
     FieldError,
     invalid_type,
@@ -145,10 +144,7 @@ class MessageTool(OpenSchema):
     strict: bool = False
 
     refused = frozenset({"input_examples"})
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "allowed_callers": (["direct"],),
-        "defer_loading": (False,),
-    }
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"allowed_callers": (["direct"],), "defer_loading": (False,)}
 
 
 def _read_tool(value: object) -> MessageTool:

@@ -20,12 +20,11 @@ import anyio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from motet.api.generation.answer_writer import AnswerWriter
+from motet.api.generation.answer_writer import EVENT_STREAM, AnswerWriter
 from motet.api.generation.groups import SENT, AnswerGroup, StepT, UsedT
 from motet.api.http.admission import AdmissionSlot, KeySlot
 from motet.api.http.body import in_thread
 from motet.api.http.failure import CLIENT_GONE, MakeNames, renamed
-from motet.api.http.server_sent_events import EVENT_STREAM
 from motet.api.http.streaming import ResponseSender, while_client_stays
 from motet.api.service import Service
 from motet.errors import MotetError, RequestError

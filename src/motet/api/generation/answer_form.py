@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from motet.api.generation.sampling_fields import in_range
+from motet.api.generation.request_fields import in_range
 from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unsupported_parameter
 from motet.api.http.schema import UNICODE, JsonObject, Schema, TextOrObject, schema_text
 from motet.grammar.limits import MAX_SOURCE_CHARS
@@ -15,7 +15,7 @@ from motet.types import Grammar, GrammarKind
 ANY_OBJECT = '{"type":"object"}'
 
 FORMER_PREFIX = "guided_"
-"""Prefix of the fields that vLLM had before 0.12 instead of the keys of `structured_outputs`."""
+"""Prefix of the fields that vLLM had before 0.12 in place of the keys of `structured_outputs`."""
 
 
 class AnswerForm(NamedTuple):
@@ -29,7 +29,7 @@ class AnswerForm(NamedTuple):
     closed: bool = False
     """True if the client requires closed objects, whatever the server's setting is."""
     clients_own: bool = False
-    """True if the rules of the grammar are from the client."""
+    """True if the client sent the rules of the grammar themselves, and not a schema, a regex or choices."""
 
 
 class JsonSchemaFormat(Schema):
@@ -56,10 +56,8 @@ class ResponseFormat(Schema):
     @property
     def form(self) -> AnswerForm | None:
         if self.json_schema is not None:
-            called = f"schema for response_format '{self.json_schema.name}'"
-            return AnswerForm(
-                Grammar(GrammarKind.JSON, schema_text(self.json_schema.definition)), "response_format", called
-            )
+            grammar = Grammar(GrammarKind.JSON, schema_text(self.json_schema.definition))
+            return AnswerForm(grammar, "response_format", f"schema for response_format '{self.json_schema.name}'")
         if self.type == "json_object":
             return AnswerForm(Grammar(GrammarKind.JSON, ANY_OBJECT), "response_format")
         return None

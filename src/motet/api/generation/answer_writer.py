@@ -1,17 +1,24 @@
-"""The interface between an answer and its bytes. Each route has one implementation for streamed answers and one for
-unstreamed answers; `answer.GeneratedResponse` feeds it and sends what it returns."""
+"""The interface between an answer and its bytes, and what the writers of several routes share: server-sent events, and
+`usage` in OpenAI's shape.
+
+Each route has one `AnswerWriter` for streamed answers and one for unstreamed answers; `answer.GeneratedResponse` feeds
+it and sends what it returns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+import msgspec
+
 from motet.api.http.failure import error_json
-from motet.api.http.server_sent_events import DONE, EVENT_STREAM
 from motet.text.text_group import GroupStep
 from motet.types import Usage
 
 StepT = TypeVar("StepT")
 UsedT = TypeVar("UsedT")
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
 
 
 class AnswerWriter(ABC, Generic[StepT, UsedT]):
@@ -49,3 +56,43 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
 
 
 GroupsWriter = AnswerWriter[GroupStep, Usage]
+
+
+class NamedEvent(msgspec.Struct, frozen=True):
+    """An event with a name, which its data repeats as `type`."""
+
+    name: str
+    fields: Mapping[str, object] = {}
+
+    def encode(self, **numbers: int) -> bytes:
+        """Returns the event's bytes. `numbers`: members that come first in its data."""
+        data = msgspec.json.encode({**numbers, "type": self.name, **self.fields})
+        return b"event: %b\ndata: %b\n\n" % (self.name.encode(), data)
+
+
+def encode_events(events: Iterable[NamedEvent]) -> bytes:
+    return b"".join(event.encode() for event in events)
+
+
+def usage_shape(usage: Usage, *, reasoning: bool = False) -> dict[str, object]:
+    """Returns `usage` in OpenAI's shape, without details that were not reported. `reasoning`: True to include the
+    number of reasoning tokens, even if it is 0, as OpenAI's chats do."""
+    shape: dict[str, object] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    if usage.cached_tokens is not None:
+        shape["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    if reasoning and usage.reasoning_tokens is not None:
+        shape["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return shape
+
+
+def usage_json(usage: Usage) -> bytes:
+    return msgspec.json.encode(usage_shape(usage))
+
+
+def chat_usage_json(usage: Usage | None) -> bytes:
+    """Returns null if a text upstream has not reported its usage."""
+    return b"null" if usage is None else msgspec.json.encode(usage_shape(usage, reasoning=True))

@@ -12,9 +12,8 @@ from typing import Protocol
 from msgspec.json import encode as json_bytes
 from msgspec.structs import replace
 
-from motet.api.generation.answer_writer import GroupsWriter
+from motet.api.generation.answer_writer import DONE, GroupsWriter
 from motet.api.generation.plan import Plan
-from motet.api.http.server_sent_events import DONE
 from motet.policies.steering import GroupReport
 from motet.text.choice import ChoiceEvent
 from motet.text.text_group import GroupStep

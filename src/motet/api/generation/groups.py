@@ -4,8 +4,7 @@
     WorkerGroup       a group that a gateway has sent, as the engine's own deltas (`worker.engine_routes`)
     UpstreamPrompts   all prompts of a request to a text upstream (`texts.text_requests`)
 
-`answer.GeneratedResponse` owns the groups of a request: it opens all or none, runs them, and closes them together.
-"""
+`answer.GeneratedResponse` owns the groups of a request: it opens all or none, runs them, and closes them together."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -65,8 +64,8 @@ class AnswerGroup(ABC, Generic[StepT, UsedT]):
 
 
 class GroupAccount:
-    """The accounting of one group: its slot in admission, its metrics, and its line in the access log. Made when the
-    group has been submitted; `end` must be called once."""
+    """The accounting of one submitted group: its slot in admission, its metrics, and its line in the access log. `end`
+    must be called once."""
 
     def __init__(
         self,
@@ -93,6 +92,8 @@ class GroupAccount:
         """Must be called with the events of each step, and True if a choice can have ended in it."""
         self.start_choices: Callable[[Sequence[int]], None] = self._record.start_choices
         """Must be called with choices that start later than the group."""
+        self.finish_reasons: Mapping[int, FinishReason] = self._record.finish_reasons
+        """Finish reason of each choice that has ended, by index."""
         self._names = {
             "request_id": request_id,
             "group": group,
@@ -117,11 +118,6 @@ class GroupAccount:
             prompt_tokens=len(request.prompt),
             max_tokens=request.sampling.max_tokens,
         )
-
-    @property
-    def finish_reasons(self) -> Mapping[int, FinishReason]:
-        """Finish reason of each choice that has ended, by index."""
-        return self._record.finish_reasons
 
     def end(self, *, status: int, worker: str, usage: Usage | None, tokens: Mapping[int, int] | None = None) -> None:
         """Leaves admission, counts the group and logs it. `usage`: None if it was not reported. `tokens`: number of
@@ -174,12 +170,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         request = self._request = span.placed(self._request)
         if plan.order is None:
             self._text = TextGroup(
-                served.engine,
-                request,
-                tokenizer=served.tokenizer,
-                rules=plan.rules,
-                policy=plan.policy,
-                number=number,
+                served.engine, request, tokenizer=served.tokenizer, rules=plan.rules, policy=plan.policy, number=number
             )
         self._account = GroupAccount.of_tokens(self._service, served, request=request, slot=slot, span=span)
         if self._text is not None:

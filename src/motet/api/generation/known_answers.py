@@ -1,8 +1,7 @@
 """The answers to a checked request for tokens: the first answer, and later answers with more choices of its prompt.
 
 Each prompt is a group. The client can find the group by its id while it generates and while its trunk is kept
-(`known_groups`). More choices are another group for the engine, which shares the trunk if the trunk is still cached.
-"""
+(`known_groups`). More choices are another group for the engine, which shares the trunk if the trunk is still cached."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -55,15 +54,15 @@ class MoreAnswers:
         (group,) = self.plan.groups
         max_n = self.plan.served.max_group(self.service.config)
         self.service.check_size(known.client, num_prompts=1, n=request.n, max_n=max_n, prompt_param="n")
-        starts = known.further.take(request.n)
+        starts, sampling = known.further.take(request.n), group.sampling
+        if not self.plan.rules.logprobs:  # the policy needed them, and more choices have none
+            sampling = msgspec.structs.replace(sampling, logprobs=None)
         added = msgspec.structs.replace(
             group,
             request_id=RequestId(f"{group.request_id}+from{starts[0].index}"),
             choices=starts,
             ticket=None,
-            sampling=group.sampling
-            if self.plan.rules.logprobs
-            else msgspec.structs.replace(group.sampling, logprobs=None),
+            sampling=sampling,
         )
         plan = replace(
             self.plan,
@@ -77,8 +76,8 @@ class MoreAnswers:
 
 
 def _known(plan: Plan, client: str, *, number: int, more: MoreAnswers | None) -> KnownGroup:
-    group = plan.groups[number]
-    first = group.choices[0]
+    group, first = plan.groups[number], plan.groups[number].choices[0]
+    next_index = max(start.index for start in group.choices) + 1
     return KnownGroup(
         id=group.request_id,
         client=client,
@@ -86,10 +85,7 @@ def _known(plan: Plan, client: str, *, number: int, more: MoreAnswers | None) ->
         created=plan.head.created,
         prompt_tokens=len(group.prompt),
         keep_s=group.keep_s,
-        further=FurtherChoices(
-            first_seed=(first.seed - first.index) % 2**64,
-            next_index=max(start.index for start in group.choices) + 1,
-        ),
+        further=FurtherChoices(first_seed=(first.seed - first.index) % 2**64, next_index=next_index),
         body_bytes=plan.body_bytes,
         more=more,
     )

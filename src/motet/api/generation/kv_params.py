@@ -7,9 +7,8 @@
 
 The role of the model's engine determines the kind of server.
 
-A ticket reserves memory of its prefill worker, so it is always released. The tickets of a request are owned by
-`request_context` while the request is checked, then by `TokenGroup`, and by the engine once the engine has the group.
-"""
+A ticket reserves memory of its prefill worker, so it is always released. `request_context` owns the tickets of a
+request while it is checked, then `TokenGroup` owns them, and the engine once it has the group."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -59,9 +58,8 @@ class RequestContext:
             raise invalid_value(PARAM, f"it is for one prompt, and this request has {len(prompts)}")
         (prompt,) = prompts
         if len(prompt) < 2:
-            raise invalid_value(
-                PARAM, "it needs a prompt of at least two tokens, since decode computes the last one itself"
-            )
+            why = "it needs a prompt of at least two tokens, since decode computes the last one itself"
+            raise invalid_value(PARAM, why)
         if self.ticket is not None and not is_for_prompt(self.ticket, prompt):
             raise invalid_value(PARAM, "the ticket is for another prompt")
 
@@ -70,16 +68,17 @@ class RequestContext:
 async def request_context(
     service: Service, body: RequestFields, *, caller: Caller, num_choices: int
 ) -> AsyncIterator[RequestContext]:
-    """Surrounds the checks of a request. Releases the request's tickets if a check refuses the request, even if only
-    the model is unknown."""
+    """Yields the context in which a request is checked. Releases the request's tickets if it is refused, even if only
+    its model is unknown."""
     try:
         served = service.served(body.model)
     except MotetError as refusal:
         # Any engine can release the tickets, since each engine can reach all others.
-        for other in [model for model in service.models().values() if isinstance(model, ServedModel)][:1]:
+        other = next((model for model in service.models().values() if isinstance(model, ServedModel)), None)
+        if other is not None:
             with suppress(MotetError):
                 async with _read(service, other, body=body, caller=caller, num_choices=num_choices):
-                    raise refusal
+                    raise refusal  # leaving `_read` with an error releases the tickets
         raise
     async with _read(service, served, body=body, caller=caller, num_choices=num_choices) as context:
         yield context
@@ -89,7 +88,7 @@ async def request_context(
 async def _read(
     service: Service, served: ServedModel, *, body: RequestFields, caller: Caller, num_choices: int
 ) -> AsyncIterator[RequestContext]:
-    """Releases the tickets also if reading them raises RequestError."""
+    """Yields the context of a request. Releases its tickets at an error, also if a later ticket cannot be read."""
     given, role = body.kv_transfer_params, served.info.role
     context = RequestContext(served=served, caller=caller, closes_objects=not service.config.additional_properties)
     tickets: list[Ticket] = []
@@ -99,11 +98,8 @@ async def _read(
         if given is not None and role is Role.PREFILL:
             context = replace(context, order=_order(given))
         elif given is not None and not service.takes_tickets:
-            raise unsupported_parameter(
-                PARAM,
-                "is not accepted here: without --cluster-key any client could make tickets, and their KV is kept for "
-                "other clients",
-            )
+            why = "without --cluster-key any client could make tickets, and their KV is kept for other clients"
+            raise unsupported_parameter(PARAM, f"is not accepted here: {why}")
         elif given is not None:
             ticket = _ticket(given, num_choices, max_choices=served.max_group(service.config), tickets=tickets)
             context = replace(context, ticket=ticket)
@@ -132,12 +128,10 @@ def _order(given: object) -> PrefillOrder:
 
 
 def _ticket(given: object, num_choices: int, *, max_choices: int, tickets: list[Ticket]) -> Ticket:
-    """Returns the first ticket, and adds all valid tickets to `tickets`. Two tickets with the same lease count as
-    one."""
+    """Returns the first ticket, and adds all valid tickets to `tickets`, but only one for each lease."""
     if isinstance(given, Mapping) and given.get("do_remote_decode"):
-        raise invalid_value(
-            PARAM, "this is a decode server: it accepts tickets; do_remote_decode is for prefill servers"
-        )
+        why = "this is a decode server: it accepts tickets; do_remote_decode is for prefill servers"
+        raise invalid_value(PARAM, why)
     listed = given if isinstance(given, list) else [given]
     if len(listed) > max_choices:
         raise invalid_value(PARAM, f"a list of {len(listed)}, while a prompt has at most {max_choices} choices here")
@@ -154,7 +148,6 @@ def _ticket(given: object, num_choices: int, *, max_choices: int, tickets: list[
     if refusals:
         raise refusals[0]
     if isinstance(given, list) and len(listed) != num_choices:
-        raise invalid_value(
-            PARAM, f"a list has one ticket for each choice, {num_choices} here, but this one has {len(listed)}"
-        )
+        why = f"a list has one ticket for each choice, {num_choices} here, but this one has {len(listed)}"
+        raise invalid_value(PARAM, why)
     return tickets[0]

@@ -1,8 +1,8 @@
 """A checked request as a plan for the engine: one group for each prompt.
 
-1. the route reads its schema, collects the facts that depend on the route (`RouteOptions`), and calls `check_size`
+1. the route checks the body, collects the facts that depend on the route (`RouteOptions`), and calls `check_size`
 2. `chat_prompt`, `completion_prompts` turn the client's prompts into token ids, long texts in a thread
-3. `with_answer_format`, `with_grammar` add how the answers are parsed, and the grammar that they must follow: the form
+3. `with_answer_format`, `with_grammar` add the parser of the answers, and the grammar that they must follow: the form
    in the request, a tool call, or either
 4. `make_plan` checks the request against the prompts and the model's limits, and plans the groups
 """
@@ -19,8 +19,7 @@ from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.group_schema import GroupFields
 from motet.api.generation.kv_params import PrefillOrder, RequestContext
 from motet.api.generation.prompts import in_thread_if_long
-from motet.api.generation.request_fields import RequestFields, StreamingFields
-from motet.api.generation.sampling_fields import SamplingFields
+from motet.api.generation.request_fields import RequestFields, SamplingFields, StreamingFields
 from motet.api.http.failure import above_maximum, invalid_value
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan
 from motet.api.served import ServedModel
@@ -46,8 +45,7 @@ log = logging.getLogger("motet.api")
 
 MAX_PROMPT_LOGPROBS = 2_000_000
 """Maximum number of prompt log-probabilities in one request, including alternatives. Each takes 110 bytes."""
-MAX_KEYS = 10
-MAX_KEY_CHARS = 50
+MAX_KEYS, MAX_KEY_CHARS = 10, 50
 """Limits on the number and the length of wrong keys that an error lists."""
 MAX_ID_DIGITS = 20
 """Maximum number of digits of a token id as a JSON key, more than any vocabulary needs."""
@@ -81,7 +79,7 @@ class Plan:
     served: ServedModel
     groups: tuple[GenerateRequest, ...]
     order: PrefillOrder | None = None
-    """Set if the only group must be prefilled for another server, and generates nothing."""
+    """The order to prefill the only group for another server; None if the groups generate answers."""
     client: str | None = None
     """The client whose limits apply; None if another Motet server sent the request."""
     body_bytes: int = 0
@@ -145,11 +143,11 @@ def make_plan(
     request: RequestFields,
     options: RouteOptions,
 ) -> Plan:
-    """Returns the plan. Raises `RequestError` if the request does not fit the model's limits or the prompts. Can run in
+    """Returns the plan. Raises `RequestError` if the request does not fit the model's limits or its prompts. Can run in
     a thread."""
-    context, served = options.context, options.context.served
+    context, caller, served = options.context, options.context.caller, options.context.served
     context.check(prompts)
-    rights = service.rights(context.caller.client)
+    rights = service.rights(caller.client)
     _check_priority(request.priority, rights.min_priority)
     _check_alternatives(options, service.config.max_logprobs)
     check_prompt_logprobs(sum(map(len, prompts)), options.prompt_logprobs, prompt_param=options.prompt_param)
@@ -169,8 +167,8 @@ def make_plan(
             keep_s=request.keep_s,
             priority=request.priority,
             ticket=context.ticket,
-            trace=context.caller.trace,
-            session_id=context.caller.session_id or (answer_id if request.keep_s else ""),
+            trace=caller.trace,
+            session_id=caller.session_id or (answer_id if request.keep_s else ""),
             seeded=sampling.seed is not None,
             stops=bool(sampling.stop) or policy is not None,
         )
@@ -181,9 +179,9 @@ def make_plan(
         served=served,
         groups=groups,
         order=context.order,
-        client=context.caller.client,
-        body_bytes=context.caller.body_bytes,
-        span=context.caller.span,
+        client=caller.client,
+        body_bytes=caller.body_bytes,
+        span=caller.span,
         rules=TextRules(
             stops=StopStrings(sampling.stop) if sampling.stop else None,
             include_stop_str_in_output=sampling.include_stop_str_in_output,
@@ -205,7 +203,7 @@ def _check_priority(priority: int, minimum: int | None) -> None:
 
 
 def _policy(fields: SamplingFields, options: RouteOptions, *, max_top: int) -> GroupPolicy | None:
-    """Returns the policy of the groups. Raises `RequestError` for a policy that they cannot have."""
+    """Returns the policy of the groups, if there is one. Raises `RequestError` for a policy that they cannot have."""
     if options.group is None or options.context.order is not None:
         return None
     if options.group.confidence is not None:
@@ -233,6 +231,7 @@ def check_prompt_logprobs(num_tokens: int, num_top: int | None, *, prompt_param:
 
 
 def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> None:
+    """Raises if the request has too many prompts or choices, or would not be admitted now (`Service.check_size`)."""
     service.check_size(
         options.context.caller.client,
         num_prompts=num_prompts,
@@ -252,10 +251,9 @@ def _sampling(
     policy: GroupPolicy | None,
 ) -> SamplingParams:
     vocab_size = options.context.served.info.vocab_size
-    allowed, has_logprobs = fields.allowed_token_ids or (), options.logprobs is not None
-    named = (("stop_token_ids", fields.stop_token_ids), ("logprob_token_ids", fields.logprob_token_ids))
-    for name, tokens in (*named, ("allowed_token_ids", allowed)):
-        _check_tokens(tokens, vocab_size, param=options.param + name)
+    has_logprobs = options.logprobs is not None
+    for name in ("stop_token_ids", "logprob_token_ids", "allowed_token_ids"):
+        _check_tokens(getattr(fields, name) or (), vocab_size, param=options.param + name)
     max_tokens = options.context.served.preparer.max_tokens(
         prompt_len, fields.requested_max_tokens, default=options.default_max_tokens, param=options.prompt_param
     )
@@ -269,7 +267,7 @@ def _sampling(
         max_tokens=max_tokens,
         top_k=min(max(fields.top_k, 0), vocab_size),
         logit_bias=logit_bias,
-        allowed_token_ids=tuple(allowed),
+        allowed_token_ids=tuple(fields.allowed_token_ids or ()),
         min_tokens=fields.min_tokens,
         stop_token_ids=tuple(fields.stop_token_ids),
         logprobs=logprobs,
@@ -302,13 +300,13 @@ def _listed(keys: Sequence[str]) -> str:
 
 
 async def with_grammar(options: RouteOptions, form: AnswerForm | None) -> RouteOptions:
-    """Returns the options with the form's grammar. Raises `RequestError` for one that does not compile."""
+    """Returns the options with the form's grammar. Raises `RequestError` for a grammar that does not compile."""
     if form is None or options.context.order is not None:
         return options
     param = options.param + form.param
     form = await in_thread_if_long(partial(closed_form, form, options.context), len(form.grammar.source))
-    grammars, called = options.context.served.grammars, form.called or f"'{param}'"
-    await grammars.check(form.grammar, called=called, param=param, clients_own=form.clients_own)
+    grammars = options.context.served.grammars
+    await grammars.check(form.grammar, called=form.called or f"'{param}'", param=param, clients_own=form.clients_own)
     return replace(options, grammar=form.grammar)
 
 

@@ -1,23 +1,135 @@
-"""The fields of a request that do not concern sampling: streaming, the model, scheduling and caching."""
+"""The fields of a request, with the same names, ranges and defaults on every route that generates: sampling, streaming,
+the model, scheduling and caching."""
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.http.failure import FieldError, invalid_type, invalid_value
 from motet.api.http.schema import UNICODE, Schema
 from motet.errors import RequestError
+from motet.types import MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, SamplingParams
+
+MAX_SEED = 2**64 - 1
+MIN_SEED = -(2**63)
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1024
+MAX_TOTAL_STOP_CHARS = 8192
+"""Maximum number of characters of all stop strings. Preparing the search for them takes 7 ms."""
+MAX_STOP_TOKENS = 1024
+MAX_BIASES = 16_384
+MAX_ALLOWED = 16_384
+
+DEFAULTS = SamplingParams(max_tokens=1)
+
+
+def declared(name: str) -> Any:
+    """Returns a field with the range and the default of the field of `SamplingParams` that has this name."""
+    return in_range(name, getattr(DEFAULTS, name))
+
+
+def in_range(name: str, default: object) -> Any:
+    """Returns a field with the range of the field of `SamplingParams` that has this name."""
+    field = SAMPLING_FIELDS[name]
+    at_least, above = (None, field.low) if field.above_low else (field.low, None)
+    return Field(default, ge=at_least, gt=above, le=field.high)
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+def _stop_strings(value: object) -> object:
+    if isinstance(value, list) and sum(len(text) for text in value if isinstance(text, str)) > MAX_TOTAL_STOP_CHARS:
+        raise FieldError(invalid_value, None, f"the strings may have {MAX_TOTAL_STOP_CHARS} characters together")
+    return [value] if isinstance(value, str) else value
+
+
+StopStrings = Annotated[
+    list[StopString],
+    BeforeValidator(_stop_strings, json_schema_input_type=StopString | list[StopString]),
+    Field(max_length=MAX_STOP_STRINGS),
+]
+"""One string, or a list of strings."""
+
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+def _token_ids(value: object) -> object:
+    """Checks token ids one by one in Python, which lets other threads run: pydantic would hold the GIL for 100 ms for a
+    million of them."""
+    if not isinstance(value, list):
+        raise FieldError(invalid_type, None, "an array of token ids, which are integers")
+    for number, token in enumerate(value):
+        if type(token) is not int:
+            raise FieldError(invalid_type, number, "a token id, which is an integer")
+        if token < 0:
+            raise FieldError(invalid_value, number, "token ids are not negative")
+    return value
+
+
+TokenIds = Annotated[list[int], PlainValidator(_token_ids, json_schema_input_type=list[TokenId])]
+
+
+def _check_biases(value: object) -> object:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise FieldError(invalid_value, None, f"it may have {MAX_BIASES} tokens, and has {len(value)}")
+    return value
+
+
+class SamplingFields(Schema):
+    """How the tokens of choices are sampled, and where choices end."""
+
+    # The fields of `SamplingParams` that a request has unchanged (`motet.types.VERBATIM_FIELDS`).
+    temperature: float = declared("temperature")
+    top_p: float = declared("top_p")
+    min_p: float = declared("min_p")
+    presence_penalty: float = declared("presence_penalty")
+    frequency_penalty: float = declared("frequency_penalty")
+    repetition_penalty: float = declared("repetition_penalty")
+    ignore_eos: bool = declared("ignore_eos")
+
+    # Fields from which `generation.plan` computes a field of `SamplingParams`, the choices, or the rules of their text.
+    n: int = Field(1, ge=1)
+    top_k: int = Field(0, ge=-1)
+    """-1 and 0 mean off."""
+    logit_bias: Annotated[dict[str, Annotated[float, in_range("logit_bias", ...)]], BeforeValidator(_check_biases)] = (
+        Field(default_factory=dict)
+    )
+    """Token id, as a JSON key -> the number that is added to its logit."""
+    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1, max_length=MAX_ALLOWED)
+    """The only tokens that can be sampled; None allows all."""
+    logprob_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_NAMED_LOGPROBS)
+    """Tokens whose log-probabilities are reported with each sampled token, instead of the most likely tokens."""
+    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    stop: StopStrings = Field(default_factory=list)
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_STOP_TOKENS)
+    min_tokens: int = Field(0, ge=0)
+    max_tokens: int | None = Field(None, ge=1)
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        """The maximum number of output tokens of a choice; None if the request does not limit it."""
+        return self.max_tokens
+
+
+def num_listed(sampling: SamplingFields, num_top: int | None) -> int | None:
+    """Returns the number of tokens listed with each sampled token, None without log-probabilities: the `num_top` most
+    likely tokens, or the sampled token followed by `logprob_token_ids`."""
+    named = len(sampling.logprob_token_ids)
+    return 1 + named if named and num_top is not None else num_top
+
+
+def check_named_logprobs(sampling: SamplingFields, num_top: int | None) -> None:
+    """Refuses `logprob_token_ids` in a request without log-probabilities."""
+    if sampling.logprob_token_ids and num_top is None:
+        raise FieldError(invalid_value, "logprob_token_ids", "'logprobs' must be set when it is given")
+
 
 IGNORED_FIELDS = frozenset(
-    {
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
+    {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"}
 )
 """Fields that OpenAI's clients send and that have no meaning for this server."""
 

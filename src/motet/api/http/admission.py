@@ -4,8 +4,8 @@ Rights         the permissions of one API key's requests, and the salt of its ca
 KeyLimits      the maximum numbers of unanswered requests and choices of one API key
 Admission      the maximum number of groups that wait for their first token; refuses all groups while the server drains
 
-One client cannot fill the server: while several clients wait, each gets an equal share of the places, even when all are
-taken. So all waiting groups together can exceed the limit, but the groups of one client never do.
+One client cannot fill the server: while several clients wait, each is entitled to an equal share of the maximum, even
+when other clients have reached it. So all waiting groups together can exceed it, but the groups of one client never do.
 """
 
 import asyncio
@@ -50,8 +50,7 @@ class Admission:
             )
 
     def admit(self, *sizes: int, client: str) -> list["AdmissionSlot"]:
-        """Returns a slot for each number of groups in `sizes`. Raises, and admits no group, unless all can be
-        admitted."""
+        """Returns a slot for each number of groups in `sizes`. Raises unless all groups can be admitted."""
         self.check_capacity(sum(sizes), client=client)
         return [AdmissionSlot(self, size, client=client) for size in sizes]
 
@@ -79,8 +78,8 @@ class Admission:
 
 
 class AdmissionSlot:
-    """The slot of one group, or of several that share it, from admission to the end. Both methods can be called
-    twice."""
+    """The slot of one group, or of several groups together, from admission to the end. Both methods can be called
+    repeatedly."""
 
     def __init__(self, admission: Admission, num_groups: int, *, client: str) -> None:
         self._admission = admission
@@ -156,8 +155,7 @@ class KeyLimits:
 
     def check(self, client: str, num_choices: int) -> None:
         """Raises if a request with this number of choices would not be accepted now: `RateLimitedError` for an API key
-        that is at its limit; without API keys `OverloadedError`, or `RequestError` for a request that would never be
-        accepted."""
+        at its limit; without API keys `OverloadedError`, or `RequestError` if it would never be accepted."""
         load = self.clients.get(client, ClientLoad())
         for what, now, more, limit in (
             ("requests", load.requests, 1, self._max_requests),
@@ -183,10 +181,10 @@ class KeyLimits:
 
 
 class KeySlot:
-    """The place of one request in the limits of its client."""
+    """One request in the counts of its client."""
 
     def __init__(self, limits: KeyLimits, client: str | None, *, num_choices: int) -> None:
-        """`client`: None if another Motet server has counted the choices; then nothing is counted here."""
+        """`client`: None if another Motet server has counted the choices, so that this server counts nothing."""
         self.client = client or ANOTHER_SERVER
         self._limits = limits
         self._num_choices = num_choices
@@ -200,7 +198,7 @@ class KeySlot:
             self._entered = True
 
     def leave(self) -> None:
-        """Stops counting the request. Can be called several times, and without `enter`."""
+        """Stops counting the request. Can be called repeatedly, and without `enter`."""
         if self._entered:
             self._entered = False
             self._limits.leave(self.client, self._num_choices)

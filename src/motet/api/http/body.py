@@ -2,10 +2,9 @@
 
     1. count    objects, arrays and members, before decoding: the time to check a schema grows with their number
     2. decode   with json if the body is short; with msgspec, which is several times as fast, if it is long
-    3. check    the schema; for a long body in the one thread for long work, where Python lets other threads run
+    3. check    the schema; for a long body in the one thread for long work, so that the event loop runs too
 
-Token ids, numbers and letters are cheap, so only the size of the body limits them.
-"""
+Token ids, numbers and letters are cheap, so only the size of the body limits them."""
 
 import json
 import re
@@ -40,6 +39,7 @@ MAX_VALUES = 1_000_000
 much as a number."""
 MAX_DIGITS = 100
 """Maximum number of digits of a number. Parsing is quadratic and holds the GIL."""
+JSON_TYPE = re.compile(r"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 SHORT_BYTES = 64 * 1024
 SHORT_CONTAINERS = 100
 """Maximum number of bytes, and of objects and arrays, of a body that is read on the event loop. Such a body takes at
@@ -64,11 +64,8 @@ async def read_json(raw: bytes, schema: type[Body]) -> Body:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Runs long work in a thread, one call at a time: each thread that competes with the event loop for the GIL makes
-    it wait longer."""
-    try:
-        limiter = _ONE_THREAD.get()
-    except LookupError:
+    """Runs long work in a thread, one call at a time: each thread that competes for the GIL delays the event loop."""
+    if (limiter := _ONE_THREAD.get(None)) is None:
         _ONE_THREAD.set(limiter := anyio.CapacityLimiter(1))
     return await to_thread.run_sync(work, limiter=limiter)
 

@@ -11,7 +11,7 @@ SMALL_BODY_BYTES = 64 * 1024
 """Number of bytes of a body that uvicorn reads before the app requests any."""
 NO_MEMORY = "The requests in progress use all memory that this server has for bodies. Try again later."
 TENSOR_ROUTES = ("/update_weights", "/engine/checkpoint")
-"""Routes whose bodies can be tensors, as large as a model."""
+"""Routes whose bodies can be tensors, as large as a model. Such bodies do not count against the limits."""
 
 
 class BodyLimit:
@@ -26,8 +26,8 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if takes_tensors(scope["path"], headers):  # the tensors are written to separate memory while they arrive
-            await self._app(scope, receive, send)
+        if scope["path"].endswith(TENSOR_ROUTES) and is_tensors(headers):
+            await self._app(scope, receive, send)  # the tensors are written to separate memory while they arrive
             return
         announced = headers.get("content-length", "0")
         if announced.isdigit() and int(announced) > self._max_bytes:
@@ -36,8 +36,7 @@ class BodyLimit:
         num_read = num_held = 0
 
         async def receive_counted() -> Message:
-            """Raises HTTPException to the reader of the body, because the framework turns any other error into a
-            400."""
+            """Raises HTTPException to the reader of the body, as the framework turns any other error into a 400."""
             nonlocal num_read, num_held
             message = await receive()
             num_read += len(message.get("body", b""))
@@ -64,8 +63,3 @@ class BodyLimit:
 
 def is_tensors(headers: Headers) -> bool:
     return headers.get("content-type", "").partition(";")[0].strip().lower() == TENSORS
-
-
-def takes_tensors(path: str, headers: Headers) -> bool:
-    """Returns True for a request whose body does not count against the limits."""
-    return path.endswith(TENSOR_ROUTES) and is_tensors(headers)

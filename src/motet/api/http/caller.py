@@ -26,8 +26,7 @@ class Caller:
     session_id: str
     """The client's `x-session-id`; empty without one."""
     client: str
-    """Name of the client whose limits apply. It contains the number of the client's key in the server's list, not the
-    key itself."""
+    """Name of the client whose limits apply. It contains the number of the client's API key, not the key itself."""
     body_bytes: int = 0
     """Size of the request's body."""
     span: RequestSpan = NO_REQUEST_SPAN
@@ -42,15 +41,18 @@ def caller_of(request: Request, *, named: str | None = None, session: str | int 
     session_in_body = "" if session in (None, NO_SESSION) else str(session)
     if session_in_body and not is_id(session_in_body):
         raise invalid_value("session_id", "expected up to 200 printable characters without spaces")
-    session_id = session_id_of(request.headers.items()) or session_in_body
     state = request.scope["state"]
-    size, client = len(state.get("body", b"")), state.get("client", ANONYMOUS)
-    return Caller(trace, session_id, client, size, request_span_of(request.scope))
+    return Caller(
+        trace,
+        session_id=session_id_of(request.headers.items()) or session_in_body,
+        client=state.get("client", ANONYMOUS),
+        body_bytes=len(state.get("body", b"")),
+        span=request_span_of(request.scope),
+    )
 
 
 def session_id_of(headers: Iterable[tuple[str, str]]) -> str:
-    """Returns the session id; empty without a valid one. The header's case, `-` and `_` differ between clients and
-    proxies."""
+    """Returns the session id; empty without a valid one. Clients and proxies change the header's case, `-` and `_`."""
     given = (value for name, value in headers if name.lower().replace("_", "-") == SESSION_HEADER)
     return next(filter(is_id, given), "")
 

@@ -2,7 +2,7 @@
 
 /v1/messages, and below       Anthropic's
 /v1/models, and below         Anthropic's for its clients, else OpenAI's
-all others                    OpenAI's
+all other paths               OpenAI's
 """
 
 from starlette.datastructures import Headers

@@ -6,9 +6,8 @@
     any other exception                 500; the reason is in the log, not in the response
 
 In Anthropic's dialect (`dialect`) the same errors are `{"type": "error", "error": {"type", "message"}, "request_id"}`.
-Errors of a chat that was made from another request name the fields of that request (`renamed`). After the first byte of
-a stream the same object is sent as an event (`AnswerWriter.fail`).
-"""
+If a request is converted to a chat, an error of the chat names the fields of the request (`renamed`). After the first
+byte of a stream the same object is sent as an event (`AnswerWriter.fail`)."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
@@ -100,8 +99,7 @@ MakeNames = Callable[[], Names]
 
 
 def names_table(names: Iterable[tuple[str, str]]) -> Names:
-    """`names`: pairs of a regular expression for the start of a name, up to the end of a word, and the client's
-    name."""
+    """`names`: pairs of a regular expression for the start of a name, up to a word's end, and the client's name."""
     return [(re.compile(rf"(?:{other})(?!\w)"), here) for other, here in names]
 
 
@@ -126,7 +124,7 @@ def _client_name(name: str, names: Names) -> str:
 
 
 class FieldError(ValueError):
-    """An error of a check in a schema. The check knows its own object or field, and pydantic knows its path in the
+    """An error of a check in a schema. The check knows its object or field, and pydantic knows the path of both in the
     body: `validation_failure` makes the error that names the complete path."""
 
     def __init__(self, refusal: Callable[..., RequestError], field: str | int | None, *texts: str) -> None:
@@ -151,7 +149,7 @@ def error_body(error: Exception) -> ErrorBody:
     if not isinstance(error, MotetError):
         return INTERNAL
     param = error.param if isinstance(error, RequestError) else None
-    return ErrorBody(_encodable(error.message), error.type, None if param is None else _encodable(param), error.code)
+    return ErrorBody(_encodable(error.message), error.type, param and _encodable(param), error.code)
 
 
 def _encodable(text: str) -> str:
@@ -168,13 +166,11 @@ def message_error(error: Exception, request_id: str) -> dict[str, object]:
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     kind = OverloadedError.type if isinstance(error, OverloadedError) else kind
     body = error_body(error)
-    param = body.param
-    named = (
-        param is None or body.message.startswith((param, f"Invalid schema for {param}")) or f"'{param}'" in body.message
-    )
-    message = body.message if named else f"{param}: {body.message}"
+    message, param = body.message, body.param
     if isinstance(error, ContextLengthError) and error.need is not None:
         message = _too_long(error.need)
+    elif not (param is None or message.startswith((param, f"Invalid schema for {param}")) or f"'{param}'" in message):
+        message = f"{param}: {message}"
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
@@ -182,16 +178,15 @@ def _too_long(need: TokenNeed) -> str:
     """Returns Anthropic's own message. Clients parse its numbers to request fewer tokens or to shorten the turns."""
     if need.prompt >= need.most:
         return f"prompt is too long: {need.prompt} tokens > {need.most - 1} maximum"
-    needs = f"{need.prompt} + {need.answer} > {need.most}"
-    return (
-        f"input length and `max_tokens` exceed context limit: {needs}, decrease input length or `max_tokens` and try "
-        "again"
+    needs, advice = (
+        f"{need.prompt} + {need.answer} > {need.most}",
+        "decrease input length or `max_tokens` and try again",
     )
+    return f"input length and `max_tokens` exceed context limit: {needs}, {advice}"
 
 
 class ErrorResponse(Response):
-    """An error in the dialect of the route. Stores the error in the state of the request, for the log line of
-    `RequestIds`."""
+    """An error in the dialect of the route. Stores it in the request's state for the log line of `RequestIds`."""
 
     def __init__(self, error: Exception) -> None:
         headers = {}
@@ -223,25 +218,20 @@ def add_error_handlers(app: FastAPI) -> None:
 
 def http_failure(request: Request, error: HTTPException) -> MotetError:
     """Returns an error of the web framework with OpenAI's message."""
-    where = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        return NotFoundError(f"Invalid URL ({where})", code="unknown_url")
+        return NotFoundError(f"Invalid URL ({request.method} {request.url.path})", code="unknown_url")
     if error.status_code == 405:
         return MethodNotAllowedError(
             f"Not allowed to {request.method} on {request.url.path}. "
             "(HINT: Perhaps you meant to use a different HTTP method?)"
         )
-    if error.status_code == 413:
-        return BodyTooLargeError(error.detail)
-    if error.status_code == 503:
-        return OverloadedError(error.detail)
-    return RequestError(error.detail)
+    other: dict[int, type[MotetError]] = {413: BodyTooLargeError, 503: OverloadedError}
+    return other.get(error.status_code, RequestError)(error.detail)
 
 
 def body_too_large(max_bytes: int) -> BodyTooLargeError:
-    return BodyTooLargeError(
-        f"The request body is larger than {max_bytes} bytes, the maximum of this server (--max-body-bytes)."
-    )
+    why = f"is larger than {max_bytes} bytes, the maximum of this server (--max-body-bytes)"
+    return BodyTooLargeError(f"The request body {why}.")
 
 
 Problem = Mapping[str, Any]
@@ -296,8 +286,7 @@ def validation_failure(problems: Sequence[Problem]) -> RequestError:
     if kind == "extra_forbidden":
         return unknown_parameter(param)
     if kind in _EXPECTED:
-        got = _NAMES.get(type(value), "null")
-        return invalid_type(param, f"{_EXPECTED[kind]}, but got {got} instead")
+        return invalid_type(param, f"{_EXPECTED[kind]}, but got {_NAMES.get(type(value), 'null')} instead")
     if kind in _BOUNDS:
         return _out_of_bounds(kind, param, value=value, bounds=bounds)
     if kind in _LENGTHS:
@@ -310,8 +299,8 @@ def validation_failure(problems: Sequence[Problem]) -> RequestError:
 
 def _out_of_bounds(kind: str, param: str, *, value: object, bounds: Mapping[str, Any]) -> RequestError:
     suffix, what, sign, key = _BOUNDS[kind]
-    noun = "integer" if isinstance(value, int) and isinstance(bounds[key], int) else "decimal"
     limit = bounds[key]
+    noun = "integer" if isinstance(value, int) and isinstance(limit, int) else "decimal"
     shown = f"{limit:g}" if isinstance(limit, float) else limit
     message = f"Invalid '{param}': {noun} {what}. Expected a value {sign} {shown}, but got {value} instead."
     return RequestError(message, param=param, code=f"{noun}_{suffix}")

@@ -11,12 +11,10 @@ A caller is local if the other end of its socket is this machine, unless a heade
 proxy for a client on another machine (`FORWARDING`), or a browser for a web page (`Origin`, `Sec-Fetch-Site`).
 
 A web page of any site can post to every server that the user's browser can reach, with a few content types and without
-a preflight request. So a page must post JSON, for which browsers send a preflight request. A host name of the page's
-site can also resolve to this machine (DNS rebinding), so a server on a loopback address accepts only the host names of
-loopback, its own, and `--allowed-host`.
-"""
+a preflight request. So a page must post JSON, for which browsers send a preflight request. The host name of a page's
+site can also resolve to this machine (DNS rebinding). So a server on a loopback address accepts only the host names of
+loopback, its own, and `--allowed-host`."""
 
-import re
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +24,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from motet.api.http.body import JSON_TYPE
 from motet.api.http.dialect import is_below, route_of
 from motet.api.http.failure import ErrorResponse
 from motet.engines.wire import WORKER_KEY_CODE
@@ -52,9 +51,9 @@ FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 KEY_HEADER = "x-api-key"
 """The header in which Anthropic's clients send their key; `Authorization` takes precedence."""
 CLIENT = "key"
+"""Start of the names of clients with an API key."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 FROM_NO_OTHER_SITE = ("", "none", "same-origin")
-JSON_TYPE = re.compile(r"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 NO_KEY = (
     "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth "
@@ -101,7 +100,7 @@ class KeyCheck:
             return
         if not (given := _key_of(headers)):
             raise UnauthorizedError(self.missing, code=self.code)
-        # All keys are compared, so that the time reveals nothing.
+        # All keys are compared, so that the time does not depend on the key that matches.
         matches = [secrets.compare_digest(given.encode("latin-1"), key) for key in self.keys]
         if not any(matches):
             raise UnauthorizedError(self.wrong, code=self.code)
@@ -115,7 +114,8 @@ class Gate:
         """`page_routes`: the paths of the page's files, which need no key."""
         self._app = app
         self._open_routes = OPEN_ROUTES | frozenset(page_routes)
-        api, admin, worker = map(_encoded, (config.api_keys, (config.admin_key,), (config.worker_key,)))
+        key_lists = (config.api_keys, (config.admin_key,), (config.worker_key,))
+        api, admin, worker = ([key.encode() for key in keys if key] for keys in key_lists)
         self._clients = KeyCheck(client=CLIENT, keys=api, missing=NO_KEY, wrong=WRONG_KEY)
         self._workers = KeyCheck(
             client="worker",
@@ -144,7 +144,8 @@ class Gate:
             self._check_host(headers)
             if (check := self._check_of(route_of(scope))) is not None:
                 check.check(scope, headers)
-            if scope["method"] not in SAFE_METHODS and from_page(headers) and not _is_json(headers):
+            is_json = JSON_TYPE.match(headers.get("content-type", "")) is not None
+            if scope["method"] not in SAFE_METHODS and from_page(headers) and not is_json:
                 raise RequestError(NOT_JSON, code="invalid_content_type")
         except RequestError as error:
             await ErrorResponse(error)(scope, receive, send)
@@ -178,10 +179,6 @@ def _key_of(headers: Headers) -> str:
     return (given if scheme.lower() == "bearer" else "").strip() or headers.get(KEY_HEADER, "").strip()
 
 
-def _encoded(keys: Sequence[str]) -> list[bytes]:
-    return [key.encode() for key in keys if key]
-
-
 def from_page(headers: Headers) -> bool:
     """Returns True if a browser sends the request for a web page."""
     return "origin" in headers or headers.get("sec-fetch-site", "") not in FROM_NO_OTHER_SITE
@@ -195,10 +192,6 @@ def is_local(scope: Scope, headers: Headers) -> bool:
     except ValueError:
         return False
     return is_loopback_client and not from_page(headers) and not any(name in headers for name in FORWARDING)
-
-
-def _is_json(headers: Headers) -> bool:
-    return JSON_TYPE.match(headers.get("content-type", "")) is not None
 
 
 def _name_in(host: str) -> str:

@@ -30,8 +30,7 @@ MESSAGE_HEADER = "request-id"
 
 
 class RefusalLog:
-    """Logs a line for each refused request, up to `max_lines` in a window, and then the number of requests without a
-    line."""
+    """Logs a line for each refused request, up to `max_lines` in a window; then the number of the other requests."""
 
     def __init__(self, *, max_lines: int = 10, window_s: float = 1.0) -> None:
         self._max_lines = max_lines

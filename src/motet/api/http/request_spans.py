@@ -1,12 +1,10 @@
-"""The spans of requests, groups and choices, and their attributes, named after OpenTelemetry's conventions where
-possible.
+"""The spans of requests, groups and choices. Attributes have the names of OpenTelemetry's conventions if there are any.
 
     POST /v1/chat/completions     the request, from its head to the end of its answer
         chat smollm2              a group: one prompt and its choices
             choice                a span for each choice that has output
 
-No span contains text of a prompt or of an answer. The router adds the events of a group that happen in the router.
-"""
+No span contains text of a prompt or of an answer. The router adds the events of a group that happen in the router."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -61,11 +59,10 @@ def end_request_span(scope: Scope, route: str, *, status: int) -> None:
     span: Span = state["span"]
     if not span.recorded:
         return
-    error: object = state.get("error")
+    error, method = state.get("error"), scope["method"]
     code = error.code if isinstance(error, MotetError) else None
     code = code and cut(code, MAX_NAME_CHARS)  # another server can have sent the code
     failure = error_of(status) and (code or error_of(status))
-    method = scope["method"]
     span.rename(f"{method} {route}" if route else method)
     span.note(
         {
@@ -122,16 +119,10 @@ def group_span(parent: RequestSpan, *, model: str, num_choices: int, group: str)
 
 
 def end_group_span(
-    span: Span,
-    record: GroupRecord,
-    *,
-    status: int,
-    worker: str,
-    usage: Usage | None,
-    tokens: Mapping[int, int],
+    span: Span, record: GroupRecord, *, status: int, worker: str, usage: Usage | None, tokens: Mapping[int, int]
 ) -> None:
-    """Ends the span of a group, and adds the spans of its choices. `tokens`: the number of output tokens of each
-    choice; unknown for a choice that is not in it."""
+    """Ends the span of a group, and adds the spans of its choices. `tokens`: number of output tokens of each choice for
+    which it is known."""
     if not span.recorded:
         return
     reasons = record.finish_reasons
@@ -175,7 +166,7 @@ def _add_choices(span: Span, record: GroupRecord, *, tokens: Mapping[int, int]) 
 
 
 def error_of(status: int) -> str:
-    """Returns the error of a span with this status; empty if the server did not fail, so also for a client's error."""
+    """Returns the error of a span with this status; empty unless the server failed, so also for a client's error."""
     return str(status) if status >= HTTPStatus.INTERNAL_SERVER_ERROR else ""
 
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from collections.abc import Awaitable, Callable
 from itertools import islice
 
@@ -13,20 +12,19 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from motet.api.http.body import Body, read_json
+from motet.api.http.body import JSON_TYPE, Body, read_json
 from motet.api.http.failure import schema_failure, validation_failure
 from motet.api.http.schema import ignored_paths
 from motet.errors import RequestError
 
 log = logging.getLogger("motet.api")
 
-MAX_NAMES = 20
-MAX_NAME_CHARS = 100
+MAX_NAMES, MAX_NAME_CHARS = 20, 100
 """Limits on log lines with the client's names of fields and routes."""
 
 Handler = Callable[[Request], Awaitable[Response]]
-
-_JSON_TYPE = re.compile(r"\s*$|application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
+Answer = Callable[[Body, Request], Awaitable[Response]]
+"""Answers a request with a checked body."""
 
 
 def new_router(prefix: str = "", *, documented: bool = True) -> APIRouter:
@@ -38,13 +36,13 @@ def new_router(prefix: str = "", *, documented: bool = True) -> APIRouter:
 async def body_of(request: Request) -> bytes:
     """Returns the body. The request keeps it for later readers, until `drop_body`."""
     state = request.scope["state"]
-    try:
-        if "body" not in state:
+    if "body" not in state:
+        try:
             state["body"] = b"".join([piece async for piece in request.stream()])
-        body: bytes = state["body"]
-        return body
-    except ClientDisconnect as error:
-        raise RequestError("The client left before the body was complete.") from error
+        except ClientDisconnect as error:
+            raise RequestError("The client left before the body was complete.") from error
+    body: bytes = state["body"]
+    return body
 
 
 def drop_body(request: Request) -> None:
@@ -72,7 +70,7 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
     """Returns the request's JSON body, checked against its schema. Raises RequestError for a body that does not match,
     and for a content type other than JSON, which browsers let pages of any site post."""
     content_type = request.headers.get("content-type", "")
-    if not _JSON_TYPE.match(content_type):
+    if content_type.strip() and not JSON_TYPE.match(content_type):
         message = f"Unsupported content type {content_type[:MAX_NAME_CHARS]!r}: the body must be application/json."
         raise RequestError(message, code="invalid_content_type")
     try:
@@ -86,9 +84,8 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
     return body
 
 
-def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Response]]) -> Handler:
-    """Returns a handler that reads the body, calls `answer`, and frees the body's memory before the response is
-    sent."""
+def with_body(schema: type[Body], answer: Answer[Body]) -> Handler:
+    """Returns a handler that reads the body, calls `answer`, and frees the body's memory before it is answered."""
 
     async def handle(request: Request) -> Response:
         response = await answer(await read_body(request, schema), request)
@@ -96,6 +93,16 @@ def with_body(schema: type[Body], answer: Callable[[Body, Request], Awaitable[Re
         return response
 
     return handle
+
+
+def post(router: APIRouter, path: str, *, body: type[Body], summary: str) -> Callable[[Answer[Body]], Answer[Body]]:
+    """Returns a decorator that adds a `PostRoute` which answers requests `with_body`."""
+
+    def add(answer: Answer[Body]) -> Answer[Body]:
+        router.routes.append(PostRoute(path, with_body(body, answer), body=body, summary=summary))
+        return answer
+
+    return add
 
 
 def _log_ignored(given: object, body: BaseModel, *, request: Request) -> None:

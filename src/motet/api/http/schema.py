@@ -1,8 +1,8 @@
 """The base of all request bodies: strict types, and no field that is accepted and then not honoured.
 
-A field whose value is null counts as absent. Any other field is one of four: a field of the model; ignored (listed in
-docs/api.md); accepted only with a value that has no effect; refused with a 400 that names it. Inside messages, items
-and tools (`OpenSchema`) unknown fields are ignored."""
+A field whose value is null counts as absent. Any other field is read; or ignored (listed in docs/api.md); or accepted
+only with a value that has no effect; or refused with a 400 that names it. Inside messages, items and tools
+(`OpenSchema`) unknown fields are ignored."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -102,8 +102,7 @@ class OpenSchema(Schema):
 
 
 def ignored_paths(given: object, body: object, *, path: str = "") -> Iterator[str]:
-    """Yields the paths of the fields in a request's JSON that its checked body ignores, or that an `OpenSchema`
-    lacks."""
+    """Yields the paths of the fields in a request's JSON that its checked body ignores or an `OpenSchema` lacks."""
     if isinstance(given, dict) and isinstance(body, Schema):
         for name, value in given.items():
             inner = f"{path}.{name}" if path else name
@@ -131,8 +130,8 @@ def check_unicode(value: T) -> T:
 
 
 UNICODE = AfterValidator(check_unicode)
-"""Refuses a string with a lone surrogate, which JSON can escape but UTF-8 cannot encode. For fields whose strings are
-passed on without a check by a schema."""
+"""Refuses a string with a lone surrogate, which JSON can escape but UTF-8 cannot encode. For fields that are passed on
+without a check by a schema."""
 
 JsonObject = Annotated[dict[str, object], UNICODE]
 

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 from msgspec.json import encode as json_bytes
 
-from motet.api.generation.answer_writer import GroupsWriter
+from motet.api.generation.answer_writer import GroupsWriter, chat_usage_json, usage_shape
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import request_context
 from motet.api.generation.plan import Plan
-from motet.api.generation.sampling_fields import num_listed
-from motet.api.generation.usage_shape import chat_usage_json, usage_shape
+from motet.api.generation.request_fields import num_listed
 from motet.api.http.caller import caller_of
 from motet.api.http.routes import PostRoute, drop_body, new_router, read_body
 from motet.api.openai.chat_plan import plan_chat
@@ -32,9 +31,10 @@ def chat_router(service: Service) -> APIRouter:
 
     async def chat_completions(request: Request) -> Response:
         passed = await pass_through(service, request)
-        if passed is not None:  # the body's `model` is on a third-party text server, which reads the rest of the body
-            return answer_from_texts(service, passed, route=TextRoute.CHAT, request=request)
-        response = await answer_chat(service, await read_body(request, ChatRequest), request=request)
+        if passed is None:
+            response = await answer_chat(service, await read_body(request, ChatRequest), request=request)
+        else:  # the body's `model` is on a third-party text server, which checks the rest of the body
+            response = answer_from_texts(service, passed, route=TextRoute.CHAT, request=request)
         drop_body(request)
         return response
 

@@ -8,8 +8,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from motet.api.generation.answer_form import FormattedFields
 from motet.api.generation.group_schema import SteeredFields, check_keep
-from motet.api.generation.request_fields import IGNORED_FIELDS, IGNORED_OF_VLLM, RequestFields, StreamingFields
-from motet.api.generation.sampling_fields import SamplingFields, check_named_logprobs, in_range
+from motet.api.generation.request_fields import (
+    IGNORED_FIELDS,
+    IGNORED_OF_VLLM,
+    RequestFields,
+    SamplingFields,
+    StreamingFields,
+    check_named_logprobs,
+    in_range,
+)
 from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unknown_parameter
 from motet.api.http.schema import UNICODE, JsonObject, OpenSchema, Schema, TextOrObject
 from motet.errors import RequestError

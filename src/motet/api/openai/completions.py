@@ -6,7 +6,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from msgspec.json import encode as json_bytes
 
-from motet.api.generation.answer_writer import GroupsWriter
+from motet.api.generation.answer_writer import GroupsWriter, usage_json, usage_shape
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import (
     BodyShape,
@@ -20,8 +20,7 @@ from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
 from motet.api.generation.prompts import completion_prompts, in_thread_if_long
-from motet.api.generation.sampling_fields import num_listed
-from motet.api.generation.usage_shape import usage_json, usage_shape
+from motet.api.generation.request_fields import num_listed
 from motet.api.http.caller import caller_of
 from motet.api.http.routes import PostRoute, drop_body, new_router, read_body
 from motet.api.openai.completions_schema import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -39,9 +38,10 @@ def completion_router(service: Service) -> APIRouter:
 
     async def completions(request: Request) -> Response:
         passed = await pass_through(service, request)
-        if passed is not None:  # the body's `model` is on a third-party text server, which reads the rest of the body
-            return answer_from_texts(service, passed, route=TextRoute.COMPLETIONS, request=request)
-        response = await answer_completions(service, await read_body(request, CompletionRequest), request=request)
+        if passed is None:
+            response = await answer_completions(service, await read_body(request, CompletionRequest), request=request)
+        else:  # the body's `model` is on a third-party text server, which checks the rest of the body
+            response = answer_from_texts(service, passed, route=TextRoute.COMPLETIONS, request=request)
         drop_body(request)
         return response
 

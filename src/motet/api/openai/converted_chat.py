@@ -19,8 +19,7 @@ from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import request_context
 from motet.api.generation.plan import Plan
-from motet.api.generation.request_fields import RequestFields, StreamingFields
-from motet.api.generation.sampling_fields import SamplingFields
+from motet.api.generation.request_fields import RequestFields, SamplingFields, StreamingFields
 from motet.api.http.body import in_thread
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import MakeNames, Names, names_table, renamed, schema_failure

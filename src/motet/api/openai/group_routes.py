@@ -15,7 +15,7 @@ from pydantic import Field
 from motet.api.generation.request_fields import StreamingFields
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import unsupported_parameter
-from motet.api.http.routes import PostRoute, json_response, new_router, with_body
+from motet.api.http.routes import json_response, new_router, post
 from motet.api.known_groups import KnownGroup, MoreChoices
 from motet.api.service import Service
 from motet.errors import NotFoundError
@@ -51,6 +51,7 @@ def group_router(service: Service) -> APIRouter:
             }
         )
 
+    @post(router, "/v1/groups/{id}/more", body=MoreChoicesBody, summary="More choices of the group's prompt")
     async def more(body: MoreChoicesBody, request: Request) -> Response:
         group = found(request)
         if group.more is None:
@@ -78,8 +79,4 @@ def group_router(service: Service) -> APIRouter:
             await answer.end_all()
         return json_response({"id": group.id, "object": "group.deleted", "deleted": True})
 
-    summary = "More choices of the group's prompt"
-    router.routes.append(
-        PostRoute("/v1/groups/{id}/more", with_body(MoreChoicesBody, more), body=MoreChoicesBody, summary=summary)
-    )
     return router

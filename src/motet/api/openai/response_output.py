@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from motet.api.http.server_sent_events import NamedEvent
+from motet.api.generation.answer_writer import NamedEvent
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import ChatLogprob, chat_logprobs
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin

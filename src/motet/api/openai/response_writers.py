@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from motet.api.generation.answer_writer import GroupsWriter
+from motet.api.generation.answer_writer import GroupsWriter, NamedEvent
 from motet.api.generation.plan import AnswerHead
 from motet.api.http.failure import error_body, invalid_value
-from motet.api.http.server_sent_events import NamedEvent
 from motet.api.openai.response_output import INCOMPLETE, ItemStatus, Members, ResponseOutput
 from motet.api.openai.responses_schema import BuiltInTool, NamespaceTool, ResponsesRequest
 from motet.text.text_group import GroupStep

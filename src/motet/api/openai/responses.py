@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request, Response
 from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.plan import Plan
 from motet.api.http.failure import Names, names_table
-from motet.api.http.routes import PostRoute, json_response, new_router, with_body
+from motet.api.http.routes import json_response, new_router, post
 from motet.api.openai.chat_schema import ChatRequest, joined
 from motet.api.openai.converted_chat import PASSED_ON, RESPONSE_NAMES, ConvertedRequest
 from motet.api.openai.response_output import Members, ResponseOutput
@@ -42,6 +42,7 @@ from motet.errors import NotFoundError
 
 log = logging.getLogger("motet.api")
 
+RESPONSES = "/v1/responses"
 ID_PREFIX = "resp_"
 OWN = {"include_reasoning", "parallel_tool_calls", "separate_reasoning"}
 """Members that are the same in a chat, in addition to `PASSED_ON`."""
@@ -57,15 +58,15 @@ STORED_RESPONSES = (
 def responses_router(service: Service) -> APIRouter:
     router = new_router()
 
+    @post(router, RESPONSES, body=ResponsesRequest, summary="One answer to one conversation")
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         def writer(plan: Plan, chat: ChatRequest) -> GroupsWriter:
             if left_out := {tool.type for _, _, tool in placed_tools(body) if isinstance(tool, BuiltInTool)}:
                 fields = {"request_id": plan.groups[0].trace, "types": sorted(left_out)}
                 log.info("built-in tools are left out", extra={"fields": fields})
-            name, tokenizer = plan.head.id.removeprefix(ID_PREFIX), plan.served.tokenizer
             output = ResponseOutput(
-                name,
-                tokenizer,
+                plan.head.id.removeprefix(ID_PREFIX),
+                plan.served.tokenizer,
                 num_top=chat.num_logprobs,
                 reasoning_shown=chat.include_reasoning,
                 origins=origins(body),
@@ -74,16 +75,10 @@ def responses_router(service: Service) -> APIRouter:
 
         return await as_chat(body).answer(service, request, prefix=ID_PREFIX, writer=writer)
 
+    @post(router, f"{RESPONSES}/input_tokens", body=ResponsesRequest, summary="The number of tokens of a conversation")
     async def input_tokens(body: ResponsesRequest, _: Request) -> Response:
         count = await as_chat(body).num_tokens(service)
         return json_response({"object": "response.input_tokens", "input_tokens": count})
-
-    for path, answer, summary in (
-        ("/v1/responses", responses, "One answer to one conversation"),
-        ("/v1/responses/input_tokens", input_tokens, "The number of tokens of a conversation"),
-    ):
-        handle = with_body(ResponsesRequest, answer)
-        router.routes.append(PostRoute(path, handle, body=ResponsesRequest, summary=summary))
 
     async def not_stored(response_id: str) -> Response:
         raise NotFoundError(
@@ -97,10 +92,7 @@ def responses_router(service: Service) -> APIRouter:
 
 def as_chat(body: ResponsesRequest) -> ConvertedRequest:
     return ConvertedRequest(
-        make=partial(chat_request, body),
-        num_parts=len(body.input),
-        names=partial(names_of, body),
-        prompt_param="input",
+        make=partial(chat_request, body), num_parts=len(body.input), names=partial(names_of, body), prompt_param="input"
     )
 
 

@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import StructuredFields
-from motet.api.generation.request_fields import IGNORED_FIELDS, RequestFields, StreamingFields
-from motet.api.generation.sampling_fields import SamplingFields, in_range
+from motet.api.generation.request_fields import IGNORED_FIELDS, RequestFields, SamplingFields, StreamingFields, in_range
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, unsupported_parameter
 from motet.api.http.schema import UNICODE, OpenSchema, Schema
 from motet.api.openai.chat_schema import MAX_TOOLS, ContentPart, as_choice, as_parts

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.generation.answer_writer import GroupsWriter
+from motet.api.generation.answer_writer import DONE, GroupsWriter
 from motet.api.generation.collect import (
     BodyShape,
     BodyWriter,
@@ -28,8 +28,7 @@ from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_siz
 from motet.api.generation.prompts import completion_prompts, in_thread_if_long
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import names_table, renamed
-from motet.api.http.routes import PostRoute, new_router, with_body
-from motet.api.http.server_sent_events import DONE
+from motet.api.http.routes import new_router, post
 from motet.api.service import Service
 from motet.api.sglang.sglang_schema import SglangRequest
 from motet.errors import NoWorkerError, RequestError
@@ -55,6 +54,7 @@ ScoredToken = list[object]
 def sglang_generate_router(service: Service) -> APIRouter:
     router = new_router()
 
+    @post(router, "/generate", body=SglangRequest, summary="SGLang's way to ask")
     async def generate(body: SglangRequest, request: Request) -> Response:
         named = body.rid if isinstance(body.rid, str) else None
         caller = caller_of(request, named=named, session=body.session_id)
@@ -63,8 +63,6 @@ def sglang_generate_router(service: Service) -> APIRouter:
             writer = await in_thread_if_long(partial(_writer, plan, body), GROUP_CHARS // 4 * plan.num_choices)
             return answer_plan(service, plan, writer=writer, names=lambda: NAMES)
 
-    handle = with_body(SglangRequest, generate)
-    router.routes.append(PostRoute("/generate", handle, body=SglangRequest, summary="SGLang's way to ask"))
     return router
 
 

@@ -8,11 +8,18 @@ from pydantic import Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import ANY_OBJECT, AnswerForm
 from motet.api.generation.prompts import Prompt, parse_prompts
-from motet.api.generation.request_fields import RequestFields, StreamingFields
-from motet.api.generation.sampling_fields import MAX_SEED, MIN_SEED, SamplingFields, TokenId, in_range
+from motet.api.generation.request_fields import (
+    MAX_SEED,
+    MIN_SEED,
+    RequestFields,
+    SamplingFields,
+    StreamingFields,
+    TokenId,
+    in_range,
+)
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, missing_parameter
 from motet.api.http.schema import UNICODE, Schema
-from motet.api.trainers.weight_routes import MAX_VERSION_CHARS
+from motet.api.trainers.weight_routes import Version
 from motet.types import MAX_NAMED_LOGPROBS, Grammar, GrammarKind
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -234,5 +241,5 @@ class SglangWeights(Schema):
     }
 
     model_path: Annotated[str, Field(min_length=1)]
-    weight_version: Annotated[str | None, Field(min_length=1, max_length=MAX_VERSION_CHARS)] = None
+    weight_version: Version | None = None
     abort_all_requests: bool = False

@@ -23,14 +23,12 @@ from fastapi import Request, Response
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from motet.api.generation.answer import GeneratedResponse
-from motet.api.generation.answer_writer import AnswerWriter
+from motet.api.generation.answer_writer import AnswerWriter, chat_usage_json
 from motet.api.generation.chunks import ChunkTemplate
 from motet.api.generation.group_schema import PARAM, GroupFields, check_keep
 from motet.api.generation.groups import AnswerGroup, GroupAccount
 from motet.api.generation.plan import AnswerHead
-from motet.api.generation.request_fields import SessionId, StreamingFields, StreamOptions
-from motet.api.generation.sampling_fields import MAX_SEED, MIN_SEED
-from motet.api.generation.usage_shape import chat_usage_json
+from motet.api.generation.request_fields import MAX_SEED, MIN_SEED, SessionId, StreamingFields, StreamOptions
 from motet.api.http.admission import AdmissionSlot
 from motet.api.http.body import SHORT_BYTES, check_counts, in_thread
 from motet.api.http.caller import Caller, caller_of
@@ -233,13 +231,7 @@ class UpstreamPrompts(AnswerGroup[TextStep, Usage | None]):
         span = group_span(caller.span, model=model.name, num_choices=size, group=self._head.id)
         request = span.placed(request)
         self._account = GroupAccount(
-            self._service,
-            model,
-            slot=slot,
-            request_id=request.trace,
-            group=self._head.id,
-            num_choices=size,
-            span=span,
+            self._service, model, slot=slot, request_id=request.trace, group=self._head.id, num_choices=size, span=span
         )
         self._group = self._model.generate(request)
         if policy is not None:

@@ -1,17 +1,26 @@
-"""The routes with which a trainer pauses and resumes generation (`--rl`), as in vLLM.
+"""The routes with which a trainer pauses and resumes generation, and frees the engines' memory temporarily (`--rl`), as
+in vLLM.
 
 POST /pause               running groups are aborted, finish first, or are kept (`mode`); new groups wait
 POST /resume              groups continue, with the weights that serve then (`api.trainers.weight_routes`)
 POST /abort_requests      aborts groups; other groups continue, and new groups are admitted
 POST /reset_prefix_cache  empties the prefix caches
+POST /sleep               pauses the engines and releases the KV cache, at level 2 the weights too
+POST /wake_up             allocates the memory of `tags` again, or all of it; then groups continue
 """
 
-from fastapi import APIRouter, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
 
 from motet.api.http.routes import json_response, new_router
 from motet.api.http.schema import Schema
 from motet.api.service import Service
+from motet.control.cell_sleep import CellSleep, SleepTag
 from motet.types import PauseMode
+
+MAX_LEVEL = 2
+"""Maximum level of sleep."""
 
 
 class AbortBody(Schema):
@@ -33,8 +42,8 @@ def rollout_router(service: Service) -> APIRouter:
 
     @router.post("/abort_requests")
     async def abort_requests(body: AbortBody | None = None) -> Response:
-        ids = body.request_ids if body is not None else None
-        return json_response({"status": "aborted", "aborted": await service.opened(service.control).abort(ids or None)})
+        ids = body.request_ids or None if body is not None else None
+        return json_response({"status": "aborted", "aborted": await service.opened(service.control).abort(ids)})
 
     @router.post("/resume")
     async def resume() -> Response:
@@ -51,5 +60,32 @@ def rollout_router(service: Service) -> APIRouter:
         parameter of vLLM without effect in Motet, which has no external cache."""
         await service.opened(service.control).forget_prefixes(recompute=reset_running_requests)
         return json_response({"success": True})
+
+    return router
+
+
+def sleep_router(service: Service) -> APIRouter:
+    router = new_router()
+
+    def opened() -> CellSleep:
+        return service.opened(service.opened(service.control).sleep)
+
+    @router.post("/sleep")
+    async def sleep(
+        level: Annotated[int, Query(ge=0, le=MAX_LEVEL)] = 1, mode: PauseMode = PauseMode.ABORT
+    ) -> Response:
+        """Returns as soon as the memory is released."""
+        await opened().sleep(level, mode)
+        return json_response({"status": "sleeping", "level": level})
+
+    @router.post("/wake_up")
+    async def wake_up(tags: Annotated[list[SleepTag] | None, Query()] = None) -> Response:
+        awake = await opened().wake(tags or ())
+        return json_response({"status": "awake" if awake else "sleeping", "tags": tags})
+
+    @router.get("/is_sleeping")
+    async def is_sleeping() -> Response:
+        """True during a pause too, as in vLLM: nothing is computed."""
+        return json_response({"is_sleeping": opened().asleep})
 
     return router

@@ -1,4 +1,4 @@
-"""The routes that a trainer reads before it starts, as in vLLM (`--rl`): the server's configuration, and the number of
+"""The routes that a trainer reads before it starts (`--rl`), as in vLLM: the server's configuration, and the number of
 receivers of weights."""
 
 from typing import Annotated, Literal

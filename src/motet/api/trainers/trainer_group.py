@@ -7,8 +7,7 @@
     /shutdown_weight_transfer_engine                  the server leaves the group
 
 Between start and finish, broadcast tensors are treated like tensors in request bodies. An announcement is checked
-before any tensor is received. If the trainer then fails, the upload is discarded, and the server leaves the group.
-"""
+before any tensor is received. If the trainer then fails, the upload is discarded, and the server leaves the group."""
 
 import base64
 import binascii
@@ -66,18 +65,15 @@ class UpdateInfo(Schema):
 
 
 async def join_group(service: Service, info: InitInfo) -> None:
-    """Leaves the previous group, and joins the group of a trainer that sends over NCCL. Raises RequestError if that is
-    not possible."""
+    """Leaves the previous group, and joins the group of a trainer that sends over NCCL, or raises RequestError."""
     await leave_group(service)
     if not info.over_nccl and info.backend in (None, "http"):
         return
     receiver = service.receiver
     if not info.over_nccl or receiver is None or receiver.device is None:
-        why = (
-            "this server receives tensors over HTTP (POST /update_weights), as motet.weights.push sends them; only "
-            "servers with an engine on a GPU (--device cuda) receive tensors over NCCL"
-        )
-        raise invalid_value("init_info", why)
+        http = "this server receives tensors over HTTP (POST /update_weights), as motet.weights.push sends them"
+        nccl = "only servers with an engine on a GPU (--device cuda) receive tensors over NCCL"
+        raise invalid_value("init_info", f"{http}; {nccl}")
     try:
         await receiver.join(group_of(info))
     except EngineError as error:
@@ -93,11 +89,9 @@ def group_of(info: InitInfo) -> TrainerGroup:
     """Returns the group that a trainer describes. Raises RequestError, which names the field."""
     by_id = info.nccl_unique_id_b64 is not None
     if by_id and (info.master_address is not None or info.master_port is not None):
-        raise invalid_value(
-            "init_info.nccl_unique_id_b64", "it replaces master_address and master_port; give one of both"
-        )
-    needed = ("rank_offset", "world_size", *(() if by_id else ("master_address", "master_port")))
-    for name in needed:
+        why = "it replaces master_address and master_port; give one of both"
+        raise invalid_value("init_info.nccl_unique_id_b64", why)
+    for name in ("rank_offset", "world_size", *(() if by_id else ("master_address", "master_port"))):
         if getattr(info, name) is None:
             raise invalid_value(f"init_info.{name}", "a trainer that sends over NCCL must give it")
     assert info.rank_offset is not None and info.world_size is not None
@@ -130,7 +124,7 @@ def _unique_id(given: str | None) -> bytes:
 
 async def take_announced(service: Service, info: UpdateInfo) -> None:
     """Waits until these tensors have been received: over NCCL if the server is in a trainer's group, else in bodies.
-    Raises RequestError if they cannot be used or do not arrive."""
+    Raises RequestError if they do not arrive or cannot be used."""
     receiver, control = service.receiver, service.opened(service.control)
     upload = control.opened_upload()
     if receiver is None or not receiver.joined:
@@ -173,13 +167,12 @@ def announced(info: UpdateInfo) -> list[TensorFacts]:
         if len(values) != len(info.names):
             why = f"it has {len(values)} entries, and names has {len(info.names)}"
             raise invalid_value(f"update_info.{field}", why)
-    return [_facts(*tensor) for tensor in zip(info.names, dtypes, shapes, strict=True)]
-
-
-def _facts(name: str, dtype: str, shape: Sequence[int]) -> TensorFacts:  # sizes: an entry of three lists
-    if dtype not in DTYPES:
-        why = f"tensor {name} has the dtype {dtype}; {', '.join(DTYPES)} can be used"
-        raise invalid_value("update_info.dtype_names", why)
-    if any(size < 1 for size in shape):
-        raise invalid_value("update_info.shapes", f"tensor {name} has the shape {list(shape)}: each size is 1 or more")
-    return TensorFacts(name, DTYPES[dtype], tuple(shape))
+    tensors = []
+    for name, dtype, shape in zip(info.names, dtypes, shapes, strict=True):
+        if dtype not in DTYPES:
+            why = f"tensor {name} has the dtype {dtype}; {', '.join(DTYPES)} can be used"
+            raise invalid_value("update_info.dtype_names", why)
+        if any(size < 1 for size in shape):
+            raise invalid_value("update_info.shapes", f"tensor {name} has the shape {shape}: each size is 1 or more")
+        tensors.append(TensorFacts(name, DTYPES[dtype], tuple(shape)))
+    return tensors

@@ -28,9 +28,8 @@ from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import ModelLoadError, RequestError
 from motet.models.checkpoint import ZEROS, Checkpoint, MemoryFile
 
-MAX_VERSION_CHARS = 200
-"""Maximum number of characters in the name of a weight version."""
-Version = Annotated[str, Field(min_length=1, max_length=MAX_VERSION_CHARS)]
+Version = Annotated[str, Field(min_length=1, max_length=200)]
+"""The name of a weight version."""
 
 
 class UpdateWeightsBody(Schema):
@@ -43,7 +42,7 @@ class UpdateWeightsBody(Schema):
     update_info: UpdateInfo | None = None
     """The next tensors, between /start_weight_update and /finish_weight_update."""
     weight_version: Version | None = None
-    """Version of the weights from now on; by default the number of updates."""
+    """Name of the new version; None for the number of updates."""
 
 
 class FinishUpdateBody(Schema):
@@ -148,17 +147,15 @@ def transfer_router(service: Service) -> APIRouter:
     async def finish_weight_update(body: FinishUpdateBody | None = None) -> Response:
         control = service.opened(service.control)
         upload, control.upload = control.opened_upload(), None
-        checkpoint = upload.finish()
         version = None if body is None else body.weight_version
-        update = await update_engines(service, checkpoint, version=version, field="body")
+        update = await update_engines(service, upload.finish(), version=version, field="body")
         return json_response({"message": "Weight update finished", **_fields(update)})
 
     return router
 
 
 async def _take_json(service: Service, body: UpdateWeightsBody) -> Response:
-    """Carries out an update with a JSON body. Raises RequestError unless the body names exactly one source of
-    weights."""
+    """Carries out an update with a JSON body. Raises RequestError unless the body names exactly one source."""
     ways = {name for name in ("weight_dir", "weight_file", "update_info") if getattr(body, name) is not None}
     if len(ways) != 1:
         why = "give one of 'weight_dir', 'weight_file' and 'update_info', or tensors as application/octet-stream"
@@ -172,9 +169,8 @@ async def _take_json(service: Service, body: UpdateWeightsBody) -> Response:
         raise invalid_value(field, why)
     if body.weight_dir is not None:
         return await _updated(service, Checkpoint.of(Path(body.weight_dir)), version=version, field=field)
-    assert body.weight_file is not None
     try:
-        file = MemoryFile.opened(Path(body.weight_file))
+        file = MemoryFile.opened(Path(body.weight_file or ""))
     except ModelLoadError as error:
         raise invalid_value(field, error.message) from error
     return await _updated(service, Checkpoint.of_memory([file]), version=version, field=field)

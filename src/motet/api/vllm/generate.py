@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec.json import encode as json_bytes
 
-from motet.api.generation.answer_writer import GroupsWriter
+from motet.api.generation.answer_writer import GroupsWriter, usage_json, usage_shape
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import (
     BodyShape,
@@ -24,11 +24,10 @@ from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
 from motet.api.generation.prompts import in_thread_if_long
-from motet.api.generation.sampling_fields import num_listed
-from motet.api.generation.usage_shape import usage_json, usage_shape
+from motet.api.generation.request_fields import num_listed
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import invalid_value
-from motet.api.http.routes import PostRoute, new_router, with_body
+from motet.api.http.routes import new_router, post
 from motet.api.service import Service
 from motet.api.vllm.generate_schema import GenerateSampling, StartedChoice, TokensRequest
 from motet.text.choice import ChoiceEvent
@@ -40,6 +39,7 @@ from motet.types import ChoiceStart, LogprobsMode, TokenLogprob, Usage
 def generate_router(service: Service) -> APIRouter:
     router = new_router()
 
+    @post(router, "/inference/v1/generate", body=TokensRequest, summary="Token ids in, token ids out")
     async def generate(body: TokensRequest, request: Request) -> Response:
         caller = caller_of(request, named=body.request_id, session=body.session_id)
         async with request_context(service, body, caller=caller, num_choices=body.num_choices) as context:
@@ -51,9 +51,6 @@ def generate_router(service: Service) -> APIRouter:
 
             return answer_plan(service, plan, writer=make_writer(plan, body.stream), more=make_writer)
 
-    handle = with_body(TokensRequest, generate)
-    route = PostRoute("/inference/v1/generate", handle, body=TokensRequest, summary="Token ids in, token ids out")
-    router.routes.append(route)
     return router
 
 

@@ -7,8 +7,16 @@ from pydantic import Field, model_validator
 
 from motet.api.generation.answer_form import StructuredFields
 from motet.api.generation.group_schema import SteeredFields, check_keep
-from motet.api.generation.request_fields import IGNORED_OF_VLLM, RequestFields, StreamingFields
-from motet.api.generation.sampling_fields import MAX_SEED, MIN_SEED, SamplingFields, TokenIds, in_range
+from motet.api.generation.request_fields import (
+    IGNORED_OF_VLLM,
+    MAX_SEED,
+    MIN_SEED,
+    RequestFields,
+    SamplingFields,
+    StreamingFields,
+    TokenIds,
+    in_range,
+)
 from motet.api.http.failure import FieldError, invalid_value
 from motet.api.http.schema import Schema
 

@@ -11,7 +11,7 @@ from motet.api.generation.kv_params import PARAM, request_context
 from motet.api.generation.plan import Plan
 from motet.api.http.caller import Caller, caller_of
 from motet.api.http.failure import unsupported_parameter
-from motet.api.http.routes import PostRoute, json_response, new_router, with_body
+from motet.api.http.routes import json_response, new_router, post
 from motet.api.openai.chat_plan import plan_chat
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.openai.completions import plan_completions
@@ -23,12 +23,14 @@ from motet.types import GenerateRequest
 def render_router(service: Service) -> APIRouter:
     router = new_router()
 
+    @post(router, "/v1/chat/completions/render", body=ChatRequest, summary="A conversation as token ids")
     async def chat(body: ChatRequest, request: Request) -> Response:
         async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
             plan = await plan_chat(service, body, context=context)
         (group,) = plan.groups
         return json_response(_rendered(group, body, plan=plan))
 
+    @post(router, "/v1/completions/render", body=CompletionRequest, summary="Prompts as token ids")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         for name, used in (("echo", body.echo), ("best_of", body.ranked)):
             if used:
@@ -37,11 +39,6 @@ def render_router(service: Service) -> APIRouter:
             plan = await plan_completions(service, body, context=context)
         return json_response([_rendered(group, body, plan=plan) for group in plan.groups])
 
-    for path, handle, body, summary in (
-        ("/v1/chat/completions", with_body(ChatRequest, chat), ChatRequest, "A conversation as token ids"),
-        ("/v1/completions", with_body(CompletionRequest, completions), CompletionRequest, "Prompts as token ids"),
-    ):
-        router.routes.append(PostRoute(f"{path}/render", handle, body=body, summary=summary))
     return router
 
 

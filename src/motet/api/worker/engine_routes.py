@@ -5,12 +5,14 @@
         1. check, admit, submit   an error up to here has its HTTP status, and the group's ticket is released
         2. headers                the gateway knows that the worker has the group
         3. frames                 all deltas since the last send, in one send
-        4. close the group        after its end, an error, the gateway's departure or the server's stop
+        4. close the group        after its end, an error, or when the gateway disconnects or the server stops
         An error after the headers is the last frame.
     POST /engine/prefill    `PrefillAnswer`: a ticket
+    POST /engine/order      an order (`engine_orders`). Orders that concern the weights need `--rl`
+    POST /engine/checkpoint one file of a checkpoint in the gateway's memory. The gateway sends the files with ?file=0,
+                            ?file=1 ..., and then the order to prepare them, with a path for each file
 
-`worker_bodies` checks the bodies. `order_routes` has the routes of orders.
-"""
+`worker_bodies` checks the bodies."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -33,31 +35,40 @@ from motet.api.http.failure import INTERNAL
 from motet.api.http.request_spans import RequestSpan, error_of, group_span_of
 from motet.api.http.routes import new_router
 from motet.api.service import Service, snapshot_workers
+from motet.api.tensor_bodies import read_tensors
 from motet.api.worker.worker_bodies import (
     TICKET,
     check_group,
+    check_protocol,
     checked_ticket,
     msgpack_response,
     read_body,
     read_group,
 )
+from motet.control.checkpoint_upload import MAX_FILES, CheckpointUpload
 from motet.engine import GroupStream, Worker, WorkerReport, WorkerState
+from motet.engine_orders import Connect, Done, PrepareWeights, WorkerOrder
 from motet.engines.wire import FRAMES, MSGPACK, CarriedError, EngineReport, StopChoice, frame
 from motet.errors import EngineError, MotetError, NotFoundError, OverloadedError, RequestError
 from motet.ids import RequestId, new_engine_id, new_request_id
 from motet.merge import Take
+from motet.models.checkpoint import CheckpointKind
 from motet.text.choice import ChoiceEvent
 from motet.text.text_group import GroupStep
 from motet.tracing.spans import NO_SPAN
-from motet.transfer.ticket import Ticket
+from motet.transfer.ticket import Ticket, TransferAddress, is_address
 from motet.types import ChoiceStart, GenerateRequest, GroupDelta, Role, Usage
 
 PATIENCE_S = 0.5
-"""Time in seconds for which a report waits for the engine's figures. After that, the report is sent without them."""
+"""Time in seconds after which a report is sent without the engine's figures."""
+MAX_CONNECTING = 256
+"""Maximum number of connections to other workers that are being made at a time. Each takes a socket for seconds."""
 
 STOP = msgspec.msgpack.Decoder(StopChoice)
+ORDER: msgspec.msgpack.Decoder[WorkerOrder] = msgspec.msgpack.Decoder(WorkerOrder)
 
 Readers = Annotated[int, Query(ge=1, le=MAX_READERS)]
+FileNumber = Annotated[int, Query(ge=0, lt=MAX_FILES)]
 
 
 def engine_router(service: Service) -> APIRouter:
@@ -108,8 +119,7 @@ def engine_router(service: Service) -> APIRouter:
 
 
 async def engine_report(service: Service, start_id: str) -> EngineReport:
-    """Returns the report for a gateway. `start_id`: identifies this start of the server, and is the engine id if the
-    engine transfers no KV."""
+    """Returns the report for a gateway. `start_id`: id of this start of the server, if the engine transfers no KV."""
     engine, draining = service.only_model().engine, service.admission.draining
     own_report = WorkerReport(id="", address="", state=WorkerState.READY, worker=Worker("", engine, ""))
     (snapshot,) = await snapshot_workers([own_report], patience_s=PATIENCE_S, draining=draining)
@@ -169,16 +179,14 @@ class WorkerGroup(AnswerGroup[GroupDelta, Usage]):
         check_group(served, self._request)
         self._span = span = group_span_of(self._parent, self._request, model=served.name)
         request = self._request = span.placed(self._request)
-        if request.request_id in self._open_ids:
-            raise OverloadedError(
-                f"The group {request.request_id} is still open on this worker. Try again, or another worker."
-            )
+        if (id := request.request_id) in self._open_ids:
+            raise OverloadedError(f"The group {id} is still open on this worker. Try again, or another worker.")
         self._stream = (served.placed or served.engine).generate(request)
-        self._open_ids.add(request.request_id)
+        self._open_ids.add(id)
         self._account = GroupAccount.of_tokens(self._service, served, request=request, slot=slot, span=span)
 
     async def run(self, take: Take[GroupDelta]) -> None:
-        assert self._stream is not None and self._account is not None  # it has been opened
+        assert self._stream is not None and self._account is not None  # the group is open
         tokens = self._tokens
         async for delta in self._stream:
             for choice in delta.choices:
@@ -224,14 +232,13 @@ class FrameWriter(AnswerWriter[GroupDelta, Usage]):
 
     @property
     def complete(self) -> bool:
-        """True once the end of the last choice is sent: the gateway need not wait for the end of the body."""
+        """True once the ends of all choices are sent: the gateway does not wait for the end of the body."""
         return not self._unfinished
 
 
 class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
     """An answer that is a ticket. It is admitted and counted like any other answer. When the gateway disconnects or
-    withdraws the request, the prefill is cancelled and its lease ends. While the prefill runs, `running` contains this
-    object under the gateway's id of the request."""
+    withdraws the request, the prefill is cancelled and its lease ends."""
 
     def __init__(
         self,
@@ -242,22 +249,19 @@ class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
         running: dict[RequestId, "PrefillAnswer"],
         span: RequestSpan,
     ) -> None:
-        """`span`: the span of the request. Raises RequestError. The group has one choice, however many the request has:
-        the readers of the ticket generate the choices."""
+        """`running`: has this object under the gateway's id of the request while the prefill runs. `span`: the span of
+        the request. Raises RequestError. The group has one choice: the readers of the ticket generate the choices."""
         served = service.only_model()
         if served.info.role is not Role.PREFILL:
-            raise RequestError(
-                f"This worker has the role {served.info.role}, and does not prefill for other workers.",
-                code="wrong_role",
-            )
+            why = f"has the role {served.info.role}, and does not prefill for other workers"
+            raise RequestError(f"This worker {why}.", code="wrong_role")
         group = msgspec.structs.replace(
             request, request_id=new_request_id("prefill"), choices=(ChoiceStart(0, 0),), ticket=None
         )
         check_group(served, group)
         if len(group.prompt) < 2:
-            raise RequestError(
-                "A prompt of one token is not prefilled: the decode worker computes it itself.", param="prompt"
-            )
+            why = "A prompt of one token is not prefilled: the decode worker computes it itself."
+            raise RequestError(why, param="prompt")
         plan = Plan(
             head=AnswerHead(id=group.request_id, created=served.created, model=served.name),
             served=served,
@@ -301,3 +305,62 @@ class TicketWriter(GroupsWriter):
 
     def close(self, usage: Usage) -> Sequence[bytes]:
         return [msgspec.msgpack.encode(self._ticket)]
+
+
+def order_router(service: Service) -> APIRouter:
+    router = new_router("/engine", documented=False)
+    upload = CheckpointUpload()
+    connecting: set[object] = set()
+    """One object for each connection that is being made."""
+
+    @router.post("/order")
+    async def order(request: Request) -> Response:
+        nonlocal upload
+        order = await read_body(request, ORDER, kind="WorkerOrder")
+        if isinstance(order, Connect):
+            await _connect(service, order.address, connecting=connecting)
+            return msgpack_response(Done())
+        control, checkpoint = service.opened(service.control), None
+        if isinstance(order, PrepareWeights) and order.kind is CheckpointKind.MEMORY:
+            if len(order.paths) != len(upload.files):
+                message = f"the order names {len(order.paths)} files, and {len(upload.files)} were received"
+                raise RequestError(message, code="invalid_value")
+            checkpoint, upload = upload.finish(), CheckpointUpload()
+        return msgpack_response(await control.obey(order, uploaded=checkpoint))
+
+    @router.post("/checkpoint")
+    async def upload_file(request: Request, file: FileNumber) -> Response:
+        """Receives one file of a checkpoint. The first file replaces an earlier checkpoint."""
+        nonlocal upload
+        check_protocol(request)
+        service.opened(service.control)
+        tensors = await read_tensors(request)
+        if file == 0:
+            upload.drop()
+            upload = CheckpointUpload()
+        if file != len(upload.files):
+            tensors.close()
+            raise RequestError(f"received file {file}, but expected file {len(upload.files)}", code="invalid_value")
+        upload.add(tensors)
+        return Response(status_code=204)
+
+    return router
+
+
+async def _connect(service: Service, address: TransferAddress, *, connecting: set[object]) -> None:
+    """Connects the engine to another worker. Raises RequestError, NotFoundError or OverloadedError if it cannot."""
+    if not (is_address(address.host) and 0 < address.port < 2**16):
+        raise RequestError(f"{address.host}:{address.port} is not an address and port.", code="invalid_value")
+    if service.connect is None:
+        raise NotFoundError("The engine of this server does not connect to other workers.")
+    if len(connecting) >= MAX_CONNECTING:
+        raise OverloadedError(f"This worker is making {MAX_CONNECTING} connections, which is the limit.")
+    connecting.add(mark := object())
+    try:
+        await service.connect(address)
+    except EngineError as error:
+        if error.status != EngineError.status:
+            raise
+        raise RequestError(error.message, code="cannot_connect") from error
+    finally:
+        connecting.discard(mark)

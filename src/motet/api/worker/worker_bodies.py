@@ -1,8 +1,7 @@
 """Reads the bodies that a gateway sends to a worker, and checks them like any other external input.
 
 A body can contain only values that the public routes accept too, so a gateway cannot make an engine do anything that a
-request of a client could not.
-"""
+request of a client could not."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -19,11 +18,9 @@ from motet.api.served import ServedModel
 from motet.engines.wire import MSGPACK, PROTOCOL, PROTOCOL_HEADER, UNREADABLE
 from motet.errors import RequestError
 from motet.transfer.ticket import Ticket, is_for_prompt, params_of, ticket_of
-from motet.types import SAMPLING_FIELDS, GenerateRequest, Role, SamplingParams
+from motet.types import SAMPLING_FIELDS, GenerateRequest, Role
 
 T = TypeVar("T")
-
-MAX_INDEX = 2**31
 
 GROUP = msgspec.msgpack.Decoder(GenerateRequest)
 TICKET = msgspec.msgpack.Decoder(Ticket)
@@ -46,8 +43,8 @@ def check_protocol(request: Request) -> None:
 
 
 async def read_body(request: Request, decoder: "msgspec.msgpack.Decoder[T]", *, kind: str = "") -> T:
-    """Returns the body. Raises RequestError for another protocol, and for a body of another type. `kind`: the name of
-    the type in the message, by default the name of the class."""
+    """Returns the body. Raises RequestError for another protocol, and for a body of another type. `kind`: name of the
+    type in the message; empty for the name of the class."""
     check_protocol(request)
     body = await body_of(request)
     drop_body(request)
@@ -59,8 +56,7 @@ async def read_body(request: Request, decoder: "msgspec.msgpack.Decoder[T]", *, 
 
 
 async def read_group(request: Request) -> GenerateRequest:
-    """Returns the group in the body, without its `traceparent`: the trace context is read from headers, where it is
-    checked."""
+    """Returns the group in the body without its `traceparent`: `caller_of` reads and checks the trace context."""
     body = await read_body(request, GROUP)
     return body if body.traceparent is None else msgspec.structs.replace(body, traceparent=None)
 
@@ -82,17 +78,12 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
         raise invalid_value("priority", f"{request.priority} has more than 64 bits")
     if not 0 <= request.keep_s <= MAX_KEEP_S:
         raise invalid_value("keep_s", f"{request.keep_s} is not from 0 to {MAX_KEEP_S:g}")
-    sampling = request.sampling
     served.preparer.check_prompt(request.prompt, param="prompt")
+    sampling = request.sampling
     if sampling.max_tokens < 1:
         raise invalid_value("max_tokens", f"{sampling.max_tokens}; at least 1 is allowed")
     served.preparer.max_tokens(len(request.prompt), sampling.max_tokens, default=None, param="prompt")
-    _check_sampling(sampling)
-    check_prompt_logprobs(len(request.prompt), sampling.prompt_logprobs, prompt_param="prompt")
-    _check_tokens("stop_token_ids", sampling.stop_token_ids, served=served)
-    _check_tokens("logit_bias", sampling.logit_bias, served=served)
-    _check_tokens("logprob_token_ids", sampling.logprob_token_ids, served=served)
-    _check_tokens("allowed_token_ids", sampling.allowed_token_ids, served=served)
+    _check_sampling(served, request)
     _check_choices(served, request)
     if request.ticket is not None:
         if served.info.role is not Role.DECODE:
@@ -101,7 +92,8 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
             raise invalid_value("ticket", "it is for another prompt")
 
 
-def _check_sampling(sampling: SamplingParams) -> None:
+def _check_sampling(served: ServedModel, request: GenerateRequest) -> None:
+    sampling = request.sampling
     for name, field in SAMPLING_FIELDS.items():
         value = getattr(sampling, name)
         for number in value.values() if isinstance(value, dict) else () if value is None else (value,):
@@ -109,6 +101,9 @@ def _check_sampling(sampling: SamplingParams) -> None:
                 raise invalid_value(name, f"{number}; {field.words} is allowed")
     if not 0 <= sampling.min_tokens <= sampling.max_tokens:
         raise invalid_value("min_tokens", f"{sampling.min_tokens}; 0 to max_tokens, {sampling.max_tokens}, is allowed")
+    check_prompt_logprobs(len(request.prompt), sampling.prompt_logprobs, prompt_param="prompt")
+    for name in ("stop_token_ids", "logit_bias", "logprob_token_ids", "allowed_token_ids"):
+        _check_tokens(name, getattr(sampling, name), served=served)
 
 
 def _check_choices(served: ServedModel, request: GenerateRequest) -> None:
@@ -118,7 +113,7 @@ def _check_choices(served: ServedModel, request: GenerateRequest) -> None:
     if len({choice.index for choice in choices}) < len(choices):
         raise invalid_value("choices", "two have the same index")
     for choice in choices:
-        if not 0 <= choice.index < MAX_INDEX:
+        if not 0 <= choice.index < 2**31:
             raise invalid_value("choices", f"index {choice.index}")
         if not 0 <= choice.seed < 2**64:
             raise invalid_value("choices", f"seed {choice.seed} is not an unsigned number of 64 bits")
