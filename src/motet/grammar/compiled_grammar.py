@@ -120,8 +120,7 @@ class Grammars:
     def cached(self, grammar: Grammar) -> CompiledGrammar | None:
         """Returns the compiled grammar if it is in the cache. Never waits for a grammar that is being compiled."""
         with self._cache_lock:
-            found = self._cache.get(grammar)
-            if found is not None:
+            if (found := self._cache.get(grammar)) is not None:
                 self._cache.move_to_end(grammar)
         return found
 

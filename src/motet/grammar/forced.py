@@ -13,6 +13,7 @@ added up, and the minimum counts of all repetitions are multiplied.
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
@@ -64,11 +65,11 @@ class _Rules:
     """The rules of one Lark grammar."""
 
     def __init__(self, lark: str) -> None:
-        self._chars: dict[str, float] = {}
+        self._chars = defaultdict[str, float](float)
         """Number of characters that each rule has itself."""
-        self._times: dict[str, float] = {}
+        self._times = defaultdict[str, float](lambda: 1.0)
         """Product of the minimum counts of all repetitions in each rule."""
-        self._words: dict[str, list[str]] = {}
+        self._words = defaultdict[str, list[str]](list)
         """Words in each rule, some of them names of other rules."""
         self._reach: dict[str, float] = {}
         """Results of `reach`."""
@@ -78,33 +79,29 @@ class _Rules:
             if (head := found["head"]) is not None:
                 rule = head
             elif (minimum := found["minimum"]) is not None:
-                self._times[rule] = self._times.get(rule, 1.0) * max(1.0, float(minimum))
-                self._add(rule, math.inf if found["open"] and _is_terminal(rule) else 0.0)
+                self._times[rule] *= max(1.0, float(minimum))
+                self._chars[rule] += math.inf if found["open"] and _is_terminal(rule) else 0.0
             elif found["loop"] is not None:
-                self._add(rule, math.inf if _is_terminal(rule) else 0.0)
+                self._chars[rule] += math.inf if _is_terminal(rule) else 0.0
             elif (word := found["word"]) is not None:
-                self._words.setdefault(rule, []).append(word)
+                self._words[rule].append(word)
             elif found["json"] is not None:
                 schema, at = json.JSONDecoder().raw_decode(lark, at)
-                self._add(rule, _reach_of_schema(schema, schema, known={}))
+                self._chars[rule] += _reach_of_schema(schema, schema, known={})
             elif found["regex"] is not None:
                 # Two repetitions in a row can force a text without end: in `A A` with `A: /a+/`, no letter of the first
                 # A can be its last one.
-                self._add(rule, math.inf if _LOOP.search(found[0]) else _reach_of_regex(found[0]))
+                self._chars[rule] += math.inf if _LOOP.search(found[0]) else _reach_of_regex(found[0])
             elif found["comment"] is None:
-                self._add(rule, math.inf if found["nested"] else len(found[0]))
+                self._chars[rule] += math.inf if found["nested"] else len(found[0])
 
     def reach(self, rule: str) -> float:
         """Returns an upper bound of the number of characters of the rule's text; infinity for a recursive rule."""
         if rule not in self._reach:
             self._reach[rule] = math.inf
-            known = (word for word in self._words.get(rule, ()) if word in self._chars or word in self._words)
-            chars = self._chars.get(rule, 0.0) + sum(map(self.reach, known))
-            self._reach[rule] = chars * self._times.get(rule, 1.0)
+            known = [word for word in self._words[rule] if word in self._chars or word in self._words]
+            self._reach[rule] = (self._chars[rule] + sum(map(self.reach, known))) * self._times[rule]
         return self._reach[rule]
-
-    def _add(self, rule: str, chars: float) -> None:
-        self._chars[rule] = self._chars.get(rule, 0.0) + chars
 
 
 def _is_terminal(rule: str) -> bool:
@@ -112,10 +109,7 @@ def _is_terminal(rule: str) -> bool:
 
 
 def _reach_of_regex(regex: str) -> float:
-    times = 1.0
-    for minimum in _MINIMUM.findall(regex):
-        times *= max(1.0, float(minimum))
-    return len(regex) * times
+    return len(regex) * math.prod(max(1.0, float(minimum)) for minimum in _MINIMUM.findall(regex))
 
 
 def _reach_of_schema(schema: object, root: object, *, known: dict[int, float]) -> float:

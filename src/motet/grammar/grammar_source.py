@@ -68,7 +68,7 @@ def schema_source(schema: Mapping[str, object]) -> str:
 def _schema_grammar(schema: Mapping[str, object]) -> dict[str, object]:
     source = _with_whitespace(schema)
     if schema_forces_much(schema):
-        return {"lark_grammar": f"start: %json {source.decode()}{NO_FORCING}"}
+        return {"lark_grammar": f"start: %json {source}{NO_FORCING}"}
     return {"json_schema": msgspec.Raw(source)}
 
 
@@ -112,8 +112,7 @@ def prepared_lark(lark: str, special: Mapping[str, int], *, rewrite_json: Callab
         at = end
     plain.append(lark[at:])
     code = "".join(plain)  # without strings, regular expressions, comments and JSON
-    levels = len(_RULE.findall(code)) + code.count("(")  # one level for each rule, and one for each group in it
-    if levels > MAX_LEVELS:
+    if (levels := len(_RULE.findall(code)) + code.count("(")) > MAX_LEVELS:  # "(" opens a group of a rule
         raise GrammarError(f"it has {levels} rules and groups; at most {MAX_LEVELS} are allowed")
     return "".join([*out, plain[-1]])
 
@@ -123,8 +122,8 @@ def _check_length(text: str, maximum: int = MAX_TEXT_CHARS) -> None:
         raise GrammarError(f"it has {len(text)} characters; at most {maximum} are allowed")
 
 
-def _with_whitespace(schema: Mapping[str, object]) -> bytes:
-    return msgspec.json.encode({"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema})
+def _with_whitespace(schema: Mapping[str, object]) -> str:
+    return msgspec.json.encode({"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}).decode()
 
 
 def _lark(grammar: Grammar, special: Mapping[str, int]) -> str:
@@ -140,18 +139,16 @@ def _lark(grammar: Grammar, special: Mapping[str, int]) -> str:
             # All choices are in one terminal: as alternatives of a rule, each would be a parser item.
             return f"start: CHOICE\nCHOICE: {' | '.join(map(_literal, choices))}"
         case _:
-            multiples = Multiples()
+            lark, multiples = _as_lark(grammar.source), Multiples()
             return prepared_lark(
-                _as_lark(grammar.source),
-                special,
-                rewrite_json=lambda schema: _with_whitespace(read_schema(schema, multiples)).decode(),
+                lark, special, rewrite_json=lambda schema: _with_whitespace(read_schema(schema, multiples))
             )
 
 
 def _as_lark(source: str) -> str:
-    """Returns Lark unchanged. Converts llama.cpp's GBNF, and similar EBNF, to Lark."""
-    num_rules = source.count("::=")
-    if num_rules > MAX_LEVELS:  # the conversion takes a time that grows with the square of this number
+    """Returns Lark unchanged. Converts llama.cpp's GBNF, and similar EBNF, to Lark. This takes a time that grows with
+    the square of the number of rules."""
+    if (num_rules := source.count("::=")) > MAX_LEVELS:
         raise GrammarError(f"it has {num_rules} rules; at most {MAX_LEVELS} are allowed")
     try:
         return any_to_lark(source)

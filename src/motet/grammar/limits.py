@@ -18,27 +18,21 @@ from motet.types import Grammar, GrammarKind
 
 MAX_SOURCE_CHARS: Final = 256 * 1024
 """Maximum number of characters of a schema, a grammar or a list of choices."""
-
 MAX_TEXT_CHARS: Final = 8 * 1024
 """Maximum number of characters of a regular expression, a choice, or a string in a schema. The work grows with the
 square of this number."""
-
 MAX_NESTING: Final = 100
 """Maximum depth of nested objects and arrays in a schema. llguidance's JSON parser stops at 128."""
-
 MAX_LEVELS: Final = 500
 """Maximum number of levels of recursion: rules of a grammar and the groups in them, or the depths of a schema and of
 the schemas that it refers to."""
-
 MAX_OPTIONAL: Final = 400
 """Maximum number of optional properties of one object. Any of them can come next, which takes four parser items
 each."""
-
 MAX_MULTIPLES: Final = 10_000
 """Maximum sum of `multipleOf` in all schemas of a grammar. llguidance enumerates the remainders when it compiles, and
 keeps them: 10,000 take up to 50 ms and 10 MB, 100,000 a second and 50 MB, a million 25 s and 390 MB. Several numbers
 that apply to the same value can take minutes, and none of llguidance's limits ends this."""
-
 MAX_DECIMALS: Final = 8
 """Maximum number of decimal places of `multipleOf`. With more, llguidance's 32-bit numbers overflow."""
 
@@ -63,10 +57,8 @@ LIGHT_KEYWORDS: Final = 8
 """Maximum number of `COSTLY_KEYWORDS` in a light grammar."""
 COSTLY_KEYWORDS: Final = ('"pattern"', '"format"', '"multipleOf"', '"allOf"', "%regex")
 """Keywords whose work can grow faster than the text: llguidance combines all constraints that apply to one string."""
-
 HEAVY_MB: Final = 64
 """Maximum memory of a compiled heavy grammar in MB. Most take one or two."""
-
 STACK_BYTES: Final = 256 * 1024 * 1024
 """Stack of a thread that compiles. Only pages that are used take memory."""
 

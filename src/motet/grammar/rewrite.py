@@ -78,8 +78,7 @@ def _rewrite_bounds(schema: dict[str, object]) -> None:
 
 
 def _rewrite_format(schema: dict[str, object]) -> None:
-    pattern = PATTERNS.get(str(schema.get("format")))
-    if pattern is None:
+    if (pattern := PATTERNS.get(str(schema.get("format")))) is None:
         return
     if schema.pop("format") == "hostname":
         maximum = schema.get("maxLength")

@@ -74,8 +74,7 @@ class Confidences:
 
     def add(self, index: int, logprobs: Sequence[TokenLogprob]) -> None:
         """Adds the next tokens of a choice. Tokens after its end are not counted."""
-        choice = self._choices[index]
-        if choice.ended:
+        if (choice := self._choices[index]).ended:
             return
         window, top = self.rule.window, self.rule.top
         for logprob in logprobs:
@@ -90,8 +89,7 @@ class Confidences:
 
     def ended(self, index: int) -> None:
         """Notes the end of a choice, for any reason. The end of the last choice of the warm-up sets the threshold."""
-        choice = self._choices[index]
-        if choice.ended:
+        if (choice := self._choices[index]).ended:
             return
         choice.ended = True
         choice.recent.clear()

@@ -113,8 +113,7 @@ def normalised(piece: str) -> str | None:
     words = " ".join(piece.split())
     if not words or len(words) > MAX_VALUE_CHARS:
         return None
-    number = NUMBER.fullmatch(words)
-    if number is None:
+    if (number := NUMBER.fullmatch(words)) is None:
         return words
     sign, whole, decimals = number.groups(default="")
     whole, decimals = whole.replace(",", "").lstrip("0") or "0", decimals.rstrip("0")
@@ -162,8 +161,7 @@ ONLY_TEXT: Final = re.compile(r"\\text\{([^{}]*)\}")
 
 
 def last_boxed(text: str) -> str | None:
-    start = text.rfind(BOX, max(0, len(text) - MAX_TEXT_CHARS))
-    if start < 0:
+    if (start := text.rfind(BOX, max(0, len(text) - MAX_TEXT_CHARS))) < 0:
         return None
     start, depth = start + len(BOX), 1
     for brace in BRACE.finditer(text, start, start + MAX_VALUE_CHARS + 1):

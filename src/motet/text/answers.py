@@ -262,8 +262,7 @@ class CallRegion:
         parts: list[Part] = []
         while self.rest is None:
             found = self._search.feed(text)
-            unread = self._grow(found.text, parts)
-            if unread is not None:
+            if (unread := self._grow(found.text, parts)) is not None:
                 held = self._search.close() if found.stop is None else found.stop + found.rest
                 parts += self._end_as_content(unread + held)
             elif found.stop is None:
@@ -278,8 +277,7 @@ class CallRegion:
         parts = self._show(region)
         if region.complete:
             return parts  # text after the last call was the start of a closing tag
-        unread = self._grow(partial_tag, parts)
-        if unread is None:
+        if (unread := self._grow(partial_tag, parts)) is None:
             region = self._read(final=not cut)
             parts += self._show(region)
             if region.complete or (cut and not region.malformed and any(call.arguments for call in region.calls)):

@@ -50,8 +50,7 @@ OTHER_NAMES = {"glm47": "glm45", "granite4": "hermes", "llama4_pythonic": "pytho
 
 def format_named(name: str) -> ToolFormat:
     """Returns the format with this name. Raises a `ConfigError` that lists all names."""
-    found = FORMATS.get(OTHER_NAMES.get(name, name))
-    if found is None:
+    if (found := FORMATS.get(OTHER_NAMES.get(name, name))) is None:
         names = ", ".join(sorted([*FORMATS, *OTHER_NAMES, HARMONY.name]))
         raise ConfigError(f"--tool-parser {name} is unknown; use one of auto, none, {names}")
     return found

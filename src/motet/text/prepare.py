@@ -19,13 +19,12 @@ class PromptPreparer:
 
     def text_prompt(self, text: str, add_special_tokens: bool = True, *, param: str = "prompt") -> list[int]:
         """Tokenises a text. Raises `RequestError` for a text that is not valid Unicode, and `ContextLengthError` for a
-        text that certainly has too many tokens."""
+        text that certainly has too many tokens, because tokenising takes 200 bytes of memory per character."""
         try:
             text.encode()
         except UnicodeEncodeError as exc:
             raise RequestError(f"{param} is not valid Unicode: {exc.reason} at {exc.start}", param=param) from exc
-        minimum = self._tokenizer.min_num_tokens(len(text))
-        if minimum > self._info.max_model_len:  # tokenising takes 200 bytes of memory per character
+        if (minimum := self._tokenizer.min_num_tokens(len(text))) > self._info.max_model_len:
             reason = f"your {_part(param)} resulted in at least {minimum} tokens"
             raise self._too_long(reason, _part(param), param=param, prompt=minimum)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -89,8 +89,7 @@ class ChatTemplate:
 
 
 def _until_mark(text: str) -> str:
-    end = text.rfind(END_MARK.rstrip())
-    if end < 0:
+    if (end := text.rfind(END_MARK.rstrip())) < 0:
         raise RequestError(
             "the chat template changes the last message, so it cannot be continued", param="continue_final_message"
         )
@@ -146,8 +145,7 @@ def plain_messages(messages: Sequence[Message], *, has_developer: bool = True) -
             message["role"] = "system"
         if reasoning := message.get("reasoning_content"):
             message["reasoning"] = reasoning  # Qwen's templates use the longer name, gpt-oss's the shorter one
-        calls = message.get("tool_calls")
-        if isinstance(calls, Sequence):
+        if isinstance(calls := message.get("tool_calls"), Sequence):
             param = f"messages[{i}].tool_calls[{{}}].function.arguments"
             message["tool_calls"] = [
                 {**call, "function": {**call["function"], "arguments": _arguments(call["function"], param.format(j))}}
@@ -158,8 +156,7 @@ def plain_messages(messages: Sequence[Message], *, has_developer: bool = True) -
 
 def _arguments(function: Mapping[str, object], param: str) -> "Arguments":
     """Returns the arguments as an object. An empty string, which some models generate, means no arguments."""
-    value = function["arguments"]
-    if isinstance(value, Mapping):
+    if isinstance(value := function["arguments"], Mapping):
         return Arguments(value)
     try:
         parsed = json.loads(str(value).strip() or "{}")

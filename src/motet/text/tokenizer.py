@@ -185,8 +185,7 @@ def _mark_special(backend: Backend, texts: Sequence[str]) -> None:
     """Marks the tokens that the model's config lists as special, as transformers does, even if tokenizer.json does not
     mark them. Skips texts that are not in the vocabulary: a new token would get an id that the model does not have."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    missing = [text for text in texts if text not in special and backend.token_to_id(text) is not None]
-    if missing:
+    if missing := [text for text in texts if text not in special and backend.token_to_id(text) is not None]:
         backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
 
 
@@ -280,8 +279,7 @@ class TokenBytes(dict[int, bytes]):
         return content
 
     def _content(self, token_id: int) -> bytes:
-        name = self._backend.id_to_token(token_id)
-        if name is None:
+        if (name := self._backend.id_to_token(token_id)) is None:
             return b""
         if self._kind is VocabularyKind.BYTE_LEVEL:
             if not self._letters.keys() >= set(name):

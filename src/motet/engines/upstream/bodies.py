@@ -278,8 +278,7 @@ def _in_one_line(data: bytes) -> bytes:
 
 def _read_choice(fields: Fields) -> TextPiece:
     index = _integer.decode(fields.pop("index", NULL)) or 0
-    reason = _string.decode(fields.pop("finish_reason", NULL)) or None
-    if reason is None:
+    if (reason := _string.decode(fields.pop("finish_reason", NULL)) or None) is None:
         return TextPiece(index, fields)
     if reason.lower() in FAILURES:
         raise EngineError(f"it gave up, with finish_reason {reason}")

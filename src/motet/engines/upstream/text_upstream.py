@@ -119,8 +119,7 @@ class TextUpstream:
         return task
 
     async def _probe(self, model: str) -> None:
-        abilities = await probe(self.server, model)
-        if abilities is None:
+        if (abilities := await probe(self.server, model)) is None:
             self._probe_again_s[model] = self._clock() + PROBE_AGAIN_S
         else:
             self._abilities[model] = abilities

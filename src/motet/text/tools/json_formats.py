@@ -212,8 +212,7 @@ def _named_format(
 
 
 def _numbered_tool(text: str, tools: Sequence[Tool]) -> Tool:
-    match = re.fullmatch(r"\s*(?:functions\.)?(?P<name>.+):\d+\s*", text)
-    if match is None:
+    if (match := re.fullmatch(r"\s*(?:functions\.)?(?P<name>.+):\d+\s*", text)) is None:
         raise NotACall
     return tool_named(match["name"], tools)
 
@@ -274,8 +273,7 @@ def _one_object(cursor: Cursor, tools: Sequence[Tool], *, exact: bool = False) -
         _read_members(cursor, members, exact=exact)
     except EndOfText:
         cursor.position, closed = len(cursor.text), False
-    call = _call_of(cursor, members, tools=tools, closed=closed, exact=exact)
-    if call is not None:
+    if (call := _call_of(cursor, members, tools=tools, closed=closed, exact=exact)) is not None:
         yield call
     if call is None or not call.complete:
         raise EndOfText
@@ -287,8 +285,7 @@ def _read_members(cursor: Cursor, members: dict[str, TextSpan], *, exact: bool) 
     while not cursor.accept("}"):
         if members:
             cursor.expect(",")
-        key = cursor.read_value()
-        if not key.complete:
+        if not (key := cursor.read_value()).complete:
             raise EndOfText
         name = decoded(repaired(cursor.text[key.start : key.end]))
         if not isinstance(name, str) or name in members or (exact and name not in KEYS):

@@ -126,8 +126,7 @@ def _source(cursor: Cursor) -> str:
     source = [""]
     depth = ["("]
     while True:
-        match = _PIECE.match(cursor.text, cursor.position)
-        if match is None:  # the end, or a string that does not end
+        if (match := _PIECE.match(cursor.text, cursor.position)) is None:  # the end, or a string that does not end
             raise EndOfText if cursor.at_end() or not _PREFIXED.search(source[-1]) else NotACall
         piece, cursor.position = match[0], match.end()
         if piece in _CLOSING:
