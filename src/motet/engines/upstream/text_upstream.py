@@ -241,9 +241,9 @@ class UpstreamGroup:
         of other choices have arrived."""
         with contextlib.closing(UpstreamAnswer(self._server, call)) as answer:
             try:
-                while (step := await answer.read()) is not None:
+                while steps := await answer.read():
                     self._started = True
-                    if (taking := take((step,))) is not None:
+                    if (taking := take(steps)) is not None:
                         await taking
             except UpstreamRefusalError as error:
                 raise (error.of(call.name.capitalize()) if self._started else error) from error
@@ -269,15 +269,15 @@ class UpstreamAnswer:
         self._call = call
         self._reply: UpstreamReply | None = None
         self._events = EventSplitter()
-        self._steps: deque[TextStep] = deque()
         self._done = False
 
-    async def read(self) -> TextStep | None:
-        """Returns the next step; None at the end. Raises MotetError, which names the server and the choice."""
+    async def read(self) -> list[TextStep]:
+        """Returns the next steps; none at the end. Raises MotetError, which names the server and the choice."""
         try:
             if self._reply is None:
                 self._reply = await self._open()
-            step = await (self._read_event(self._reply) if self._call.request.stream else self._read_body(self._reply))
+            read = self._read_events if self._call.request.stream else self._read_body
+            steps = await read(self._reply)
         except UpstreamRefusalError:
             raise  # with the server's message
         except EngineDiedError as error:
@@ -285,8 +285,8 @@ class UpstreamAnswer:
             raise type(error)(f"{self._named(error)}{after}") from error
         except EngineError as error:
             raise EngineError(self._named(error)) from error
-        self.started = self.started or step is not None
-        return step
+        self.started = self.started or bool(steps)
+        return steps
 
     def close(self) -> None:
         if self._reply is not None:
@@ -310,15 +310,16 @@ class UpstreamAnswer:
             raise WorkerFaultError("it did not answer with a stream, which was requested")
         return reply
 
-    async def _read_body(self, reply: UpstreamReply) -> TextStep | None:
+    async def _read_body(self, reply: UpstreamReply) -> list[TextStep]:
         if self.started:
-            return None
+            return []
         step = self.pieces.body(await reply.read_all())
         self.pieces.close()
-        return step
+        return [step]
 
-    async def _read_event(self, reply: UpstreamReply) -> TextStep | None:
-        while not self._steps and not self._done:
+    async def _read_events(self, reply: UpstreamReply) -> list[TextStep]:
+        steps: list[TextStep] = []
+        while not steps and not self._done:
             try:
                 data = await reply.read()
             except EngineDiedError:
@@ -330,9 +331,8 @@ class UpstreamAnswer:
                 if self._done or event == DONE:
                     self._done = True
                 elif (step := self.pieces.chunk(event)) is not None:
-                    self._steps.append(step)
-        if self._steps:
-            return self._steps.popleft()
-        self.pieces.close()
-        await reply.end()
-        return None
+                    steps.append(step)
+        if not steps:
+            self.pieces.close()
+            await reply.end()
+        return steps
