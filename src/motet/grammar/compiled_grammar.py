@@ -138,7 +138,6 @@ class Grammars:
         return compiled
 
     def evict(self, grammar: Grammar) -> None:
-        """Removes a compiled grammar from the cache, if it is there."""
         with self._cache_lock:
             if self._cache.pop(grammar, None) is not None:
                 self._cached_mb -= compiled_mb(grammar)
@@ -159,7 +158,6 @@ class Grammars:
         raise schema_error(*find_invalid_part(read_schema(grammar.source), error, error_in=error_in))
 
     def _built_vocabulary(self) -> LLTokenizer:
-        """Returns the vocabulary; builds it at the first call."""
         with self._vocabulary_lock:
             if self._vocabulary is None:
                 tokenizer, size = self._tokenizer(), self._vocab_size

@@ -72,7 +72,6 @@ class _Rules:
         self._words = defaultdict[str, list[str]](list)
         """Words in each rule, some of them names of other rules."""
         self._reach: dict[str, float] = {}
-        """Results of `reach`."""
         rule, at = "", 0
         while (found := _PARTS.search(lark, at)) is not None:
             at = found.end()

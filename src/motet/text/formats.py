@@ -26,24 +26,13 @@ NONE: Final = "none"
 TAIL = 32
 """Number of tokens at a prompt's end that are searched for an opening or closing tag."""
 
+CHECKED_FIRST: Final = (DEEPSEEK_V3, DEEPSEEK_V31, QWEN3_CODER, GLM45)
+"""Formats with more specific template marks than other formats: several formats use `<tool_call>`."""
 FORMATS: Final[dict[str, ToolFormat]] = {
-    tool_format.name: tool_format
-    for tool_format in (
-        DEEPSEEK_V3,
-        DEEPSEEK_V31,
-        QWEN3_CODER,
-        GLM45,
-        HERMES,
-        MISTRAL,
-        KIMI_K2,
-        MINIMAX_M2,
-        PYTHONIC,
-        OLMO3,
-        LLAMA3_JSON,
-        LLAMA4_JSON,
-    )
+    known.name: known
+    for known in (*CHECKED_FIRST, HERMES, MISTRAL, KIMI_K2, MINIMAX_M2, PYTHONIC, OLMO3, LLAMA3_JSON, LLAMA4_JSON)
 }
-"""Formats by name. Formats with more specific template marks come first: several formats use `<tool_call>`."""
+"""Formats by name, in the order in which their template marks are checked."""
 OTHER_NAMES = {"glm47": "glm45", "granite4": "hermes", "llama4_pythonic": "pythonic", "qwen3_xml": "qwen3_coder"}
 """Additional names of formats for which vLLM has several parsers."""
 

@@ -78,7 +78,6 @@ def _grammar(rules: ToolRules, special: Mapping[str, int]) -> str:
 HARMONY = ToolFormat(
     name="openai",
     opening_tags=TAGS,
-    closing_tags=(),
     parse=region_parser(_calls),
     grammar=_grammar,
     template_marks=(CHANNEL, MESSAGE, "functions."),

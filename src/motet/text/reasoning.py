@@ -106,10 +106,10 @@ GPT_OSS: Final = "openai_gptoss"
 
 def tags_named(name: str) -> ReasoningTags:
     """Returns the tags of the family with this name. Raises a `ConfigError` that lists all names."""
-    for tags in FAMILIES:
-        if name in tags.names:
-            return tags
-    known = sorted([GPT_OSS, *(name for tags in FAMILIES for name in tags.names)])
+    tags_of = {name: tags for tags in FAMILIES for name in tags.names}
+    if name in tags_of:
+        return tags_of[name]
+    known = sorted([GPT_OSS, *tags_of])
     raise ConfigError(f"--reasoning-parser {name} is unknown; use one of auto, none, {', '.join(known)}")
 
 

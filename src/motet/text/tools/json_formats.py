@@ -155,7 +155,6 @@ MISTRAL = ToolFormat(
     name="mistral",
     opening_tags=(MISTRAL_BEGIN,),
     inner_tags=(MISTRAL_ID, MISTRAL_ARGS),
-    closing_tags=(),
     parse=region_parser(_mistral_calls),
     grammar=_mistral_grammar,
     template_marks=(MISTRAL_BEGIN,),

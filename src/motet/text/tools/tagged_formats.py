@@ -29,23 +29,20 @@ from motet.text.tools.typed import as_json, property_schema, quoted, types_of
 
 @dataclass(frozen=True, kw_only=True)
 class CallTags:
-    """The texts around calls and arguments. Where they have white space, the parser accepts any white space or none."""
+    """The texts around calls and arguments. Where they have white space, the parser accepts any white space or none.
+
+    opening (before_name NAME after_name (before_key KEY after_key VALUE after_value)* after_call)* closing"""
 
     opening: str
-    """Tag that opens a region of calls."""
     closing: str
-    """Tag that closes a region of calls."""
     before_name: str
-    """Text before the name of a tool; empty if the name directly follows the opening tag."""
+    """Empty if the name directly follows the opening tag."""
     after_name: str
-    """Text after the name of a tool."""
     before_key: str
-    """Text before the name of an argument."""
     after_key: tuple[str, ...]
-    """Texts between the name and the value of an argument."""
     after_value: str
     after_call: str
-    """Text after a call; empty if the region ends there."""
+    """Empty if the region ends after the call."""
     on_own_lines: bool
     """True if the value of an argument is on separate lines."""
     one_call: bool

@@ -93,7 +93,7 @@ class ToolFormat:
     """Other tags inside a region. If they are special tokens, the parser needs their text."""
     bare: str | None = None
     """First character of answers that are a region without tags."""
-    closing_tags: tuple[str, ...]
+    closing_tags: tuple[str, ...] = ()
     """Tags that close a region. Without any, only the end of the answer closes it. A tag inside a string closes
     nothing: `parse` of the text up to and including the tag, not final, then returns a region that is neither malformed
     nor complete."""
