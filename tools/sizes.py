@@ -24,6 +24,7 @@ Run: python tools/sizes.py [--top N] [--protocols]
 import argparse
 import ast
 import gc
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -125,7 +126,7 @@ def is_called_by_place(function: Function) -> bool:
     if "triton.jit" in map(ast.unparse, function.decorator_list):
         return True
     annotations = [ast.unparse(arg.annotation) for arg in function.args.args if arg.annotation]
-    if sum("torch.Tensor" in annotation for annotation in annotations) >= MIN_TENSORS_OF_MATHS:
+    if sum("Tensor" in re.findall(r"\w+", annotation) for annotation in annotations) >= MIN_TENSORS_OF_MATHS:
         return True
     return function.name.startswith("__") and function.name.endswith("__") and function.name != "__init__"
 

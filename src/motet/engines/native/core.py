@@ -155,7 +155,7 @@ class EngineCore:
     def prefill(self, request: GenerateRequest, *, readers: int = 1) -> None:
         """Queues a prompt that is prefilled for `readers` decode workers. The result is a ticket. Raises RequestError
         if the prompt can never run on this engine."""
-        self._handover.check_open()
+        self._handover.require_transfers()
         self._check_unused(request.request_id)
         group = self._maker.make_prefill(request, readers=readers)
         check_fits(group, self.info)

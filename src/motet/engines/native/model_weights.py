@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from motet.engines.native.memory import release_pages
 
@@ -17,7 +17,7 @@ from motet.engines.native.memory import release_pages
 class StagedWeights(Protocol):
     """New weights that are being written to separate memory while the old weights serve."""
 
-    def write(self, name: str, tensor: torch.Tensor) -> None:
+    def write(self, name: str, tensor: Tensor) -> None:
         """Writes one tensor of the checkpoint, of the right shape, in any dtype and on any device."""
         ...
 
@@ -44,7 +44,7 @@ class ModelWeights(Protocol):
         written, so they are not copied and their initial content is undefined."""
         ...
 
-    def numbers(self, name: str) -> list[torch.Tensor]:
+    def numbers(self, name: str) -> list[Tensor]:
         """Returns the engine's form of a tensor of the checkpoint: the tensor in the engine's dtype, or the numbers
         with which the engine computes (int8 and scales; the factors of a norm)."""
         ...
@@ -58,7 +58,7 @@ class ModelWeights(Protocol):
 class Slot:
     """A tensor of the running model, or a part of a tensor, that a tensor of the checkpoint fills."""
 
-    numbers: torch.Tensor
+    numbers: Tensor
     more: float = 0.0
     """Added to the numbers of the checkpoint."""
 
@@ -84,7 +84,7 @@ class TensorWeights:
     def stage(self, *, complete: bool) -> "StagedTensors":
         return StagedTensors(self._slots, self._dtype)
 
-    def numbers(self, name: str) -> list[torch.Tensor]:
+    def numbers(self, name: str) -> list[Tensor]:
         return [self._slots[name].numbers]
 
     def release_pages(self) -> None:
@@ -96,9 +96,9 @@ class StagedTensors:
     def __init__(self, slots: Mapping[str, Slot], dtype: torch.dtype) -> None:
         self._slots = slots
         self._dtype = dtype
-        self._written: list[tuple[Slot, torch.Tensor]] = []
+        self._written: list[tuple[Slot, Tensor]] = []
 
-    def write(self, name: str, tensor: torch.Tensor) -> None:
+    def write(self, name: str, tensor: Tensor) -> None:
         slot = self._slots[name]
         rounded = tensor.to(slot.numbers.device, self._dtype, copy=True).to(slot.numbers.dtype)
         self._written.append((slot, rounded + slot.more if slot.more else rounded))

@@ -24,6 +24,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 Ints = npt.NDArray[np.int32]
 
@@ -54,7 +55,7 @@ class PromptRead:
     num_keys: int
     table: Table
 
-    def visible(self, window: int | None, *, heads_per_kv_head: int, device: torch.device) -> torch.Tensor:
+    def visible(self, window: int | None, *, heads_per_kv_head: int, device: torch.device) -> Tensor:
         """Returns the mask of visible keys within a window, [1, 1, rows * heads_per_kv_head, keys] bool: each row is
         repeated for every query head that shares a key head."""
         positions = torch.arange(self.begin, self.end, device=device).sub_(self.begin - self.first_position)
@@ -85,7 +86,7 @@ class StretchRead:
     """Number of keys in each stretch."""
     tables: tuple[Table, ...]
 
-    def visible(self, window: int | None, *, heads_per_kv_head: int, device: torch.device) -> torch.Tensor | None:
+    def visible(self, window: int | None, *, heads_per_kv_head: int, device: torch.device) -> Tensor | None:
         """Returns the mask of visible keys, [stretches, 1, rows * heads_per_kv_head, keys] bool; None if all are."""
         if window is None or max(self.positions) - self.first * STRETCH < window:
             return None
@@ -106,7 +107,7 @@ class TailRead:
     num_keys: int
     tables: tuple[Table, ...]
 
-    def visible(self, window: int | None, *, heads_per_kv_head: int, device: torch.device) -> torch.Tensor:
+    def visible(self, window: int | None, *, heads_per_kv_head: int, device: torch.device) -> Tensor:
         """Returns the mask of visible keys, [pieces, 1, rows * heads_per_kv_head, keys] bool. Positions of queries and
         keys are both offsets in the tail."""
         offsets = torch.tensor(self.first_offsets, device=device)[:, None]
@@ -114,7 +115,7 @@ class TailRead:
         return _visible(offsets, self.num_keys, window=window, heads_per_kv_head=heads_per_kv_head)
 
 
-def _visible(positions: torch.Tensor, num_keys: int, *, window: int | None, heads_per_kv_head: int) -> torch.Tensor:
+def _visible(positions: Tensor, num_keys: int, *, window: int | None, heads_per_kv_head: int) -> Tensor:
     """Returns a mask [tables, 1, rows * heads_per_kv_head, num_keys] bool. A query at one of `positions` [tables, rows]
     sees the keys up to its own position, and at most `window` keys."""
     own = positions.repeat_interleave(heads_per_kv_head, dim=1)[:, None, :, None]

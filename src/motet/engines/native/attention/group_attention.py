@@ -14,6 +14,7 @@ from itertools import chain
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from motet.engines.native.attention.attention_plan import (
     AttentionPlan,
@@ -28,9 +29,7 @@ from motet.engines.native.kv.storage import KVStorage
 
 Read = PromptRead | StretchRead | TailRead
 
-Kernel = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], tuple[torch.Tensor, torch.Tensor]
-]
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
 """An attention operator that also returns the log-sum-exp, which is needed to merge partial results.
 
     query       [batch, heads, rows, head_dim]
@@ -67,7 +66,7 @@ class Scores:
 class StepAttention:
     """Attention of one step, called by every layer in order. Index tensors and masks are made once per step."""
 
-    def __init__(self, plan: AttentionPlan, slots: torch.Tensor, *, storage: KVStorage) -> None:
+    def __init__(self, plan: AttentionPlan, slots: Tensor, *, storage: KVStorage) -> None:
         self._plan = plan
         self._slots = slots  # [num_tokens] int64: slot of each row's key and value
         self._storage = storage
@@ -75,8 +74,8 @@ class StepAttention:
         self.non_finite = torch.zeros_like(slots, dtype=torch.bool)
         """[num_tokens] bool: rows with NaN or infinity in the last layer. A row that is not finite stays so in all
         later layers, but its stored KV is made finite and would look correct."""
-        self._masks: dict[tuple[Read, int | None], torch.Tensor | None] = {}
-        self._locations: dict[Read, slice | torch.Tensor] = {}
+        self._masks: dict[tuple[Read, int | None], Tensor | None] = {}
+        self._locations: dict[Read, slice | Tensor] = {}
         """Location of each read's keys: a contiguous slice of slots, or block ids [tables, blocks]."""
         tree = branches(plan.trunks, block_size=storage.block_size, gain=_GAIN)
         self.trunk_tokens_joined = keys_joined(tree)
@@ -94,11 +93,11 @@ class StepAttention:
     def attend(
         self,
         layer: int,
-        query: torch.Tensor,  # [1, num_heads, rows, head_dim], rows padded
-        key: torch.Tensor,  # [1, num_kv_heads, rows, head_dim]
-        value: torch.Tensor,
+        query: Tensor,  # [1, num_heads, rows, head_dim], rows padded
+        key: Tensor,  # [1, num_kv_heads, rows, head_dim]
+        value: Tensor,
         scores: Scores,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Stores the step's keys and values, then returns the output [1, rows, num_heads, head_dim]."""
         num_tokens = self._slots.shape[0]
         keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)  # [rows, num_kv_heads, head_dim]
@@ -115,7 +114,7 @@ class StepAttention:
             output[:count] = self._tails(layer, scores, rows=rows[:count])
         return output.unsqueeze(0)
 
-    def _prompt(self, layer: int, scores: Scores, *, read: PromptRead, rows: torch.Tensor) -> torch.Tensor:
+    def _prompt(self, layer: int, scores: Scores, *, read: PromptRead, rows: Tensor) -> Tensor:
         """Returns the attention [rows, num_heads, head_dim] of prompt rows of this shape over the keys of `read`."""
         keys, values = self._keys_and_values(layer, read)
         count, num_heads, head_dim = rows.shape
@@ -132,7 +131,7 @@ class StepAttention:
         )
         return output.permute(2, 0, 1, 3).reshape(count, num_heads, head_dim)
 
-    def _tails(self, layer: int, scores: Scores, *, rows: torch.Tensor) -> torch.Tensor:
+    def _tails(self, layer: int, scores: Scores, *, rows: Tensor) -> Tensor:
         """Returns the attention [rows, num_heads, head_dim] of tail rows of this shape over their trunks and tails."""
         shape = (self._num_parts, *rows.shape)
         parts = torch.zeros(shape, dtype=rows.dtype, device=rows.device)
@@ -149,8 +148,8 @@ class StepAttention:
         return merge(parts, lse)
 
     def _folded(
-        self, layer: int, scores: Scores, *, read: StretchRead | TailRead, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, layer: int, scores: Scores, *, read: StretchRead | TailRead, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Returns output [tables, rows, heads, head_dim] and log-sum-exp [tables, rows, heads], with one product per
         key head and table. `rows`: [tables, rows, heads, head_dim], with 1 table if the same rows read all tables."""
         keys, values = self._keys_and_values(layer, read)
@@ -164,9 +163,7 @@ class StepAttention:
         )
         return _unfold(output, heads_per_kv_head), _unfold(lse.unsqueeze(-1), heads_per_kv_head).squeeze(-1)
 
-    def _mask(
-        self, read: Read, window: int | None, *, heads_per_kv_head: int, dtype: torch.dtype
-    ) -> torch.Tensor | None:
+    def _mask(self, read: Read, window: int | None, *, heads_per_kv_head: int, dtype: torch.dtype) -> Tensor | None:
         """Returns the additive mask of a read with a window: 0 where a key is visible, else minus infinity. None if all
         keys are visible. Each mask is made once per step."""
         if (read, window) not in self._masks:
@@ -177,7 +174,7 @@ class StepAttention:
                 self._masks[read, window] = zeros.masked_fill_(~visible, float("-inf"))
         return self._masks[read, window]
 
-    def _keys_and_values(self, layer: int, read: Read) -> tuple[torch.Tensor, torch.Tensor]:
+    def _keys_and_values(self, layer: int, read: Read) -> tuple[Tensor, Tensor]:
         """Returns keys and values, each [tables of the read, num_keys, num_kv_heads, head_dim]: views if the tables'
         blocks are contiguous, else copies. The mask hides the keys of a prompt's view after its last block."""
         storage, location = self._storage, self._locations[read]
@@ -194,7 +191,7 @@ class StepAttention:
         )
         return keys[:, : read.num_keys], values[:, : read.num_keys]
 
-    def _locate(self, tables: Sequence[Table], num_keys: int) -> slice | torch.Tensor:
+    def _locate(self, tables: Sequence[Table], num_keys: int) -> slice | Tensor:
         """Returns the slice of slots of the tables' keys if their blocks are contiguous, else their block ids."""
         blocks, size = list(chain.from_iterable(tables)), self._storage.block_size
         first = blocks[0]
@@ -202,13 +199,13 @@ class StepAttention:
             return slice(first * size, first * size + len(tables) * num_keys)
         return self._blocks(tables, num_keys)
 
-    def _blocks(self, tables: Sequence[Table], num_keys: int) -> torch.Tensor:
+    def _blocks(self, tables: Sequence[Table], num_keys: int) -> Tensor:
         """Returns block ids [tables, blocks of num_keys] int64: tables padded with the zero block, or truncated."""
         width = -(-num_keys // self._storage.block_size)
         zero = self._storage.num_blocks
         return self._ints([[*table[:width], *[zero] * (width - len(table))] for table in tables])
 
-    def _ints(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+    def _ints(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
 
@@ -219,9 +216,7 @@ def kernel_for(device: torch.device, softcap: float | None) -> Kernel:
     return flash_cpu if device.type == "cpu" else plain
 
 
-def flash_cpu(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def flash_cpu(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """Calls torch's flash attention for the CPU. Query rows are padded to a multiple of 4, because torch uses different
     loops, which give different bits, for other numbers of rows."""
     rows = query.shape[2]
@@ -241,14 +236,8 @@ def flash_cpu(
 
 
 def plain(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    *,
-    softcap: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, *, softcap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Computes attention by its definition, in float32, on any device; with softcap (Gemma 2), scores = cap *
     tanh(scores / cap). Rows are padded to a multiple of 4 and keys to a multiple of 64, so that the bits do not depend
     on other rows (see `flash_cpu`)."""
@@ -266,7 +255,7 @@ def plain(
     return torch.matmul(weights, v)[:, :, :rows].to(query.dtype), lse[:, :, :rows]
 
 
-def merge(parts: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+def merge(parts: Tensor, lse: Tensor) -> Tensor:
     """Merges parts [parts, rows, heads, head_dim] with log-sum-exps [parts, rows, heads] float32, in their order.
     Returns [rows, heads, head_dim].
 
@@ -284,7 +273,7 @@ def merge(parts: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
     return (output / total).to(parts.dtype)
 
 
-def _fold(rows: torch.Tensor, heads_per_kv_head: int) -> torch.Tensor:
+def _fold(rows: Tensor, heads_per_kv_head: int) -> Tensor:
     """Turns [batch, rows, heads, head_dim] into [batch, kv heads, rows * heads_per_kv_head, head_dim], which needs one
     product per key head."""
     batch, count, num_heads, head_dim = rows.shape
@@ -295,7 +284,7 @@ def _fold(rows: torch.Tensor, heads_per_kv_head: int) -> torch.Tensor:
     )
 
 
-def _unfold(folded: torch.Tensor, heads_per_kv_head: int) -> torch.Tensor:
+def _unfold(folded: Tensor, heads_per_kv_head: int) -> Tensor:
     """Inverts `_fold`."""
     batch, num_kv_heads, count, width = folded.shape
     return (

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from motet.engines.native import compiled_kernels as c
 from motet.engines.native.attention.attention_plan import AttentionPlan, Ints, PromptRead, ints
@@ -48,7 +49,7 @@ class CpuRunner:
         self._forward = self._kernels.motet_open(ctypes.byref(model.struct), self._num_threads)
         self._close = weakref.finalize(self, self._kernels.motet_close, self._forward)
 
-    def run(self, inputs: StepInputs) -> torch.Tensor:
+    def run(self, inputs: StepInputs) -> Tensor:
         """Returns logits [num_logits, vocab_size] float32 of the rows `inputs.logit_rows`, without padding. The memory
         is reused by the next run."""
         if len(self._logits) < inputs.num_logits:
@@ -91,7 +92,7 @@ class PackedWeights:
     def stage(self, *, complete: bool) -> "StagedPackedWeights":
         return StagedPackedWeights(self._runner, self._runner.model.twin(empty=complete))
 
-    def numbers(self, name: str) -> list[torch.Tensor]:
+    def numbers(self, name: str) -> list[Tensor]:
         return self._runner.model.numbers(name)
 
     def release_pages(self) -> None:
@@ -105,7 +106,7 @@ class StagedPackedWeights:
     runner: CpuRunner
     twin: PackedModel
 
-    def write(self, name: str, tensor: torch.Tensor) -> None:
+    def write(self, name: str, tensor: Tensor) -> None:
         self.twin.write(name, tensor)
 
     def apply(self) -> None:
@@ -154,7 +155,7 @@ def chunks_agree(runner: CpuRunner, vocab_size: int, *, storage: KVStorage) -> b
     table = list(range(num_blocks))
     tokens = torch.randint(vocab_size, (CHECK_PROMPT_TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
 
-    def run(begin: int, end: int) -> torch.Tensor:
+    def run(begin: int, end: int) -> Tensor:
         positions, rows = list(range(begin, end)), list(range(end - begin))
         read = PromptRead(0, end - begin, begin, end, table)
         plan = AttentionPlan(0, (read,), (), ())

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from motet.engines.native import compiled_kernels as c
@@ -49,9 +49,9 @@ def activation_of(config: Any) -> str:
     return str(getattr(config, "hidden_activation", None) or config.hidden_act)
 
 
-def norm_weight(norm: Any) -> torch.Tensor:
+def norm_weight(norm: Any) -> Tensor:
     """Returns the factors of a norm, [width] float32: its weight, or 1 + weight in Gemma."""
-    weight: torch.Tensor = norm.weight.detach().float()
+    weight: Tensor = norm.weight.detach().float()
     return weight + norm_offset(norm)
 
 
@@ -127,11 +127,11 @@ class PackedModel:
         twin.struct.layers = twin.layers
         return twin
 
-    def write(self, name: str, tensor: torch.Tensor) -> None:
+    def write(self, name: str, tensor: Tensor) -> None:
         """Replaces one tensor of the checkpoint. The model must not run during this time."""
         self.locations[name].write(self.memory, tensor.detach().to("cpu", self._dtype))
 
-    def numbers(self, name: str) -> list[torch.Tensor]:
+    def numbers(self, name: str) -> list[Tensor]:
         """Returns the tensors that the model has in place of a tensor of the checkpoint."""
         return self.locations[name].read(self.memory)
 
@@ -196,7 +196,7 @@ class PackedModel:
         trim_heap()  # otherwise the heap keeps the memory of the freed parameters
         return linear
 
-    def _rows(self, weight: torch.Tensor) -> int:
+    def _rows(self, weight: Tensor) -> int:
         """Returns the address of embeddings [vocab_size, hidden]."""
         kept = len(self.memory.kept)
         self._locate(
@@ -205,7 +205,7 @@ class PackedModel:
         self.memory.rows.append(kept)
         return self._keep(weight.detach())
 
-    def _locate(self, parameter: torch.Tensor, *, write: panels.Write, read: panels.Read) -> None:
+    def _locate(self, parameter: Tensor, *, write: panels.Write, read: panels.Read) -> None:
         for name in self._names[id(parameter)]:
             self.locations[name] = panels.TensorLocation(tuple(parameter.shape), write, read)
 
@@ -230,7 +230,7 @@ class PackedModel:
         self._locate(norm.weight, write=write, read=partial(panels.read_numbers, kept=kept))
         return self._keep(norm_weight(norm))
 
-    def _keep(self, tensor: torch.Tensor) -> int:
+    def _keep(self, tensor: Tensor) -> int:
         """Keeps a tensor as long as the model's memory, and returns its address."""
         tensor = tensor.contiguous()
         self.memory.kept.append(tensor)
@@ -255,7 +255,7 @@ def _empty(module: nn.Module) -> None:
 def _embedding_scale(embedding: Any) -> float:
     """Returns the factor of Gemma's embeddings, rounded to the weights' dtype as in the original; 1 for all others."""
     scale = getattr(embedding, "embed_scale", None)
-    return float(scale.to(embedding.weight.dtype)) if isinstance(scale, torch.Tensor) else 1.0
+    return float(scale.to(embedding.weight.dtype)) if isinstance(scale, Tensor) else 1.0
 
 
 @torch.inference_mode()
@@ -266,7 +266,7 @@ def layer_scores(model: PreTrainedModel) -> list[Scores]:
     the attention function. The model is therefore run on one token, with an attention function that records them."""
     scores_by_layer: dict[int, Scores] = {}
 
-    def record(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores) -> torch.Tensor:
+    def record(layer: int, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         scores_by_layer[layer] = scores
         return query.transpose(1, 2)
 

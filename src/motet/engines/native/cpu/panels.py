@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from motet.engines.native import compiled_kernels as c
 from motet.engines.native.memory import huge_pages, release_pages
@@ -47,12 +48,12 @@ class Columns:
 class Panels:
     """A packed weight, or several weights packed for a fused product."""
 
-    numbers: torch.Tensor
+    numbers: Tensor
     """[panels, depth, 32] bf16, float32 or int8, in the order of `csrc/panel.h`."""
-    scales: torch.Tensor | None
+    scales: Tensor | None
     """Scale of each column, [panels * 32] float32; None without int8."""
 
-    def moved(self, of: dict[int, torch.Tensor]) -> "Panels":
+    def moved(self, of: dict[int, Tensor]) -> "Panels":
         """Returns panels whose tensors are those in `of`, by the id of the original tensor."""
         return Panels(of[id(self.numbers)], None if self.scales is None else of[id(self.scales)])
 
@@ -66,7 +67,7 @@ class Packer:
         sizes = [num_panels(columns) * c.PANEL * depth * self._dtype.itemsize for columns, depth in shapes]
         self.arena = Arena(sum(sizes), len(sizes))
 
-    def pack(self, weight: torch.Tensor, interleaved: torch.Tensor | None = None) -> Panels:
+    def pack(self, weight: Tensor, interleaved: Tensor | None = None) -> Panels:
         """Packs a weight; with `interleaved`, 16 columns of `weight` alternate with the same 16 columns of
         `interleaved`. Weights have the dtype of the panels, or are bf16 if the panels are int8."""
         columns, depth = weight.shape
@@ -82,16 +83,14 @@ class Packer:
         return Panels(numbers, quantize(panels, numbers) if int8 else None)
 
 
-def pack_into(
-    panels: torch.Tensor, weight: torch.Tensor, *, first: int = 0, every: int = 1, kernels: ctypes.CDLL
-) -> None:
+def pack_into(panels: Tensor, weight: Tensor, *, first: int = 0, every: int = 1, kernels: ctypes.CDLL) -> None:
     """Writes a weight [columns, depth] into panels of the same dtype. The first 16 columns become half panel number
     `first`, and each further 16 columns the half panel `every` later."""
     weight = weight.contiguous()
     kernels.motet_pack(DTYPE_CODES[panels.dtype], panels.data_ptr(), weight.data_ptr(), first, every, *weight.shape)
 
 
-def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
+def quantize(panels: Tensor, to: Tensor) -> Tensor:
     """Quantizes panels of bf16 into the int8 panels `to`. Returns the scale of each column, [panels * 32] float32."""
     count, depth, _ = panels.shape
     pairs = panels.view(count, depth // 2, 2, c.PANEL // 2, 2)  # half panel, column, number of a pair
@@ -102,7 +101,7 @@ def quantize(panels: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
     return scales.flatten()
 
 
-def by_half(numbers: torch.Tensor) -> torch.Tensor:
+def by_half(numbers: Tensor) -> Tensor:
     """Returns a view [panels, halves, slices, 16 columns, numbers of a column in a slice] (`csrc/panel.h`)."""
     count, depth, _ = numbers.shape
     if numbers.dtype == torch.int8:
@@ -131,14 +130,14 @@ class Arena:
             arena.memory.copy_(other.memory)
         return arena
 
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Returns the next unused part of the memory as a tensor of zeros, aligned to a cache line."""
         size = math.prod(shape) * dtype.itemsize
         part = self.memory[self._used : self._used + size]
         self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
         return part.view(dtype).view(shape)
 
-    def moved(self, tensor: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
+    def moved(self, tensor: Tensor, to: Tensor) -> Tensor:
         """Returns the tensor in `to`, a copy of the arena's memory, that corresponds to `tensor`. If `tensor` is not in
         the arena, returns a clone."""
         begin = tensor.data_ptr() - self.memory.data_ptr()
@@ -153,7 +152,7 @@ class PackedMemory:
 
     arena: Arena
     """Weights of products."""
-    kept: list[torch.Tensor] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)
     """All tensors to which the structs have addresses."""
     products: list[Panels] = field(default_factory=list)
     """The weights of products; their tensors are also in `kept`."""
@@ -177,9 +176,9 @@ class PackedMemory:
             release_pages(self.kept[index])
 
 
-Write = Callable[[PackedMemory, torch.Tensor], None]
+Write = Callable[[PackedMemory, Tensor], None]
 """Writes a tensor of the checkpoint, in the engine's dtype, to the memory of a packed model."""
-Read = Callable[[PackedMemory], list[torch.Tensor]]
+Read = Callable[[PackedMemory], list[Tensor]]
 """Returns what a packed model has for a tensor of the checkpoint: the tensor, or what the kernels use instead."""
 
 
@@ -193,7 +192,7 @@ class TensorLocation:
 
 
 def write_columns(
-    memory: PackedMemory, weight: torch.Tensor, *, kernels: ctypes.CDLL, product: int, columns: Columns
+    memory: PackedMemory, weight: Tensor, *, kernels: ctypes.CDLL, product: int, columns: Columns
 ) -> None:
     """Packs a weight into its columns of a fused product."""
     fused, lanes = memory.products[product], c.PANEL // 2
@@ -211,7 +210,7 @@ def write_columns(
     fused.scales.view(-1, 2, lanes)[in_product, sides] = scales.view(-1, 2, lanes)[:, sides]
 
 
-def read_columns(memory: PackedMemory, *, product: int, columns: Columns, count: int) -> list[torch.Tensor]:
+def read_columns(memory: PackedMemory, *, product: int, columns: Columns, count: int) -> list[Tensor]:
     """Returns the columns of a weight in a fused product, [columns, depth]; for int8 also their scales [columns]."""
     fused = memory.products[product]
     in_product = slice(columns.first, columns.first + columns.every * -(-count // (c.PANEL // 2)), columns.every)
@@ -223,7 +222,7 @@ def read_columns(memory: PackedMemory, *, product: int, columns: Columns, count:
     return [numbers, fused.scales.view(-1, c.PANEL // 2)[in_product].flatten()[:count]]
 
 
-def write_bias(memory: PackedMemory, bias: torch.Tensor, *, kept: int, columns: Columns) -> None:
+def write_bias(memory: PackedMemory, bias: Tensor, *, kept: int, columns: Columns) -> None:
     fused, lanes = memory.kept[kept], c.PANEL // 2
     if columns.side is None:
         fused.view(-1)[columns.begin : columns.begin + len(bias)] = bias
@@ -231,7 +230,7 @@ def write_bias(memory: PackedMemory, bias: torch.Tensor, *, kept: int, columns: 
         fused.view(-1, 2, lanes)[:, columns.side] = bias.view(-1, lanes)
 
 
-def read_bias(memory: PackedMemory, *, kept: int, columns: Columns, count: int) -> list[torch.Tensor]:
+def read_bias(memory: PackedMemory, *, kept: int, columns: Columns, count: int) -> list[Tensor]:
     """Returns the bias of a weight, [columns] float32."""
     fused = memory.kept[kept]
     if columns.side is None:
@@ -239,12 +238,12 @@ def read_bias(memory: PackedMemory, *, kept: int, columns: Columns, count: int) 
     return [fused.view(-1, 2, c.PANEL // 2)[:, columns.side].flatten()]
 
 
-def write_numbers(memory: PackedMemory, weight: torch.Tensor, *, kept: int, offset: float = 0.0) -> None:
+def write_numbers(memory: PackedMemory, weight: Tensor, *, kept: int, offset: float = 0.0) -> None:
     """Writes embeddings, or the factors of a norm, which are its weight plus `offset`."""
     numbers = memory.kept[kept]
     numbers.copy_(weight.to(numbers.dtype) + offset)
 
 
-def read_numbers(memory: PackedMemory, *, kept: int) -> list[torch.Tensor]:
+def read_numbers(memory: PackedMemory, *, kept: int) -> list[Tensor]:
     """Returns embeddings, or the factors of a norm."""
     return [memory.kept[kept]]

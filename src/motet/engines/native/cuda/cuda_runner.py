@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from motet.engines.native.attention.attention_plan import Ints
@@ -73,9 +74,9 @@ def cuda_graphs() -> Record:
 class _Graphs:
     """The graphs of all buckets, and the memory that they share. A step overwrites the results of the previous one."""
 
-    memory: torch.Tensor
+    memory: Tensor
     scratch: StepScratch
-    logits: torch.Tensor
+    logits: Tensor
     buckets: list[tuple[Sections[int], Replay]]
     """Graphs by the section lengths that they have capacity for, by ascending size."""
 
@@ -116,7 +117,7 @@ class CudaRunner:
         self._graphs = None if record is None else self._recorded(record, lengths)
 
     @torch.inference_mode()
-    def run(self, inputs: StepInputs) -> torch.Tensor:
+    def run(self, inputs: StepInputs) -> Tensor:
         """Returns logits [num_logits, vocab_size] in the model's dtype, on the device; valid until the next run."""
         work = plan_work(inputs, self._geometry)
         step, self.trunk_tokens_joined = work.ints, work.trunk_tokens_joined
@@ -147,7 +148,7 @@ class CudaRunner:
         if self._pinned:
             torch.cuda.synchronize(self.device)
 
-    def _send(self, ints: Ints, memory: torch.Tensor) -> None:
+    def _send(self, ints: Ints, memory: Tensor) -> None:
         """Copies a step's integers [n] int32 to the start of `memory` without waiting (`sample.lanes.uploaded`)."""
         host = torch.from_numpy(ints)
         memory[: len(ints)].copy_(host.pin_memory() if self._pinned else host, non_blocking=self._pinned)
@@ -169,11 +170,11 @@ class CudaRunner:
             graphs.buckets.insert(0, (capacity, record(partial(self._forward_into, graphs, views(memory, capacity)))))
         return graphs
 
-    def _forward_into(self, graphs: _Graphs, ints: Sections[torch.Tensor]) -> None:
+    def _forward_into(self, graphs: _Graphs, ints: Sections[Tensor]) -> None:
         logits = self._forward(ints, graphs.scratch)
         graphs.logits[: len(logits)].copy_(logits)
 
-    def _forward(self, ints: Sections[torch.Tensor], scratch: StepScratch) -> torch.Tensor:
+    def _forward(self, ints: Sections[Tensor], scratch: StepScratch) -> Tensor:
         scratch.non_finite.zero_()
         output = self.model(
             input_ids=ints.token_ids.unsqueeze(0),
@@ -182,7 +183,7 @@ class CudaRunner:
             logits_to_keep=ints.logit_rows,
             step=CudaStep(ints, scratch, self.storage, self._geometry),
         )
-        logits: torch.Tensor = output.logits[0]
+        logits: Tensor = output.logits[0]
         return logits
 
 

@@ -6,6 +6,7 @@ from enum import Enum
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from motet.engines.native.attention.group_attention import Scores
 from motet.engines.native.cuda.work import ITEM_INTS, Geometry, Sections, places
@@ -18,7 +19,7 @@ COLUMNS_AT_ONCE = 1024
 NORM_OF_4_WARPS = 2048
 """Maximum number of columns for which a norm uses 4 warps; wider rows use 8."""
 
-CosSin = tuple[torch.Tensor, torch.Tensor]
+CosSin = tuple[Tensor, Tensor]
 """Cosines and sines of RoPE for each row, each [rows, head_dim], with both halves of a head."""
 
 
@@ -33,8 +34,8 @@ class Activation(Enum):
 class Norms:
     """The norms of query and key heads, applied before RoPE."""
 
-    query: torch.Tensor  # [head_dim] float32
-    key: torch.Tensor
+    query: Tensor  # [head_dim] float32
+    key: Tensor
     epsilon: float
 
 
@@ -43,9 +44,9 @@ class StepScratch:
     """Memory on the device for intermediate results of the layers: the parts of rows that are read in several spans,
     and the rows that are not finite. Only `non_finite` is read after the step."""
 
-    parts: torch.Tensor  # [parts, heads, head_dim] float32
-    lse: torch.Tensor  # [parts, heads] float32: log-sum-exps of the parts, base 2
-    non_finite: torch.Tensor  # [rows] int32: 1 for rows with NaN or infinity in the last layer
+    parts: Tensor  # [parts, heads, head_dim] float32
+    lse: Tensor  # [parts, heads] float32: log-sum-exps of the parts, base 2
+    non_finite: Tensor  # [rows] int32: 1 for rows with NaN or infinity in the last layer
 
     @classmethod
     def empty(cls, rows: int, parts: int, *, storage: KVStorage, geometry: Geometry) -> "StepScratch":
@@ -61,13 +62,13 @@ class StepScratch:
 class CudaStep:
     """Inputs of a step on the device, which the runner passes to the model's layers."""
 
-    ints: Sections[torch.Tensor]
+    ints: Sections[Tensor]
     scratch: StepScratch
     storage: KVStorage
     geometry: Geometry
 
 
-def views(memory: torch.Tensor, lengths: Sections[int]) -> Sections[torch.Tensor]:
+def views(memory: Tensor, lengths: Sections[int]) -> Sections[Tensor]:
     """Returns views of the sections in `memory` [n] int32 on the device. Items are [items, ITEM_INTS]."""
     flat = Sections(*(memory[where] for where in places(lengths)))
     narrow, wide, final = (items.view(-1, ITEM_INTS) for items in (flat.narrow, flat.wide, flat.final))
@@ -95,9 +96,7 @@ class Operators:
 
         self._kernels = kernels
 
-    def rotate(
-        self, layer: int, projected: torch.Tensor, *, cos_sin: CosSin, norms: Norms | None, step: CudaStep
-    ) -> torch.Tensor:
+    def rotate(self, layer: int, projected: Tensor, *, cos_sin: CosSin, norms: Norms | None, step: CudaStep) -> Tensor:
         """Applies norms and RoPE to the queries and keys in `projected` [rows, (heads + 2 * kv_heads) * head_dim].
 
         Returns the queries [rows, heads, head_dim], and stores the step's keys and values at its slots. In the last
@@ -131,7 +130,7 @@ class Operators:
         )
         return query
 
-    def attend(self, layer: int, query: torch.Tensor, *, step: CudaStep, scores: Scores) -> torch.Tensor:
+    def attend(self, layer: int, query: Tensor, *, step: CudaStep, scores: Scores) -> Tensor:
         """Returns the attention [rows, heads, head_dim] of `query` [rows, heads, head_dim]. Final tiles are launched
         after the merge, because the merge writes zeros to rows without parts."""
         ints, scratch, geometry = step.ints, step.scratch, step.geometry
@@ -157,13 +156,13 @@ class Operators:
     def _attend_tiles(
         self,
         layer: int,
-        query: torch.Tensor,
+        query: Tensor,
         *,
         step: CudaStep,
         scores: Scores,
-        items: torch.Tensor,
+        items: Tensor,
         block_m: int,
-        output: torch.Tensor,
+        output: Tensor,
         final: bool,
     ) -> None:
         """Launches the kernel for `items`, if there are any."""
@@ -198,7 +197,7 @@ class Operators:
             **tile_shape(block_m, head_dim, dtype=keys.dtype),
         )
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor, *, epsilon: float) -> torch.Tensor:
+    def norm(self, x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
         """Returns the root mean square norm [.., width] of x [.., width] with `weight` [width] float32."""
         output, width = torch.empty_like(x), x.shape[-1]
         block = 1 << (width - 1).bit_length()
@@ -206,7 +205,7 @@ class Operators:
         self._kernels.norm_rows[(x.numel() // width,)](x, weight, output, width, epsilon, BLOCK=block, num_warps=warps)
         return output
 
-    def gate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    def gate(self, x: Tensor, activation: Activation) -> Tensor:
         """Returns activation(gate) * up [rows, width] of x [rows, 2 * width], gate first."""
         rows, width = x.shape[0], x.shape[1] // 2
         output = torch.empty(rows, width, dtype=x.dtype, device=x.device)

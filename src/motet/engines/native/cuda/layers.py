@@ -13,7 +13,7 @@ operators."""
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from motet.engines.native.attention.group_attention import Scores
@@ -65,7 +65,7 @@ class Slots:
         for parameter in module.parameters():
             self._record(parameter, parameter)
 
-    def norm(self, old: nn.Module, factors: torch.Tensor) -> None:
+    def norm(self, old: nn.Module, factors: Tensor) -> None:
         """Records `factors` as the location of a norm's weight."""
         self._record(old.weight, factors, offset=norm_offset(old))
 
@@ -82,7 +82,7 @@ class Slots:
     def weights(self, dtype: torch.dtype) -> TensorWeights:
         return TensorWeights(self._slots, tied=self._tied, dtype=dtype)
 
-    def _record(self, parameter: Any, tensor: torch.Tensor, *, offset: float = 0.0) -> None:
+    def _record(self, parameter: Any, tensor: Tensor, *, offset: float = 0.0) -> None:
         for name in self._names.pop(id(parameter), ()):  # pop: a later parameter can get the id of a freed one
             self._slots[name] = Slot(tensor.detach(), offset)
 
@@ -101,12 +101,12 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,  # [1, rows, hidden]
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],  # both [1, rows, head_dim]
+        hidden_states: Tensor,  # [1, rows, hidden]
+        position_embeddings: tuple[Tensor, Tensor],  # both [1, rows, head_dim]
         *,
         step: CudaStep,
         **_: object,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[Tensor, None]:
         cosines, sines = position_embeddings
         qkv = self.qkv(hidden_states[0])
         query = self._operators.rotate(self._layer, qkv, cos_sin=(cosines[0], sines[0]), norms=self._norms, step=step)
@@ -124,23 +124,23 @@ class GatedMLP(nn.Module):
         self._activation = activation
         self._operators = operators
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Maps x [1, rows, hidden] to a tensor of the same shape."""
         gated = self._operators.gate(self.gate_up(x[0]), self._activation)
-        down: torch.Tensor = self.down(gated)
+        down: Tensor = self.down(gated)
         return down.unsqueeze(0)
 
 
 class Norm(nn.Module):
     """Replaces a root mean square norm."""
 
-    def __init__(self, weight: torch.Tensor, epsilon: float, *, operators: Operators) -> None:
+    def __init__(self, weight: Tensor, epsilon: float, *, operators: Operators) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self._epsilon = epsilon
         self._operators = operators
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self._operators.norm(x.contiguous(), self.weight, epsilon=self._epsilon)
 
 

@@ -22,6 +22,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 import torch
+from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it as exported
 
 from motet.engines.native.cuda.nccl import ID_KEY, Communicator, Nccl, NcclError, connect_store, first_line, join
@@ -87,7 +88,7 @@ class TrainerRank:
         on_gpu = self._device.type == "cuda"
         broadcasts = [*broadcasts_of(order.tensors, self._group)]
         landing = torch.empty(max(one.num_bytes for one in broadcasts), dtype=torch.uint8, pin_memory=on_gpu)
-        pending: deque[tuple[torch.Tensor, torch.cuda.Stream | None]] = deque()
+        pending: deque[tuple[Tensor, torch.cuda.Stream | None]] = deque()
         at = order.at
         descriptor = os.open(order.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -103,18 +104,14 @@ class TrainerRank:
         if on_gpu:
             torch.cuda.empty_cache()  # the engines can use the memory until the next update
 
-    def _start(
-        self, broadcast: Broadcast, stream: torch.cuda.Stream | None
-    ) -> tuple[torch.Tensor, torch.cuda.Stream | None]:
+    def _start(self, broadcast: Broadcast, stream: torch.cuda.Stream | None) -> tuple[Tensor, torch.cuda.Stream | None]:
         with torch.cuda.stream(stream):  # does nothing for None
             buffer = torch.empty(broadcast.num_elements, dtype=broadcast.dtype, device=self._device)
             self._communicator.broadcast(buffer, stream)
         return buffer, stream
 
 
-def _land(
-    buffer: torch.Tensor, stream: torch.cuda.Stream | None, *, landing: torch.Tensor, descriptor: int, at: int
-) -> int:
+def _land(buffer: Tensor, stream: torch.cuda.Stream | None, *, landing: Tensor, descriptor: int, at: int) -> int:
     """Waits for a broadcast, and writes its content to the file from offset `at` on. Returns the offset after it."""
     there = landing[: buffer.nbytes]
     with torch.cuda.stream(stream):

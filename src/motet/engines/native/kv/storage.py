@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from motet.engines.native.memory import huge_pages, release_pages
 from motet.transfer.proof import Proof
@@ -88,7 +89,7 @@ class KVStorage:
         release_pages(self.keys)
         release_pages(self.values)
 
-    def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Stores key and value [num_tokens, num_kv_heads, head_dim] of one layer at `slots` [num_tokens] int64."""
         limit = self.key_limit
         self.keys[layer].index_copy_(0, slots, torch.nan_to_num(key).clamp_(-limit, limit))
@@ -102,7 +103,7 @@ class KVStorage:
         self.values[:, targets] = self.values[:, sources]
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device) -> Tensor:
     """Returns zeroed memory whose pages are all allocated, so that no step waits for a page or fails to get one. Raises
     RuntimeError or OSError if the device has too little memory."""
     if device.type != "cpu":

@@ -1,6 +1,7 @@
 """The top tokens of a row in a fixed order (`top_tokens`), and sampling with a uniform number (`sample_dense`)."""
 
 import torch
+from torch import Tensor
 
 _SEARCH_BLOCK = 64
 _MIN_BLOCKS_PER_TOKEN = 16
@@ -10,7 +11,7 @@ BLOCK = 256
 """Rows are padded to a multiple of this number of tokens, with tokens of weight 0."""
 
 
-def top_tokens(x: torch.Tensor, k: int) -> torch.Tensor:
+def top_tokens(x: Tensor, k: int) -> Tensor:
     """Returns the ids [lanes, k] int64 of the top `k` tokens of `x` [lanes, width] float32: by descending logit, and by
     ascending id for equal logits. `width` is a multiple of 64 and at least `k`. The result for a row with NaN is
     meaningless.
@@ -32,7 +33,7 @@ def top_tokens(x: torch.Tensor, k: int) -> torch.Tensor:
     return _best(_keys(blocks, ids).flatten(1), k)
 
 
-def top_tokens_and_num_exact(x: torch.Tensor, k: int, *, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top_tokens_and_num_exact(x: Tensor, k: int, *, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Returns the ids [lanes, k] int64 of the top `k` tokens, fast for any `k`, and num_exact [lanes, 1] int64: the ids
     in [0, num_exact) of a lane are exactly the first ids of `top_tokens`.
 
@@ -51,23 +52,23 @@ def top_tokens_and_num_exact(x: torch.Tensor, k: int, *, vocab_size: int) -> tup
     return _ids(_keys(values, ids).sort(dim=-1, descending=True).values), num_exact
 
 
-def _keys(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def _keys(x: Tensor, ids: Tensor) -> Tensor:
     """Returns int64 keys that are greater for a greater logit and, for equal logits, for a lower id."""
     bits = (x + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0, so both zeros have the same key
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # the order of floats as the order of signed integers
     return (ordered.long() << _ID_BITS) - ids
 
 
-def _ids(keys: torch.Tensor) -> torch.Tensor:
+def _ids(keys: Tensor) -> Tensor:
     return torch.bitwise_and(-keys, 2**_ID_BITS - 1)
 
 
-def _best(keys: torch.Tensor, k: int) -> torch.Tensor:
+def _best(keys: Tensor, k: int) -> Tensor:
     """Returns the ids [rows, k] of the `k` greatest keys of each row, by descending key."""
     return _ids(keys.topk(k, dim=-1).values)
 
 
-def sample_dense(weights: torch.Tensor, lanes: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+def sample_dense(weights: Tensor, lanes: Tensor, uniform: Tensor) -> Tensor:
     """Samples token ids [choices] int64 by the inverse CDF in token-id order; choice i samples from row `lanes[i]` of
     `weights` [lanes, padded vocabulary] float32. A row with NaN gives an arbitrary id within the row.
 
@@ -79,7 +80,7 @@ def sample_dense(weights: torch.Tensor, lanes: torch.Tensor, uniform: torch.Tens
     return block * BLOCK + offset
 
 
-def invert(weights: torch.Tensor, fraction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def invert(weights: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the first index [n] int64 at which the cumulative sum of `weights` [n, k] float64 exceeds `fraction` [n]
     of the total, and the remaining fraction [n] float64 of the weight at this index, for sampling within it."""
     cdf = weights.cumsum(-1)
@@ -92,11 +93,11 @@ def invert(weights: torch.Tensor, fraction: torch.Tensor) -> tuple[torch.Tensor,
     return index.squeeze(-1), rest.squeeze(-1).clamp_(min=0.0)
 
 
-def _blocks(weights: torch.Tensor) -> torch.Tensor:
+def _blocks(weights: Tensor) -> Tensor:
     """Returns a view [lanes, blocks, BLOCK]."""
     return weights.view(weights.shape[0], -1, BLOCK)
 
 
-def masses(weights: torch.Tensor) -> torch.Tensor:
+def masses(weights: Tensor) -> Tensor:
     """Returns the sums of the weights of each block, [lanes, blocks] float64."""
     return _blocks(weights).sum(-1).double()

@@ -9,11 +9,12 @@ operators, and then sampled lane by lane.
 import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from motet.engines.native.compiled_kernels import SamplingArguments, library
 from motet.engines.native.sample.filters import Filters, TorchFilters
@@ -31,9 +32,8 @@ def filters_for(vocab_size: int, device: torch.device) -> Filters:
     return TorchFilters(vocab_size) if kernels is None else CompiledSampling(vocab_size, kernels)
 
 
-@dataclass(frozen=True)
-class _Choices:
-    """The choices to sample in one call. Each array is [choices], except `named`."""
+class _Choices(NamedTuple):
+    """The choices to sample in one call, in the order of `SamplingArguments`. Arrays are [choices], except `named`."""
 
     rows: npt.NDArray[np.int64]
     """Row of logits of each choice."""
@@ -52,14 +52,15 @@ class _Choices:
     """[choices, m]: tokens that are scored in addition to the sampled token."""
 
 
-@dataclass(frozen=True)
-class _SampledTokens:
-    """Results of one call."""
+class _SampledTokens(NamedTuple):
+    """Results of one call, in the order of `SamplingArguments`. Each array is [choices], except `scores`."""
 
-    token_ids: npt.NDArray[np.int64]  # [choices]
-    finite: npt.NDArray[np.bool_]  # [choices]: False if the choice's logits are not a distribution
-    last: tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
-    """The last token that top-k and top-p keep, as its logit [choices] and its id [choices]."""
+    token_ids: npt.NDArray[np.int64]
+    finite: npt.NDArray[np.bool_]
+    """False if the choice's logits are not a distribution."""
+    last_logit: npt.NDArray[np.float32]
+    """Logit of the last token that top-k and top-p keep."""
+    last_id: npt.NDArray[np.int64]
     scores: npt.NDArray[np.float64]
     """[choices, 2 + m + 2k] with the columns of `token_logprobs`; no rows if nothing was scored."""
 
@@ -86,14 +87,14 @@ class CompiledSampling:
             and (row.state.params.logprobs is None or row.state.params.logprobs_mode is LogprobsMode.RAW)
         ]
 
-    def sample_directly(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Iterator[Sampled]:
+    def sample_directly(self, logits: Tensor, rows: Sequence[SampleRow]) -> Iterator[Sampled]:
         """Samples one token for each of `rows`, in their order. `logits` [any, vocab_size] have any float dtype."""
         params_of = [row.state.params for row in rows]
         choices = self._choices(rows, params_of)
         if logits.dtype != torch.float32:
             # Convert only the rows that are sampled from; the step can have other rows, for a prompt.
             used, places = np.unique(choices.rows, return_inverse=True)
-            logits, choices = logits[torch.from_numpy(used)].float(), replace(choices, rows=places)
+            logits, choices = logits[torch.from_numpy(used)].float(), choices._replace(rows=places)
         sampled = self._run(logits.contiguous(), choices)
         token_ids, finite = sampled.token_ids.tolist(), sampled.finite.tolist()
         if not len(sampled.scores):
@@ -132,27 +133,20 @@ class CompiledSampling:
         )
 
     def sample(
-        self,
-        x: torch.Tensor,
-        lane_params: LaneParams,
-        *,
-        k: int,
-        lanes: torch.Tensor,
-        uniform: torch.Tensor,
-        spare: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, x: Tensor, lane_params: LaneParams, *, k: int, lanes: Tensor, uniform: Tensor, spare: Tensor
+    ) -> tuple[Tensor, Tensor]:
         sampled = self._run_lanes(x, lane_params, lanes=lanes, uniform=uniform.numpy())
         return torch.from_numpy(sampled.token_ids), torch.ones(len(lanes), dtype=torch.bool)
 
-    def filter_logits(self, x: torch.Tensor, lane_params: LaneParams, *, k: int, spare: torch.Tensor) -> None:
+    def filter_logits(self, x: Tensor, lane_params: LaneParams, *, k: int, spare: Tensor) -> None:
         sampled = self._run_lanes(x, lane_params, lanes=torch.arange(len(x)), uniform=np.zeros(len(x)))
-        last_logit, last_id = (torch.from_numpy(array).unsqueeze(1) for array in sampled.last)
+        last_logit, last_id = (torch.from_numpy(last).unsqueeze(1) for last in (sampled.last_logit, sampled.last_id))
         dropped = (x < last_logit) | ((x == last_logit) & (torch.arange(x.shape[1]) > last_id))
         apply_temperature(x, lane_params)
         x.masked_fill_(dropped, -torch.inf)
 
     def _run_lanes(
-        self, x: torch.Tensor, lane_params: LaneParams, *, lanes: torch.Tensor, uniform: npt.NDArray[np.float64]
+        self, x: Tensor, lane_params: LaneParams, *, lanes: Tensor, uniform: npt.NDArray[np.float64]
     ) -> _SampledTokens:
         """Samples choice i from lane `lanes[i]` of the logits `x` [lanes, width] float32, which are not modified."""
         choices = _Choices(
@@ -169,36 +163,20 @@ class CompiledSampling:
         )
         return self._run(x, choices)
 
-    def _run(self, logits: torch.Tensor, choices: _Choices) -> _SampledTokens:
+    def _run(self, logits: Tensor, choices: _Choices) -> _SampledTokens:
         """Calls the kernels. `logits` are [any, stride] float32 and contiguous."""
         count, num_named = choices.named.shape
         max_top = int(choices.num_top.max(initial=_NOT_SCORED))
         scores = np.empty((count if max_top > _NOT_SCORED else 0, 2 + num_named + 2 * max(max_top, 0)))
         sampled = _SampledTokens(
-            np.empty(count, np.int64),
-            np.empty(count, np.bool_),
-            (np.empty(count, np.float32), np.empty(count, np.int64)),
-            scores,
-        )
-        arrays = (
-            choices.rows,
-            choices.temperature,
-            choices.top_k,
-            choices.top_p,
-            choices.log_min_p,
-            choices.uniform,
-            choices.seeds,
-            choices.positions,
-            choices.num_top,
-            choices.named,
-            sampled.token_ids,
-            sampled.finite,
-            *sampled.last,
-            scores,
+            token_ids=np.empty(count, np.int64),
+            finite=np.empty(count, np.bool_),
+            last_logit=np.empty(count, np.float32),
+            last_id=np.empty(count, np.int64),
+            scores=scores,
         )
         sizes = count, self._vocab_size, logits.shape[1], max(max_top, 0), num_named
-        arguments = SamplingArguments(
-            *sizes, logits.data_ptr(), *(None if array is None else array.ctypes.data for array in arrays)
-        )
+        addresses = (None if array is None else array.ctypes.data for array in (*choices, *sampled))
+        arguments = SamplingArguments(*sizes, logits.data_ptr(), *addresses)
         self._sample(self._handle, ctypes.byref(arguments))
         return sampled

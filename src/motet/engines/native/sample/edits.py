@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from motet.engines.native.sample.candidates import BLOCK
 from motet.engines.native.sample.lanes import uploaded, uploaded_ids
@@ -19,7 +20,7 @@ from motet.engines.native.sample.state import ChoiceSampling, TokenBias
 from motet.grammar.compiled_grammar import fill_masks, mask_words
 
 
-def apply_edits(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
+def apply_edits(x: Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
     """Changes the logits `x` [lanes, >= vocab_size] float32 in place; lane i belongs to `states[i]`. Ids outside the
     vocabulary (an end-of-sequence id for which the model has no logit) cannot be sampled and are ignored."""
     _forbid(x, states, vocab_size=vocab_size)
@@ -27,7 +28,7 @@ def apply_edits(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size
     _penalise(x, states, vocab_size=vocab_size)
 
 
-def _forbid(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
+def _forbid(x: Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
     entries = [
         (lane, token_id)
         for lane, state in enumerate(states)
@@ -40,7 +41,7 @@ def _forbid(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: in
         x[lanes, ids] = -torch.inf
 
 
-def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
+def _bias(x: Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
     """Adds one row for each group, made once because it can have an entry for most tokens of the vocabulary."""
     lanes_of: dict[TokenBias, list[int]] = {}
     for lane, state in enumerate(states):
@@ -54,7 +55,7 @@ def _bias(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int)
             x.index_add_(0, uploaded_ids(lanes, x.device), row.expand(len(lanes), -1))
 
 
-def _penalise(x: torch.Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
+def _penalise(x: Tensor, states: Sequence[ChoiceSampling], *, vocab_size: int) -> None:
     """Applies the repetition penalty (Keskar et al., CTRL, 2019) over prompt and output tokens, and the frequency and
     presence penalties (OpenAI) over output tokens."""
     counts_by_lane = [(lane, state.counts) for lane, state in enumerate(states) if state.counts is not None]
@@ -131,7 +132,7 @@ class GrammarMasks:
                 bits[row] = 0
         return LaneMasks(lanes, bits)
 
-    def apply(self, x: torch.Tensor, masks: LaneMasks, *, spare: torch.Tensor) -> None:
+    def apply(self, x: Tensor, masks: LaneMasks, *, spare: Tensor) -> None:
         """Changes the logits `x` [lanes, >= words * 32] float32 in place. Overwrites `spare`, of the same shape."""
         if not masks.lanes:
             return
@@ -145,7 +146,7 @@ class GrammarMasks:
             x[:, : size[1]].index_add_(0, uploaded_ids(masks.lanes, self._device), addends.view(size))
 
     @cached_property
-    def _table(self) -> torch.Tensor:
+    def _table(self) -> Tensor:
         """Addends [256, 8] float32 for the logits of eight tokens, by the value of their byte in the bits."""
         allowed = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         return uploaded(np.where(allowed, np.float32(0), np.float32(-np.inf)), self._device)
@@ -184,7 +185,7 @@ class LogitsScratch:
         self._x = torch.empty(self.capacity, width, device=device)
         self._y = torch.empty_like(self._x)
 
-    def load(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    def load(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
         """Returns `logits[rows]` [len(rows), padded vocabulary] float32, which the caller can modify."""
         x = self._x[: len(rows)]
         first, last = rows[0], rows[-1]
@@ -196,6 +197,6 @@ class LogitsScratch:
         x[:, self._vocab_size :].fill_(-torch.inf)
         return x
 
-    def spare_like(self, x: torch.Tensor) -> torch.Tensor:
+    def spare_like(self, x: Tensor) -> Tensor:
         """Returns memory for a result of the same shape as `x`, which is a result of `load`."""
         return self._y[: len(x)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from motet.engines.native.sample.candidates import invert, masses, top_tokens_and_num_exact
 from motet.engines.native.sample.lanes import LaneParams, softmax
@@ -29,15 +30,8 @@ class Filters(Protocol):
         ...
 
     def sample(
-        self,
-        x: torch.Tensor,
-        lane_params: LaneParams,
-        *,
-        k: int,
-        lanes: torch.Tensor,
-        uniform: torch.Tensor,
-        spare: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, x: Tensor, lane_params: LaneParams, *, k: int, lanes: Tensor, uniform: Tensor, spare: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Samples from the top `k` tokens of the logits `x` [lanes, width] float32.
 
         Choice i samples from lane `lanes[i]` ([choices] int64, ascending) with `uniform[i]` ([choices] float64). No
@@ -46,7 +40,7 @@ class Filters(Protocol):
         Overwrites `x`, and `spare` of the same shape."""
         ...
 
-    def filter_logits(self, x: torch.Tensor, lane_params: LaneParams, *, k: int, spare: torch.Tensor) -> None:
+    def filter_logits(self, x: Tensor, lane_params: LaneParams, *, k: int, spare: Tensor) -> None:
         """Changes the logits `x` [lanes, width] float32 in place to the logits from which `sample` samples: minus the
         maximum, divided by the temperature, and -inf for the tokens that the filters remove.
 
@@ -66,29 +60,22 @@ class TorchFilters:
         self._vocab_size = vocab_size
 
     def sample(
-        self,
-        x: torch.Tensor,
-        lane_params: LaneParams,
-        *,
-        k: int,
-        lanes: torch.Tensor,
-        uniform: torch.Tensor,
-        spare: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, x: Tensor, lane_params: LaneParams, *, k: int, lanes: Tensor, uniform: Tensor, spare: Tensor
+    ) -> tuple[Tensor, Tensor]:
         found = self._filtered(x, lane_params, k=k, spare=spare)
         last = torch.iinfo(torch.int64).max  # removed tokens come last, where they add 0 to the cumulative sum
         order = found.ids.masked_fill(found.dropped, last).argsort(-1)
         index, _ = invert(found.weights.masked_fill(found.dropped, 0.0).gather(1, order)[lanes], uniform)
         return found.ids.gather(1, order)[lanes, index], found.enough.squeeze(-1)[lanes]
 
-    def filter_logits(self, x: torch.Tensor, lane_params: LaneParams, *, k: int, spare: torch.Tensor) -> None:
+    def filter_logits(self, x: Tensor, lane_params: LaneParams, *, k: int, spare: Tensor) -> None:
         found = self._filtered(x, lane_params, k=k, spare=spare)
         if lane_params.all_unscaled:  # otherwise `_filtered` has subtracted it
             x.sub_(x.amax(-1, keepdim=True))
         kept = x.gather(1, found.ids).masked_fill_(found.dropped, -torch.inf)
         x.fill_(-torch.inf).scatter_(1, found.ids, kept)
 
-    def _filtered(self, x: torch.Tensor, lane_params: LaneParams, *, k: int, spare: torch.Tensor) -> "_Filtered":
+    def _filtered(self, x: Tensor, lane_params: LaneParams, *, k: int, spare: Tensor) -> "_Filtered":
         """Unless all lanes have temperature 1, also applies the temperature to `x`. Overwrites `spare`."""
         ids, num_exact = top_tokens_and_num_exact(x, k, vocab_size=self._vocab_size)
         values = x.gather(1, ids)
@@ -99,9 +86,7 @@ class TorchFilters:
         num_kept = self._num_kept(best, scaled, total, lane_params)
         return _Filtered(ids, best, torch.arange(k, device=num_kept.device) >= num_kept, num_kept <= num_exact)
 
-    def _num_kept(
-        self, best: torch.Tensor, scaled: torch.Tensor, total: torch.Tensor, lane_params: LaneParams
-    ) -> torch.Tensor:
+    def _num_kept(self, best: Tensor, scaled: Tensor, total: Tensor, lane_params: LaneParams) -> Tensor:
         """Returns the number of candidates that the filters keep, [lanes, 1] int64. A number greater than k means that
         more candidates are needed to determine it.
 
@@ -122,7 +107,7 @@ class TorchFilters:
 class _Filtered:
     """The candidates of a batch of lanes, and which of them the filters remove."""
 
-    ids: torch.Tensor  # [lanes, k] int64, by descending logit
-    weights: torch.Tensor  # [lanes, k] float64
-    dropped: torch.Tensor  # [lanes, k] bool
-    enough: torch.Tensor  # [lanes, 1] bool: False if the lane needs more candidates
+    ids: Tensor  # [lanes, k] int64, by descending logit
+    weights: Tensor  # [lanes, k] float64
+    dropped: Tensor  # [lanes, k] bool
+    enough: Tensor  # [lanes, 1] bool: False if the lane needs more candidates

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from motet.engines.native.sample.state import ChoiceSampling
 from motet.types import SamplingParams, TokenLogprob
@@ -150,10 +151,10 @@ class FilterParams(NamedTuple):
 class LaneParams:
     """The `FilterParams` of a batch of lanes, on the device. Each tensor is [lanes, 1]."""
 
-    temperature: torch.Tensor  # float32
-    top_k: torch.Tensor  # int64
-    top_p: torch.Tensor  # float64
-    log_min_p: torch.Tensor  # float32
+    temperature: Tensor  # float32
+    top_k: Tensor  # int64
+    top_p: Tensor  # float64
+    log_min_p: Tensor  # float32
     all_unscaled: bool
     """True if every lane has temperature 1."""
     any_min_p: bool
@@ -193,7 +194,7 @@ class LaneParamsCache:
         )
 
 
-def softmax(x: torch.Tensor, lane_params: LaneParams, *, with_min_p: bool, out: torch.Tensor) -> torch.Tensor:
+def softmax(x: Tensor, lane_params: LaneParams, *, with_min_p: bool, out: Tensor) -> Tensor:
     """Computes the probabilities [lanes, width] float32 of the logits `x` at their temperature in `out`, and returns
     it. Can overwrite `x`. The maximum logit is subtracted before the division, so that no temperature overflows. With
     `with_min_p`, tokens that min-p removes have weight 0: min-p is a bound on the probability relative to the maximum,
@@ -207,14 +208,14 @@ def softmax(x: torch.Tensor, lane_params: LaneParams, *, with_min_p: bool, out: 
     return out
 
 
-def apply_temperature(x: torch.Tensor, lane_params: LaneParams) -> None:
+def apply_temperature(x: Tensor, lane_params: LaneParams) -> None:
     """Changes the logits `x` [lanes, width] float32 in place to the logits that `softmax` uses with `with_min_p`: minus
     the maximum, divided by the temperature, and -inf for the tokens that min-p removes."""
     x.sub_(x.amax(-1, keepdim=True)).div_(lane_params.temperature)
     x.masked_fill_(x < lane_params.log_min_p, -torch.inf)
 
 
-def uploaded(numbers: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+def uploaded(numbers: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """Returns the array on the device, with its dtype and shape, without waiting for the device's work.
 
     A copy from pageable memory blocks the host until all previously launched work is done; in the middle of a step this
@@ -225,6 +226,6 @@ def uploaded(numbers: npt.NDArray[np.generic], device: torch.device) -> torch.Te
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def uploaded_ids(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+def uploaded_ids(numbers: Sequence[int], device: torch.device) -> Tensor:
     """Returns `numbers` as [len(numbers)] int64 on the device."""
     return uploaded(np.array(numbers, np.int64), device)

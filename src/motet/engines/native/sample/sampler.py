@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from motet.engines.native.sample.candidates import sample_dense, top_tokens
 from motet.engines.native.sample.compiled_sampling import CompiledSampling, filters_for
@@ -57,7 +58,7 @@ class Sampler:
         self._masks = GrammarMasks(vocab_size, device)
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
         """Samples one token for each of `rows`, in their order. `logits` [any, vocab_size] have any float dtype and are
         not modified."""
         done: dict[int, Sampled] = {}  # by index in `rows`
@@ -78,7 +79,7 @@ class Sampler:
 
     def _attempt(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         rows: Sequence[SampleRow],
         *,
         batches: Sequence[LaneBatch],
@@ -100,11 +101,7 @@ class Sampler:
         token_ids, finite, enough, score_rows = _to_host(sampled, scores)
         logprobs = {
             place: unpack(
-                token_ids[place],
-                row,
-                k=params.logprobs or 0,
-                named=params.logprob_token_ids,
-                num_named=named.shape[1],
+                token_ids[place], row, k=params.logprobs or 0, named=params.logprob_token_ids, num_named=named.shape[1]
             )
             for place, params, row in zip(scored, params_of_scored, score_rows, strict=True)
             if finite[place]
@@ -117,13 +114,13 @@ class Sampler:
 
     def _score(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         rows: Sequence[SampleRow],
         *,
         request: "_LogprobRequest",
         batches: Sequence[LaneBatch],
         masks: Sequence[LaneMasks],
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Returns the rows of `token_logprobs` for `request.places`, in their order."""
         order = [choice for batch in batches for choice in batch.choices]
         processed = {
@@ -162,13 +159,8 @@ class Sampler:
         return torch.cat(parts)[uploaded(order_of_places, self._device)]
 
     def _sample_batches(
-        self,
-        logits: torch.Tensor,
-        batches: Sequence[LaneBatch],
-        *,
-        masks: Sequence[LaneMasks],
-        uniform: torch.Tensor,
-    ) -> torch.Tensor:
+        self, logits: Tensor, batches: Sequence[LaneBatch], *, masks: Sequence[LaneMasks], uniform: Tensor
+    ) -> Tensor:
         """Returns the results of `_sample_batch` for all batches, concatenated."""
         parts = []
         first = 0
@@ -184,7 +176,7 @@ class Sampler:
     def _lane_params(self, batch: LaneBatch) -> LaneParams:
         return self._lane_params_cache.make([lane.state.params for lane in batch.lanes])
 
-    def _edited(self, logits: torch.Tensor, batch: LaneBatch, *, allowed: LaneMasks) -> torch.Tensor:
+    def _edited(self, logits: Tensor, batch: LaneBatch, *, allowed: LaneMasks) -> Tensor:
         """Returns the logits of a batch after grammars, bias and penalties, in scratch memory."""
         x = self._scratch.load(logits, [lane.logits_row for lane in batch.lanes])
         if any(lane.has_edits for lane in batch.lanes):
@@ -192,7 +184,7 @@ class Sampler:
             apply_edits(x, [lane.state for lane in batch.lanes], vocab_size=self._vocab_size)
         return x
 
-    def _processed(self, logits: torch.Tensor, batch: LaneBatch, *, allowed: LaneMasks) -> torch.Tensor:
+    def _processed(self, logits: Tensor, batch: LaneBatch, *, allowed: LaneMasks) -> Tensor:
         """Returns the logits from which the tokens of a batch are sampled, in scratch memory. Temperature and filters
         do not apply to greedy lanes."""
         x = self._edited(logits, batch, allowed=allowed)
@@ -203,9 +195,7 @@ class Sampler:
             self._filters.filter_logits(x, self._lane_params(batch), k=batch.num_candidates, spare=spare)
         return x
 
-    def _sample_batch(
-        self, batch: LaneBatch, x: torch.Tensor, *, lane_params: LaneParams, uniform: torch.Tensor
-    ) -> torch.Tensor:
+    def _sample_batch(self, batch: LaneBatch, x: Tensor, *, lane_params: LaneParams, uniform: Tensor) -> Tensor:
         """Samples one token for each choice of the batch, on the device and without waiting for it.
 
         `x` [lanes, padded vocabulary] float32 are the batch's logits after edits, and are overwritten. `uniform` is
@@ -230,11 +220,11 @@ class _LogprobRequest:
     """The log-probabilities that the choices of an attempt requested."""
 
     places: Sequence[int]  # indices of these choices in the attempt, ascending
-    token_ids: torch.Tensor  # [choices of the attempt] int64: the sampled tokens
-    named: torch.Tensor  # [places, m] int64: other tokens whose log-probabilities were requested by id
+    token_ids: Tensor  # [choices of the attempt] int64: the sampled tokens
+    named: Tensor  # [places, m] int64: other tokens whose log-probabilities were requested by id
     k: int  # number of top tokens per choice
 
-    def at(self, places: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def at(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns the sampled tokens [places] and the named tokens [places, m] of some of `self.places`."""
         token_ids = self.token_ids[uploaded_ids(places, self.token_ids.device)]
         if len(places) == len(self.places):
@@ -251,9 +241,7 @@ def _uniforms(rows: Sequence[SampleRow]) -> npt.NDArray[np.float64]:
     return uniforms(seeds, np.array([row.position for row in rows], np.uint64))
 
 
-def _to_host(
-    sampled: torch.Tensor, scores: torch.Tensor
-) -> tuple[list[int], list[bool], list[bool], list[list[float]]]:
+def _to_host(sampled: Tensor, scores: Tensor) -> tuple[list[int], list[bool], list[bool], list[list[float]]]:
     """Copies the results of `_sample_batch` and the scores to the host in one transfer. Returns token ids, "finite"
     flags, "enough" flags, and rows of scores."""
     flat = torch.cat([sampled.flatten(), scores.flatten()]).cpu().numpy()  # `tolist` of numpy is faster than of torch

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from motet.engines.native.sample.candidates import top_tokens
 from motet.engines.native.sample.edits import LogitsScratch
@@ -17,7 +18,7 @@ from motet.types import SamplingParams, TokenLogprob
 
 
 @torch.inference_mode()
-def prompt_logprobs(logits: torch.Tensor, target_ids: Sequence[int], *, k: int) -> list[TokenLogprob]:
+def prompt_logprobs(logits: Tensor, target_ids: Sequence[int], *, k: int) -> list[TokenLogprob]:
     """Returns the log-probability of `target_ids[i]`, and the top `k`, in row i of `logits` [rows, vocab_size]."""
     scratch = LogitsScratch(logits.shape[1], logits.device, max_rows=len(target_ids))
     targets = uploaded_ids(target_ids, logits.device)
@@ -27,14 +28,8 @@ def prompt_logprobs(logits: torch.Tensor, target_ids: Sequence[int], *, k: int) 
 
 
 def token_logprobs(
-    scratch: LogitsScratch,
-    logits: torch.Tensor,
-    *,
-    rows: Sequence[int],
-    token_ids: torch.Tensor,
-    named: torch.Tensor,
-    k: int,
-) -> torch.Tensor:
+    scratch: LogitsScratch, logits: Tensor, *, rows: Sequence[int], token_ids: Tensor, named: Tensor, k: int
+) -> Tensor:
     """Scores `token_ids[i]` and `named[i]` in the logits `logits[rows[i]]`, for `token_ids` [tokens] int64 and `named`
     [tokens, m] int64.
 
@@ -57,15 +52,8 @@ def token_logprobs(
 
 
 def score(
-    x: torch.Tensor,
-    rows: torch.Tensor,
-    token_ids: torch.Tensor,
-    *,
-    one_each: bool,
-    named: torch.Tensor,
-    k: int,
-    spare: torch.Tensor,
-) -> torch.Tensor:
+    x: Tensor, rows: Tensor, token_ids: Tensor, *, one_each: bool, named: Tensor, k: int, spare: Tensor
+) -> Tensor:
     """Scores tokens in the logits `x[rows]` and returns the same columns as `token_logprobs`. Overwrites `x` [lanes,
     width] float32 and `spare`, of the same shape. `one_each`: True if `rows` are all rows of `x` in their order."""
     logprobs = torch.log_softmax(x, -1, out=spare)

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from motet.engines.native.attention.attention_plan import STRETCH
-from motet.engines.native.kv.pool import BlockPool, blocks_for
+from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.step.handover import Handover
-from motet.engines.native.step.keeping import KeptTrunks
-from motet.engines.native.step.queues import GroupQueue
 from motet.engines.native.step.running_groups import RunningGroups
 from motet.engines.native.step.sequence import Group
-from motet.engines.native.step.sharing import SharedTrunk, Sharing
+from motet.engines.native.step.sharing import SharedTrunk
 from motet.errors import ContextLengthError, RequestError
 from motet.metrics.stats import EngineStats
 from motet.types import EngineInfo
@@ -48,16 +46,13 @@ class AdmissionResult(Enum):
 class GroupAdmission:
     """Admits groups that are ready. Owned by the scheduler."""
 
-    pool: BlockPool
+    running: RunningGroups
     limits: SchedulerLimits
     counters: EngineStats
     handover: Handover
-    sharing: Sharing
-    kept: KeptTrunks
-    waiting: GroupQueue
-    running: RunningGroups
 
     def __post_init__(self) -> None:
+        self.pool, self.sharing = self.running.pool, self.running.sharing
         self._refused: tuple[Group, int] | None = None
         """The last group for which blocks were missing, and the pool's `num_gains` then. While `num_gains` is the same,
         the group cannot fit."""
@@ -75,13 +70,13 @@ class GroupAdmission:
         joined = shared if shared is not None and shared.complete else None
         hits = self._hits(group) if joined is None else joined.blocks
         if joined is None and (followed := self._group_to_follow(group, shared, num_hits=len(hits))) is not None:
-            self.waiting.ready.remove(group)
+            self.running.waiting.ready.remove(group)
             self.sharing.follow(group, followed, complete=shared is not None)
             return AdmissionResult.FOLLOWS
         if not self._take_trunk(group, hits, joined=joined):
             self._refused = group, self.pool.num_gains
             return AdmissionResult.REFUSED
-        self.waiting.ready.remove(group)
+        self.running.waiting.ready.remove(group)
         self.running.enter(group)
         self._count(group)
         return AdmissionResult.ADMITTED
@@ -93,7 +88,8 @@ class GroupAdmission:
         num_missing = blocks_for(trunk.num_tokens, block_size) - len(hits)
         tails = [self.running.num_tail_blocks(sequence) for sequence in group.sequences]
         self.pool.share(hits)
-        if not self.kept.ensure_free(num_missing + sum(tails if self.running.groups else tails[:1]), spare=joined):
+        needed = num_missing + sum(tails if self.running.groups else tails[:1])
+        if not self.running.kept.ensure_free(needed, spare=joined):
             self.pool.release(hits)
             return False
         trunk.blocks = hits + self.pool.take(num_missing, after=hits[-1] if hits else None)

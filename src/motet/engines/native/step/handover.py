@@ -45,9 +45,6 @@ class OpenPull:
     start_ns: int = field(default_factory=time.time_ns)
     """Unix time of the order, for traces."""
 
-    def report(self, end_ns: int, *, num_bytes: int = 0, failure: str = "") -> PullReport:
-        return PullReport(self.start_ns, end_ns, num_bytes, failure)
-
 
 @dataclass
 class TransferResults:
@@ -104,7 +101,7 @@ class Handover:
             (at for at in (self.leases.next_expiry_s(), self._figures.log_due_s) if at is not None), default=None
         )
 
-    def check_open(self) -> TransferThread:
+    def require_transfers(self) -> TransferThread:
         """Returns the transfer thread. Raises RequestError for an engine that does not transfer KV."""
         if self.transfers is None:
             raise RequestError(NO_TRANSFERS, param="kv_transfer_params")
@@ -116,7 +113,7 @@ class Handover:
         ticket = group.request.ticket
         if ticket is None:
             return
-        transfers = self.check_open()
+        transfers = self.require_transfers()
         own = ticket.remote_engine_id == transfers.address.engine_id
         check_ticket(ticket, group.prompt, block_size=self.block_size)
         if own or group.facts.logprobs is not None:
@@ -154,7 +151,7 @@ class Handover:
         fetch.pull = next(self._numbers)
         self._pulls[fetch.pull] = pull
         self.settle()  # a GPU can still be writing for the group that held these blocks before
-        self.check_open().order(orders.PullOrder(fetch.pull, ticket, pairs, _label(group)))
+        self.require_transfers().order(orders.PullOrder(fetch.pull, ticket, pairs, _label(group)))
 
     def abandon(self, group: Group) -> None:
         """Releases the ticket of a group, or abandons its pull. Called when the group does not use the ticket, or is
@@ -163,16 +160,16 @@ class Handover:
         if fetch is None:
             return
         if fetch.pull is None:
-            self.check_open().order(orders.ReleaseTicket(fetch.ticket))
+            self.require_transfers().order(orders.ReleaseTicket(fetch.ticket))
         else:
             self._pulls[fetch.pull].group = None
-            self.check_open().order(orders.AbandonPull(fetch.pull))
+            self.require_transfers().order(orders.AbandonPull(fetch.pull))
 
     def grant(self, group: Group, blocks: list[int]) -> Ticket:
         """Returns the ticket for a group whose prompt is prefilled. The caller's hold on `blocks` passes to a lease,
         which releases them at its end."""
         self.settle()
-        transfers = self.check_open()
+        transfers = self.require_transfers()
         proof, address, num_tokens = self.pool.proof, transfers.address, group.trunk.num_tokens
         ticket = Ticket(
             remote_engine_id=address.engine_id,
@@ -254,7 +251,8 @@ class Handover:
             group.trunk.num_computed = fetch.ticket.num_tokens
             group.fetch = None
             group.facts.num_cached = fetch.ticket.cached_tokens
-            group.facts.pull = pull.report(pull.start_ns + int(landed.seconds * 1e9), num_bytes=landed.num_bytes)
+            end_ns = pull.start_ns + int(landed.seconds * 1e9)
+            group.facts.pull = PullReport(pull.start_ns, end_ns, landed.num_bytes)
             results.landed.append(group)
             logger.info("fetched %s: %d bytes in %.1f ms", _label(group), landed.num_bytes, 1000 * landed.seconds)
         self.pool.release(pull.blocks)
@@ -265,7 +263,7 @@ class Handover:
         if (group := pull.group) is not None:
             logger.warning("this engine computes the prompt of %s: %s", _label(group), failed.message)
             pull.group = group.fetch = None
-            group.facts.pull = pull.report(time.time_ns(), failure=failed.kind.value)
+            group.facts.pull = PullReport(pull.start_ns, time.time_ns(), 0, failed.kind.value)
             results.failed.append(group)
         if failed.settled:
             self.pool.release(self._pulls.pop(failed.number).blocks)
@@ -280,7 +278,7 @@ class Handover:
             self._report_leases()
 
     def _report_leases(self) -> None:
-        self.check_open().order(orders.LeasesHeld(len(self.leases)))
+        self.require_transfers().order(orders.LeasesHeld(len(self.leases)))
 
 
 def check_ticket(ticket: Ticket, prompt: tuple[int, ...], *, block_size: int) -> None:

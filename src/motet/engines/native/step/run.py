@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from motet.engines.native.attention.group_attention import Scores, StepAttention
@@ -18,7 +19,7 @@ from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
 
 ATTENTION_NAME = "motet"
 
-LayerAttention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, Scores], torch.Tensor]
+LayerAttention = Callable[[int, Tensor, Tensor, Tensor, Scores], Tensor]
 """The attention function of one step, which every layer calls with: layer, query [1, heads, rows, head_dim], key and
 value [1, kv_heads, rows, head_dim], and scores. It stores key and value, and returns [1, rows, heads, head_dim]."""
 
@@ -34,7 +35,7 @@ class ModelRunner(Protocol):
         """Number of trunk positions that the last run did not read again after reading them for another group."""
         ...
 
-    def run(self, inputs: StepInputs) -> torch.Tensor:
+    def run(self, inputs: StepInputs) -> Tensor:
         """Returns logits [len(inputs.logit_rows), vocab_size], valid until the next run. The rows of padding can be
         missing, and a GPU can still be computing the other rows."""
         ...
@@ -67,17 +68,17 @@ class Backend:
 
 def attend(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     *,
     scaling: float,
     step: LayerAttention,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **_: object,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Implements the attention interface of transformers. `step` is the keyword that the runner passes to the model's
     forward. There is no mask to apply: an attention without a mask function gets `attention_mask=None`
     (documentation of `AttentionInterface`), and `step` knows which keys each row reads."""
@@ -102,7 +103,7 @@ class TorchRunner:
         self._non_finite = torch.zeros(0, dtype=torch.bool)
 
     @torch.inference_mode()
-    def run(self, inputs: StepInputs) -> torch.Tensor:
+    def run(self, inputs: StepInputs) -> Tensor:
         """Returns logits [len(inputs.logit_rows), vocab_size] in the model's dtype, with the rows of padding."""
         attention = StepAttention(inputs.attention, self._ints(inputs.slots), storage=self.storage)
         output = self._model(
@@ -115,7 +116,7 @@ class TorchRunner:
         self._non_finite = attention.non_finite
         self.trunk_tokens_joined = attention.trunk_tokens_joined
         logits = output.logits[0]
-        if not isinstance(logits, torch.Tensor):
+        if not isinstance(logits, Tensor):
             raise TypeError(f"the model returned {type(logits).__name__} for logits")
         return logits
 
@@ -127,5 +128,5 @@ class TorchRunner:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _ints(self, numbers: list[int]) -> torch.Tensor:
+    def _ints(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.device)

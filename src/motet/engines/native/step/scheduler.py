@@ -52,16 +52,7 @@ class Scheduler:
             pool=pool, block_size=limits.block_size, sharing=self.sharing, kept=self.kept, waiting=self.waiting
         )
         self.preemption = Preemption(running=self.running, counters=counters, handover=handover)
-        self.admission = GroupAdmission(
-            pool=pool,
-            limits=limits,
-            counters=counters,
-            handover=handover,
-            sharing=self.sharing,
-            kept=self.kept,
-            waiting=self.waiting,
-            running=self.running,
-        )
+        self.admission = GroupAdmission(running=self.running, limits=limits, counters=counters, handover=handover)
 
     def add(self, group: Group) -> None:
         self.waiting.ready.add(group)
