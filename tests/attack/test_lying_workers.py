@@ -11,7 +11,7 @@ import pytest
 from motet.engine import WorkerState
 from motet.engines.http import MAX_REPORT_BYTES
 from motet.engines.wire import EngineReport, frame
-from motet.routing.groups.response_check import ResponseCheck
+from motet.routing.groups.placement import ResponseCheck
 from motet.types import ChoiceDelta, GenerateRequest, GroupDelta
 from tests.attack.lying_server import REPORT, lying
 from tests.deploy.gateways import BODY, RunningGateway
@@ -29,7 +29,7 @@ def answer_with(choice: ChoiceDelta) -> Callable[[GenerateRequest], bytes]:
 @pytest.fixture
 def long_distrust(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that lies gets no more groups for longer than the test takes, on any machine."""
-    monkeypatch.setattr("motet.routing.workers.worker_faults.DISTRUST_S", PATIENCE_S)
+    monkeypatch.setattr("motet.routing.workers.member.DISTRUST_S", PATIENCE_S)
 
 
 STREAMS: dict[str, tuple[Callable[[GenerateRequest], bytes], str]] = {

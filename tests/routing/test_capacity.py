@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engine import Worker
-from motet.routing.queue.capacity import CapacityCache, have_capacity
+from motet.routing.queue.waiting import CapacityCache, have_capacity
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
 from motet.testing.fake_engine import FakeEngine, fake_info

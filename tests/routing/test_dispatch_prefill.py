@@ -17,7 +17,7 @@ from motet.errors import (
 )
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
-from motet.routing.workers.worker_faults import REFUSAL_S
+from motet.routing.workers.member import REFUSAL_S
 from motet.settings.server_config import RoutingConfig
 from motet.testing.fake_engine import FakeLeases
 from motet.types import Policy

@@ -10,8 +10,8 @@ from motet.errors import EngineDiedError, NoWorkerError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import REFUSAL_S
 from motet.routing.workers.serving import WorkKind
-from motet.routing.workers.worker_faults import REFUSAL_S
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.types import Role
 from tests.clock import Clock

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from motet.engine import GroupStream
 from motet.errors import EngineDiedError, EngineError, MotetError, OverloadedError, RequestError
-from motet.routing.groups.group_state import NEXT, GroupState, transition
+from motet.routing.groups.migration import NEXT, GroupState, transition
 from motet.testing.fake_engine import GONE
 from tests.clock import turn
 from tests.property_settings import examples, some

@@ -6,7 +6,7 @@ import pytest
 
 from motet.errors import WorkerFaultError
 from motet.ids import RequestId
-from motet.routing.groups.response_check import ResponseCheck
+from motet.routing.groups.placement import ResponseCheck
 from motet.types import (
     ChoiceDelta,
     ChoiceStart,

@@ -22,7 +22,7 @@ from motet.errors import (
 from motet.ids import ModelName
 from motet.routing.text_router import SESSION_CHOICES, TextRouter
 from motet.routing.workers.fleet import Fleet
-from motet.routing.workers.worker_faults import REFUSAL_S
+from motet.routing.workers.member import REFUSAL_S
 from motet.types import FinishReason, ModelCard, Usage
 from tests.clock import Clock
 

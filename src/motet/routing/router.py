@@ -11,7 +11,6 @@ generates it; and in that worker's engine.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 
@@ -153,9 +152,7 @@ class Router:
     async def wait_idle(self) -> None:
         """Waits until no group that has started is left."""
         while any(not journey.waits for journey in self._groups.values()):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
-                    await self.fleet.capacity.wait()
+            await self.fleet.capacity.wait_at_most(POLL_S)
 
     def figures(self) -> RoutingFigures:
         """Returns the counts of routing."""

@@ -27,7 +27,7 @@ MAX_TRIES = 2
 
 
 class TextRouter:
-    """Generates with all text models of a fleet."""
+    """Chooses workers for the requests for all text models of a fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -49,13 +49,13 @@ class TextRouter:
         return RoutedTextGroup(self, request)
 
     def of(self, model: str) -> TextGenerate:
-        """Returns a function that generates with one model. `model`: its name on the workers, which can differ from the
-        name that clients use."""
+        """Returns a function that generates with one model. `model`: name of the model on the workers, which can differ
+        from the name that clients use."""
         return lambda request: self.generate(msgspec.structs.replace(request, model=model))
 
     def choose(self, request: TextRequest, *, tried: Sequence[Member]) -> tuple[Member, TextGenerate]:
-        """Returns the worker for a request, if possible none of `tried`. Raises NoWorkerError if no worker has the
-        model."""
+        """Returns the worker for a request. A worker in `tried` is chosen only if there is no other. Raises
+        NoWorkerError if no worker has the model."""
         members = [member for member in self.fleet.catalog.texts(request.model) if member.id in self._sources]
         if not members:
             raise NoWorkerError(f"No server that has the model `{request.model}` is available now.")
@@ -88,7 +88,7 @@ class RoutedTextGroup:
         self._to_end: set[int] = set()
         """Choices that this server has ended, and whose last pieces have not been read."""
         self._started = False
-        """True once any of the answer has arrived."""
+        """True once a part of the answer has arrived."""
         self._closed = False
         self._error: MotetError | None = None
         """The error with which the previous worker failed."""
@@ -156,9 +156,8 @@ class RoutedTextGroup:
             raise
         except Exception as error:
             logger.exception("an answer of %s cannot be processed", self.worker)
-            raise WorkerFaultError(
-                f"its answer cannot be processed ({type(error).__name__}): the log has more"
-            ) from error
+            why = f"its answer cannot be processed ({type(error).__name__}): the log has more"
+            raise WorkerFaultError(why) from error
 
     def _record(self, steps: Sequence[TextStep]) -> None:
         """Records the ends of choices, and the end of the answer if there are no steps."""

@@ -1,15 +1,15 @@
-"""The life of a group in the router: one object, from the group's arrival until nothing of the group is left.
+"""The life of a group in the router: one object, from the arrival of the group until nothing of it is left.
 
     QUEUED ──► PREFILLING ──► GENERATING ⇄ MOVING ──► OVER          any state can end in OVER
 
-1. QUEUED       no worker has the capacity; `start` ends the wait. With capacity, `start` is called at once
+1. QUEUED       no worker has the capacity. `start` ends the wait; with capacity, it is called at once
 2. PREFILLING   a prefill worker computes the prompt, once for all parts (`GroupPrefill`)
 3. GENERATING   the choices of each part are on one worker (`GroupParts`); the reader of the journey reads its stream
-4. MOVING       a state of a part only: its worker was lost, and its unfinished choices continue on another worker after
-                the tokens that they have, with another prefill if that pays. The reader sees a pause (`PartMover`)
+4. MOVING       a state of a part only: its worker was lost, and its unfinished choices continue on another worker, with
+                another prefill if that pays. The reader sees a pause (`PartMover`)
 5. OVER         all choices have ended, or an error ended them, or the reader left
 
-Who frees what: `GroupPrefill` owns a ticket until the parts have it, and `HeldTicket` until every part has read it;
+Who frees what: `GroupPrefill` owns a ticket until the parts take it, and `HeldTicket` until every part has read it;
 `Placement` removes its choices from the load of its worker when it ends; the tasks that wait for prefill or for a
 worker end with the journey.
 """
@@ -19,10 +19,9 @@ from collections.abc import AsyncIterator, Callable
 
 from motet.errors import MotetError
 from motet.routing.groups.dispatch import Dispatcher
-from motet.routing.groups.group_parts import GroupParts
-from motet.routing.groups.group_prefill import GroupPrefill
-from motet.routing.groups.group_state import GroupState, transition
-from motet.routing.groups.migration import Moves
+from motet.routing.groups.migration import GroupState, Moves, transition
+from motet.routing.groups.part import GroupParts
+from motet.routing.groups.prefiller import GroupPrefill
 from motet.routing.groups.unfinished import Unfinished
 from motet.types import GenerateRequest, GroupDelta
 
@@ -39,14 +38,14 @@ class Journey:
         now_s: float,
         on_over: Callable[["Journey"], None],
     ) -> None:
-        """`moves`: makes the `Moves` of each part. `now_s`: the time at which the group arrived."""
+        """`moves`: makes the `Moves` of each part. `now_s`: time at which the group arrived."""
         self.arrival_s = now_s
         self.state = GroupState.QUEUED
         self._dispatcher = dispatcher
         self._on_over = on_over
         self._unfinished = Unfinished(request)
-        """The choices that have not been stopped. Its parts own them after `_place`."""
-        self._prefill = GroupPrefill(self._unfinished, dispatcher)
+        """The choices that have not been stopped. After `_place`, the parts own them."""
+        self._prefill = GroupPrefill(self._unfinished, dispatcher.prefiller, releases=dispatcher.releases)
         self._parts = GroupParts(dispatcher, moves=moves)
         self._ready = asyncio.Event()
         """Set when the parts have a stream, or when the group has ended without parts."""
@@ -63,7 +62,7 @@ class Journey:
 
     @property
     def num_choices(self) -> int:
-        """Number of choices to generate, while the group waits."""
+        """Number of choices that the group generates, as long as it waits."""
         return len(self._unfinished)
 
     @property
@@ -77,15 +76,15 @@ class Journey:
         return self._ending is not None
 
     def start(self) -> None:
-        """Gives the group to workers, because there is capacity. Raises the error if the group is refused before
-        anything runs; then the group is over."""
+        """Gives the group to workers, because there is capacity. If it is refused before anything runs, it is over, and
+        the error is raised."""
         try:
             prefilled = self._prefill.pays()
             request = self.request if self.request.ticket is not None else self._unfinished.remaining_request(0)
             sizes = self._dispatcher.part_sizes(request, prefilled=prefilled)
             if prefilled:
                 self._go(GroupState.PREFILLING)
-                self._prefill.start(sizes, place=self._place_prefilled, fail=self.fail)
+                self._prefill.start(sizes, place=self._place, fail=self.fail)
             else:
                 self._place(sizes, may_wait=len(sizes) > 1)
         except BaseException:
@@ -140,11 +139,8 @@ class Journey:
         if not self._unfinished:
             await self.aclose()
 
-    def _place_prefilled(self, sizes: list[int]) -> None:
-        self._place(sizes, may_wait=True)
-
-    def _place(self, sizes: list[int], *, may_wait: bool) -> None:
-        """Gives every part to a worker."""
+    def _place(self, sizes: list[int], *, may_wait: bool = True) -> None:
+        """Gives every part to a worker. `may_wait`: see `Part.start`."""
         self._go(GroupState.GENERATING)
         held = self._prefill.take()
         self._parts.place(self._unfinished, sizes, held=held, may_wait=may_wait, on_end=self.aclose)

@@ -1,16 +1,16 @@
-"""The limits on moves of a part from worker to worker. Pure.
+"""The states of a group and of its parts, and the limits on the moves of a part from worker to worker. Pure.
 
 error                                       what happens to the choices that were on the worker
 RequestError, EngineError, EngineClosed     they end: the error would recur, or this server is closing
 EngineDied, EngineSilent, WorkerLeaving     they continue on another worker, at most `limit` times
-NoWorker                                    they wait for a worker with the weights with which they were started, at
-                                            most `wait_s`
+NoWorker                                    they wait at most `wait_s` for a worker that has the weights with which they
+                                            were started
 Overloaded                                  another worker is tried. After `MAX_REFUSALS` refusals the group fails with
                                             the refusal if its client has received nothing; otherwise it waits
 """
 
-from collections.abc import Callable
-from enum import StrEnum
+from collections.abc import Callable, Mapping
+from enum import Enum, StrEnum, auto
 
 from motet.errors import (
     EngineDiedError,
@@ -27,6 +27,38 @@ MAX_REFUSALS = 8
 """Number of refusals by workers after which a group fails with the refusal if its client has received nothing."""
 RETRY_S = 0.25
 """Seconds from a refusal to the next attempt, unless the fleet changes earlier. The first refusal has no pause."""
+
+
+class GroupState(Enum):
+    """The state of a group, or of a part of it."""
+
+    QUEUED = auto()
+    """No worker has the group."""
+    PREFILLING = auto()
+    """A prefill worker computes the prompt."""
+    GENERATING = auto()
+    """The choices are on a worker, or each part on a worker of its own."""
+    MOVING = auto()
+    """The worker was lost, or refused the group. The group waits for another worker."""
+    OVER = auto()
+
+
+GENERATING = GroupState.GENERATING  # for the code that runs for each token: the attribute takes 50 ns in Python 3.11
+NEXT: Mapping[GroupState, frozenset[GroupState]] = {
+    GroupState.QUEUED: frozenset({GroupState.PREFILLING, GENERATING, GroupState.MOVING, GroupState.OVER}),
+    GroupState.PREFILLING: frozenset({GENERATING, GroupState.MOVING, GroupState.OVER}),
+    GENERATING: frozenset({GroupState.MOVING, GroupState.OVER}),
+    GroupState.MOVING: frozenset({GroupState.PREFILLING, GENERATING, GroupState.OVER}),
+    GroupState.OVER: frozenset(),
+}
+"""The allowed transitions. A part whose first worker refuses it changes from QUEUED to MOVING."""
+
+
+def transition(old: GroupState, new: GroupState) -> GroupState:
+    """Returns `new`. Raises AssertionError if the transition is not allowed."""
+    if new is not old and new not in NEXT[old]:
+        raise AssertionError(f"a group cannot go from {old.name} to {new.name}")
+    return new
 
 
 class Cause(StrEnum):
@@ -52,28 +84,26 @@ class MoveOutcome(StrEnum):
     """The group's reader left before the move had ended, or the server closed."""
 
 
+CAUSES: Mapping[type[MotetError], Cause] = {
+    NoWorkerError: Cause.NO_WORKER,
+    EngineSilentError: Cause.SILENT,
+    EngineDiedError: Cause.DIED,
+    WorkerLeavingError: Cause.LEAVING,
+    OverloadedError: Cause.REFUSED,
+}
+"""The cause of a move for each error. The first class that matches counts."""
+
+
 def cause_of(error: MotetError) -> Cause | None:
     """Returns None if a group ends with this error."""
-    match error:
-        case NoWorkerError():
-            return Cause.NO_WORKER
-        case EngineSilentError():
-            return Cause.SILENT
-        case EngineDiedError():
-            return Cause.DIED
-        case WorkerLeavingError():
-            return Cause.LEAVING
-        case OverloadedError():
-            return Cause.REFUSED
-        case _:
-            return None
+    return next((cause for kind, cause in CAUSES.items() if isinstance(error, kind)), None)
 
 
 class Moves:
     """Counts and limits the moves of one part. All errors up to the next delta belong to one move."""
 
     def __init__(self, figures: RoutingFigures, *, limit: int, wait_s: float, clock: Callable[[], float]) -> None:
-        """`limit`: maximum number of moves; with 0, the part ends with its worker. `wait_s`: maximum time
+        """`limit`: maximum number of moves; with 0, the part ends with its worker. `wait_s`: maximum time in seconds
         without a worker."""
         self._limit = limit
         self._wait_s = wait_s
@@ -100,8 +130,8 @@ class Moves:
         return self._cause is not None
 
     def patience_s(self, cause: Cause, *, worker_expected: bool) -> float | None:
-        """Returns the seconds to wait before the next attempt, unless the fleet changes earlier. Returns None if the
-        wait has been too long, or is useless because no worker is expected."""
+        """Returns the time in seconds to wait for a change of the fleet before the next attempt. Returns None if the
+        part has waited too long, or if no worker is expected."""
         if cause not in (Cause.NO_WORKER, Cause.REFUSED) or (cause is Cause.REFUSED and self._refusals == 1):
             return 0.0
         now_s = self._clock()
@@ -124,5 +154,4 @@ class Moves:
         """Ends the current move, if any."""
         if self._cause is not None:
             self._figures.migrations[self._cause.value, outcome.value] += 1
-        self._cause, self._without_worker_until_s = None, None
-        self._refusals = 0
+        self._cause, self._without_worker_until_s, self._refusals = None, None, 0

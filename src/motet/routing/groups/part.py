@@ -1,21 +1,34 @@
-"""All choices of a group, or some of them, on one worker at a time.
+"""All choices of a group, or some of them, on one worker at a time (`Part`); all parts of a group (`GroupParts`).
 
 A `Part` reads the stream of its worker for its own reader. When that worker dies, falls silent or leaves, the
 unfinished choices become a new group of `ChoiceStart(index, seed, output_tokens)` for another worker (`PartMover`). The
 reader sees a pause.
+
+A group is one part. A large group can be several parts, each on a worker of its own; each part is placed, moved and
+ended separately.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from itertools import islice
+
+import msgspec
 
 from motet.errors import EngineDiedError, MotetError, OverloadedError
+from motet.ids import RequestId
+from motet.merge import Merge, deliver
 from motet.routing.groups.dispatch import Dispatcher
-from motet.routing.groups.group_state import GENERATING, GroupState
-from motet.routing.groups.migration import Moves
+from motet.routing.groups.migration import GENERATING, GroupState, Moves
 from motet.routing.groups.part_mover import PartMover
 from motet.routing.groups.placement import Placement
 from motet.routing.groups.tickets import HeldTicket
 from motet.routing.groups.unfinished import Unfinished
 from motet.types import GroupDelta
+
+DELTAS_PER_PART = 2
+"""A group of several parts has at most this number of unread deltas per part; above it, the parts wait for the
+reader."""
 
 
 class Part(AsyncIterator[GroupDelta]):
@@ -26,7 +39,7 @@ class Part(AsyncIterator[GroupDelta]):
     ) -> None:
         self.unfinished = unfinished
         self.on_end: Callable[[], Awaitable[None]] | None = None
-        """Awaited before the reader gets the end. A journey sets it if the part is the entire group."""
+        """Awaited before the reader gets the end. Set if the part is the entire group."""
         self._mover = PartMover(unfinished, dispatcher=dispatcher, moves=moves, held=held)
         self._chooser = dispatcher.chooser
         self._aborted = False
@@ -63,10 +76,8 @@ class Part(AsyncIterator[GroupDelta]):
                     self._chooser.record_failure(placement.member, placement.worker, error=error)
                 self._ended_on(placement, error)
             else:
-                if placement.renamed or not placement.started or delta.worker:
-                    reader_delta = self._reader_delta(placement, delta)
-                else:
-                    reader_delta = delta
+                differs = placement.renamed or not placement.started or delta.worker
+                reader_delta = self._reader_delta(placement, delta) if differs else delta
                 placement.record(delta)
                 return reader_delta
 
@@ -129,3 +140,82 @@ class Part(AsyncIterator[GroupDelta]):
         if self._aborted and (last := self.unfinished.abort()) is not None:
             return last
         raise StopAsyncIteration
+
+
+class GroupParts:
+    """The parts of one group; none until `place`."""
+
+    def __init__(self, dispatcher: Dispatcher, *, moves: Callable[[], Moves]) -> None:
+        """`moves`: makes the `Moves` of each part."""
+        self.stream: Part | Merge[GroupDelta] | None = None
+        """The deltas of the group. None before the parts have been placed."""
+        self._dispatcher = dispatcher
+        self._moves = moves
+        self._parts: Sequence[Part] = ()
+
+    def place(
+        self,
+        unfinished: Unfinished,
+        sizes: Sequence[int],
+        *,
+        held: HeldTicket | None,
+        may_wait: bool,
+        on_end: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Gives every part to a worker. `may_wait`: see `Part.start`. `on_end`: awaited before the reader gets the end
+        of the group."""
+        self._parts = parts = self._split(unfinished, sizes, held=held)
+        if held is not None:
+            for _ in range(len(sizes) - len(parts)):
+                held.release()
+        for part in parts:
+            part.start(may_wait=may_wait)
+        if len(parts) == 1:
+            parts[0].on_end = on_end
+            self.stream = parts[0]
+        else:
+            self.stream = merge = Merge[GroupDelta](DELTAS_PER_PART * len(parts), on_end=on_end)
+            for part in parts:
+                merge.add(partial(deliver, part))
+
+    async def stop(self, index: int) -> None:
+        """Ends one choice early."""
+        for part in self._parts:
+            if index in part.unfinished.choices:
+                await part.stop(index)
+
+    async def abort(self) -> None:
+        """Ends all choices early, as `Part.abort`."""
+        for part in self._parts:
+            await part.abort()
+
+    def abandon(self) -> None:
+        """Ends all waits for a worker, because the server is closing."""
+        for part in self._parts:
+            part.abandon()
+
+    async def aclose(self) -> None:
+        """Closes all parts, which frees their choices, tickets and tasks."""
+        try:
+            if isinstance(self.stream, Merge):
+                await self.stream.aclose()
+            closing = [part.aclose() for part in self._parts]
+            await (closing[0] if len(closing) == 1 else asyncio.gather(*closing))
+        finally:
+            if isinstance(self.stream, Part):
+                self.stream.on_end = None  # breaks a reference cycle, which only a full garbage collection would free
+
+    def _split(self, unfinished: Unfinished, sizes: Sequence[int], *, held: HeldTicket | None) -> Sequence[Part]:
+        """Returns one part for each size, until no choices are left. A single part has the group's id."""
+        make = partial(Part, dispatcher=self._dispatcher, held=held)
+        if len(sizes) == 1:
+            return [make(unfinished, moves=self._moves())]
+        request, id = unfinished.request, unfinished.request.request_id
+        left = iter(unfinished.remaining_request(0).choices)
+        parts = []
+        for number, size in enumerate(sizes):
+            if choices := tuple(islice(left, size)):
+                part = msgspec.structs.replace(request, request_id=RequestId(f"{id}/{number}"), choices=choices)
+                of_part = Unfinished(part, reader_id=id, prompt=unfinished.prompt)
+                parts.append(make(of_part, moves=self._moves()))
+        return parts

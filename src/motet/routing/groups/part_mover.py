@@ -1,9 +1,9 @@
 """Places a part of a group on a worker and, each time that the worker is lost, on another worker.
 
-1. `place`      the first worker. If it refuses the part, `lose` tries others
+1. `place`      gives the part to its first worker. If that worker refuses it, `lose` tries others
 2. `lose`       the worker is lost. If the part may move (`Moves`), a task starts; otherwise the part is over
-3. the task     waits for a worker, prefills the prompt again if that pays, and places the unfinished choices. The task
-                continues if the reader is cancelled
+3. the task     waits for a worker, prefills the prompt again if that pays, and places the unfinished choices. If the
+                reader is cancelled, the task continues
 4. `resumed`    the first delta of the new worker has arrived: the move is over
 
 Only `PartMover` changes the worker, the tickets and the state of a part.
@@ -17,8 +17,7 @@ import msgspec
 from motet.errors import EngineClosedError, MotetError
 from motet.routing.choosing.survey import readers_of
 from motet.routing.groups.dispatch import Dispatcher
-from motet.routing.groups.group_state import GroupState, transition
-from motet.routing.groups.migration import Cause, MoveOutcome, Moves, cause_of
+from motet.routing.groups.migration import GENERATING, Cause, GroupState, MoveOutcome, Moves, cause_of, transition
 from motet.routing.groups.placement import Placement
 from motet.routing.groups.tickets import HeldTicket, PartTickets
 from motet.routing.groups.unfinished import Unfinished
@@ -76,7 +75,7 @@ class PartMover:
         if tickets.held is not None and tickets.held.from_client:
             tickets.acknowledge()  # from now on the worker acknowledges the lease
         self._placements += 1
-        self._go(GroupState.GENERATING)
+        self._go(GENERATING)
 
     def resumed(self) -> None:
         """Called for the first delta of each placement, before the placement records it."""
@@ -99,7 +98,7 @@ class PartMover:
             self._moving = asyncio.create_task(self._move(cause, error))
 
     def end(self, error: MotetError | None) -> None:
-        """Ends the part. A second call changes nothing."""
+        """Ends the part, with an error or because all its choices have ended. A second call changes nothing."""
         if self.state is GroupState.OVER:
             return
         self.error = error
@@ -123,11 +122,11 @@ class PartMover:
             self.interrupt(EngineClosedError("the server is closing"))
 
     async def wait_moved(self) -> None:
-        """Waits until the part is on a worker or is over. If the reader is cancelled, the move continues."""
-        while self.state not in (GroupState.GENERATING, GroupState.OVER):
+        """Waits until the part is on a worker or is over."""
+        while self.state not in (GENERATING, GroupState.OVER):
             moving = self._moving
             assert moving is not None  # neither on a worker nor over
-            await asyncio.wait((moving,))
+            await asyncio.wait((moving,))  # if the reader is cancelled, the move continues
             if not moving.cancelled():
                 moving.result()  # if the task failed because of a defect, the reader gets the error
 
@@ -159,16 +158,12 @@ class PartMover:
             await former.stream.aclose()
         fleet, model = self._dispatcher.fleet, self._unfinished.request.model
         try:
-            while self.state is not GroupState.GENERATING:
+            while self.state is not GENERATING:
                 patience_s = self._moves.patience_s(cause, worker_expected=fleet.catalog.serving(model).worker_expected)
                 if patience_s is None:
                     raise _Ended(error)
                 if patience_s > 0:
-                    changed = fleet.changes.wait()
-                    try:
-                        await asyncio.wait((changed,), timeout=patience_s)
-                    finally:
-                        changed.cancel()
+                    await fleet.changes.wait_at_most(patience_s)
                 try:
                     await self._submit()
                 except MotetError as refusal:
@@ -194,7 +189,7 @@ class PartMover:
         self.place()
 
     def _log_move(self, cause: Cause, former: Placement | None) -> None:
-        """`former`: the placement on the former worker. None if no worker had accepted the part."""
+        """`former`: the placement on the last worker. None if no worker had accepted the part."""
         request, placement = self._unfinished.request, self.placement
         fields = {
             "request_id": request.trace,
@@ -212,7 +207,6 @@ class PartMover:
         self._span.note({f"motet.move.{name}": fields[name] for name in traced if name in fields})
 
     def _end_span(self, error: MotetError | None) -> None:
-        """Ends the span of the current move, if any."""
         span, self._span = self._span, NO_SPAN
         span.fail(error)
 

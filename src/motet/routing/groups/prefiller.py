@@ -1,22 +1,31 @@
-"""Prefills prompts on prefill workers: decides whether that pays, and gets the tickets.
+"""Prefills prompts on prefill workers: decides whether that pays, gets the tickets, and keeps them until a group has
+parts.
 
 1. `pays`     decides by the backlogs of both sides (`prefill_plan.bypass_reason`)
-2. `turn`     makes groups with the same prompt take turns (`prompt_turns`)
+2. `turn`     makes groups with the same prompt take turns, if prefill and decode are separate
 3. `ticket`   sends the prompt to the prefill worker that will finish it first. Without a ticket, decode computes the
               prompt
+
+The first of several groups with the same prompt has it prefilled. Once a decode worker has the prompt, the next group
+chooses its worker. If it chooses the same worker, it shares the prompt without prefill or transfer, and so do the
+groups after it. If that worker has no capacity, another decode worker gets the prompt by one more transfer, of blocks
+that the prefill worker still has. If prefill fails, all waiting groups continue together, so a worker that hangs delays
+each of them only once.
 """
 
 import asyncio
 import logging
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 
-from motet.errors import EngineClosedError, EngineDiedError, MotetError, OverloadedError, RequestError
+from motet.errors import EngineClosedError, EngineDiedError, MotetError, NoWorkerError, OverloadedError, RequestError
 from motet.ids import ModelName
 from motet.metrics.routing import RoutingFigures
 from motet.routing.choosing.prefill_plan import BypassReason, bypass_reason, reason_of
 from motet.routing.choosing.survey import trunk_of
 from motet.routing.groups.chooser import ChosenWorker, WorkerChooser, work_span
-from motet.routing.groups.prompt_turns import PromptTurn, PromptTurns
+from motet.routing.groups.tickets import HeldTicket, TicketReleases
 from motet.routing.groups.unfinished import Unfinished
 from motet.routing.workers.serving import WorkKind
 from motet.settings.server_config import CellConfig
@@ -25,6 +34,22 @@ from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest
 
 logger = logging.getLogger(__name__)
+
+PromptKey = tuple[ModelName, str, str, tuple[int, ...]]
+"""Model, weights, salt and tokens."""
+Place = Callable[[list[int]], None]
+"""Places the choices of the group, in parts of these sizes."""
+
+
+@dataclass
+class PromptTurn:
+    """The turns of the groups of one prompt."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    groups: int = 0
+    """Number of groups that have their turn, or wait for it."""
+    failed: bool = False
+    """True if the prefill of one group failed. From then on no group waits for another one."""
 
 
 class Prefiller:
@@ -39,7 +64,8 @@ class Prefiller:
         self._figures.bypasses.update({reason.value: 0 for reason in BypassReason})
         self._cell = cell
         self._tracer = tracer
-        self._turns = PromptTurns()
+        self._turns: dict[PromptKey, PromptTurn] = {}
+        """The turns by prompt, for prompts that have a group now."""
 
     def choices_in_progress(self, model: ModelName) -> int:
         """Returns the number of choices of groups for this model that are being prefilled."""
@@ -67,13 +93,28 @@ class Prefiller:
             self._figures.bypasses[reason.value] += 1
         return reason is None
 
-    def turn(self, request: GenerateRequest, *, parts: int) -> AbstractAsyncContextManager[PromptTurn]:
+    @asynccontextmanager
+    async def turn(self, request: GenerateRequest, *, parts: int) -> AsyncIterator[PromptTurn]:
         """Waits until no other group with this prompt is being prefilled, and makes such groups wait until the context
         is left. A group does not wait if decode workers cannot share a prompt, or if every group needs a prefill of its
         own, which includes groups of several parts."""
-        if parts == 1 and self._cell.bypass_tokens and self._fleet.catalog.serving(request.model).shares_prompts:
-            return self._turns.turn(request)
-        return nullcontext(PromptTurn())
+        shares_prompts = self._fleet.catalog.serving(request.model).shares_prompts
+        if parts > 1 or not self._cell.bypass_tokens or not shares_prompts:
+            yield PromptTurn()
+            return
+        key = request.model, request.model_digest, request.cache_salt, request.prompt
+        turn = self._turns.setdefault(key, PromptTurn())
+        turn.groups += 1
+        try:
+            async with turn.lock:
+                if not turn.failed:
+                    yield turn
+                    return
+            yield turn
+        finally:
+            turn.groups -= 1
+            if not turn.groups:
+                del self._turns[key]
 
     async def ticket(self, request: GenerateRequest, *, readers: int = 1) -> Ticket | None:
         """Returns the ticket of a prefill, or None if the prefill failed; failures are counted and logged. Raises
@@ -116,7 +157,8 @@ class Prefiller:
         """Raises AssertionError if a group is being prefilled."""
         if self.in_progress:
             raise AssertionError(f"{len(self.in_progress)} groups are being prefilled")
-        self._turns.check()
+        if self._turns:
+            raise AssertionError(f"groups of {len(self._turns)} prompts wait for their turn")
 
     async def _prefill_on(self, chosen: ChosenWorker, request: GenerateRequest, *, readers: int) -> Ticket:
         member, load, engine = chosen.member, chosen.member.load, chosen.worker.engine
@@ -137,3 +179,77 @@ class Prefiller:
         load.prompts.finish(prompt, computed_tokens=ticket.num_tokens - ticket.cached_tokens)
         self._fleet.sessions[WorkKind.PREFILL].record(request.session_id, member.id)
         return ticket
+
+
+class GroupPrefill:
+    """The ticket of one group until its parts own it, and the task that waits for prefill. The client sent the ticket,
+    or a prefill worker grants it."""
+
+    def __init__(self, unfinished: Unfinished, prefiller: Prefiller, *, releases: TicketReleases) -> None:
+        self._unfinished = unfinished
+        self._prefiller = prefiller
+        self._releases = releases
+        self._task: asyncio.Task[None] | None = None
+        request = unfinished.request
+        self._held: HeldTicket | None = None
+        if request.ticket is not None:
+            self._held = HeldTicket(request.ticket, releases, parts=1, trace=request.trace, from_client=True)
+
+    def pays(self) -> bool:
+        """Returns True if a prefill worker should compute the prompt. Raises NoWorkerError if no worker can decode."""
+        return self._held is None and self._prefiller.pays(self._unfinished.remaining_request(0))
+
+    def start(self, sizes: list[int], *, place: Place, fail: Callable[[Exception], None]) -> None:
+        """Starts a task that gets a ticket and then calls `place`. `fail`: called with any error of the task."""
+        self._prefiller.in_progress.add(self._unfinished)
+        self._task = asyncio.create_task(self._run(sizes, place=place, fail=fail))
+
+    def take(self) -> HeldTicket | None:
+        """Returns the ticket, which the parts of the group own from then on."""
+        held, self._held = self._held, None
+        return held
+
+    def cancel(self) -> None:
+        """Ends the wait for prefill."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """Waits until the task has ended. Releases a ticket that the parts have not taken."""
+        try:
+            if self._task is not None:
+                await asyncio.wait((self._task,))
+            if (held := self.take()) is not None:
+                held.release()
+                await held.wait_released()
+        finally:
+            self._prefiller.in_progress.discard(self._unfinished)
+
+    async def _run(self, sizes: list[int], *, place: Place, fail: Callable[[Exception], None]) -> None:
+        try:
+            async with self._prefiller.turn(self._unfinished.request, parts=len(sizes)) as turn:
+                if len(sizes) > 1 or not self._prompt_has_arrived():
+                    sizes = await self._get_ticket(sizes)
+                    turn.failed = self._held is None
+                self._prefiller.in_progress.discard(self._unfinished)
+                place(sizes)
+        except Exception as error:  # the reader of the group raises it
+            fail(error)
+
+    def _prompt_has_arrived(self) -> bool:
+        """Returns True if no prefill is needed any more, because the decode worker that would get the group has
+        received the prompt for another group."""
+        with suppress(NoWorkerError):
+            return not self._prefiller.pays(self._unfinished.remaining_request(0))
+        return False
+
+    async def _get_ticket(self, sizes: list[int]) -> list[int]:
+        """Gets a ticket, and returns the sizes of the parts that can use it. Without a ticket every part would compute
+        the prompt, so the group gets one part."""
+        request = self._unfinished.request
+        ticket = await self._prefiller.ticket(request, readers=len(sizes))
+        if ticket is None or ticket.readers < len(sizes):
+            sizes = [len(self._unfinished)]
+        if ticket is not None:
+            self._held = HeldTicket(ticket, self._releases, parts=len(sizes), trace=request.trace)
+        return sizes

@@ -1,7 +1,7 @@
 """Who holds a ticket, and how it ends: its readers acknowledge it, its last holder releases it, or its lease expires.
 
-A ticket is granted by a prefill worker, or brought by a client. Each part of its group may read it on the part's
-worker. A lease waits for all its readers, so a ticket that some part has not read is released as soon as no part needs
+A prefill worker has granted the ticket, or a client has sent it. Each part of the group may read it, on the part's
+worker. The lease waits for all its readers, so a ticket that a part has not read is released as soon as no part needs
 it any more.
 """
 
@@ -28,13 +28,12 @@ class TicketReleases:
 
     async def release(self, ticket: Ticket, trace: str = "") -> None:
         """Ends the lease of a ticket that no worker will read. `trace`: the request id of the client."""
-        worker = releasing_worker(ticket, self._fleet)
-        if worker is not None:
+        if (worker := releasing_worker(ticket, self._fleet)) is not None:
             await worker.engine.release(ticket, trace=trace)
-        else:
-            if self._log is not None:
-                self._log.left(ticket)
-            logger.info("no worker can release the ticket of %s: its lease expires", ticket.remote_request_id)
+            return
+        if self._log is not None:
+            self._log.left(ticket)
+        logger.info("no worker can release the ticket of %s: its lease expires", ticket.remote_request_id)
 
     def start(self, ticket: Ticket, trace: str) -> asyncio.Task[None]:
         """Releases a ticket in a task."""
@@ -54,11 +53,11 @@ class TicketReleases:
 
 
 def releasing_worker(ticket: Ticket, fleet: Fleet) -> Worker | None:
-    """Returns a worker that can end the lease of a ticket, or None if there is none, so that the lease expires.
+    """Returns a worker that can end the lease of a ticket, or None if no worker can, so that the lease expires.
 
     A ticket of a Motet engine is released by its maker, or through any Motet engine, which reaches the maker over the
-    side channel. A ticket of another engine is released through a decode worker that could read it, otherwise through
-    any worker of its kind."""
+    side channel. A ticket of a third-party engine is released through a decode worker that could read it, or else
+    through any third-party worker."""
     answering = [member for member in fleet.members if member.state in ANSWERING and member.worker is not None]
     motet = [member for member in answering if member.facts.kind is EngineKind.MOTET]
     if ticket.foreign:
@@ -78,8 +77,8 @@ class HeldTicket:
         self, ticket: Ticket, releases: TicketReleases, *, parts: int, trace: str = "", from_client: bool = False
     ) -> None:
         """`from_client`: the client sent the ticket; otherwise a prefill worker of this router granted it. The ticket
-        of a client is released only if no engine has received it: an engine acknowledges the lease itself, and the
-        lease can have other readers."""
+        of a client is released only if no engine has received it: the engine acknowledges it, and its lease can have
+        other readers."""
         self.ticket = ticket
         self.from_client = from_client
         self._releases = releases
@@ -93,21 +92,19 @@ class HeldTicket:
     def acknowledge(self) -> None:
         """Records that the worker of a part has read the ticket. Each part calls this or `release`, once."""
         self._unread -= 1
-        self._drop_holder()
+        self.release()
 
     def release(self) -> None:
-        """Records that a part does not need the ticket, and has not read it."""
-        self._drop_holder()
-
-    async def wait_released(self) -> None:
-        """Waits for the release of the ticket, if it must be released."""
-        if self._releasing is not None:
-            await asyncio.wait((self._releasing,))
-
-    def _drop_holder(self) -> None:
+        """Records that a part does not need the ticket any more. After the last part, the ticket is released unless the
+        lease waits for no reader."""
         self._holders -= 1
         if not self._holders and self._unread:
             self._releasing = self._releases.start(self.ticket, self._trace)
+
+    async def wait_released(self) -> None:
+        """Waits until the ticket has been released, if it must be."""
+        if self._releasing is not None:
+            await asyncio.wait((self._releasing,))
 
 
 class PartTickets:
@@ -115,7 +112,7 @@ class PartTickets:
 
     def __init__(self, held: HeldTicket | None) -> None:
         self.held = held
-        """The ticket that the part may still read. None if it has none, or has acknowledged or released it."""
+        """The ticket that the part may still read. None if the part has acknowledged or released it, or has none."""
         self._all = [] if held is None else [held]
 
     def add(self, held: HeldTicket) -> None:
@@ -136,6 +133,5 @@ class PartTickets:
             held.release()
 
     async def wait_released(self) -> None:
-        """Waits for the release of all tickets of the part that must be released."""
         for held in self._all:
             await held.wait_released()

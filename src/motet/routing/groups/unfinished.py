@@ -12,21 +12,20 @@ from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, Generate
 
 
 class UnfinishedChoice:
-    """A choice that has not finished."""
+    """The output tokens of a choice, and the blocks that its worker holds for them."""
 
     __slots__ = ("block_tokens", "output", "seed", "tail_blocks")
 
     def __init__(self, seed: int, output: list[int]) -> None:
         self.seed = seed
         self.output = output
-        """Output tokens."""
         self.tail_blocks = 0
-        """KV blocks that its present worker is assumed to hold for it, in addition to the blocks of the prompt."""
+        """KV blocks that the worker is assumed to hold for the choice, in addition to the blocks of the prompt."""
         self.block_tokens = 0
         """Number of output tokens up to which these blocks suffice."""
 
     def count_blocks(self, block_size: int) -> None:
-        """Counts its blocks, each of `block_size` tokens. A choice without output tokens holds one block."""
+        """Sets the number of blocks, each of `block_size` tokens. A choice without output tokens holds one block."""
         self.tail_blocks = len(self.output) // block_size + 1
         self.block_tokens = self.tail_blocks * block_size - 1
 
@@ -37,7 +36,7 @@ class Unfinished:
     def __init__(
         self, request: GenerateRequest, *, reader_id: RequestId | None = None, prompt: PromptOnce | None = None
     ) -> None:
-        """`reader_id`: the group's id in the deltas for its reader, if the request is a part of the group. `prompt`:
+        """`reader_id`: id of the group in the deltas for its reader, if the request is a part of the group. `prompt`:
         shared by all parts of a group."""
         self.request = request
         """The group, or the part of it, as it was before any move."""
@@ -46,7 +45,7 @@ class Unfinished:
         self.started = False
         """True once the reader has received a delta."""
         self.prompt = prompt or PromptOnce()
-        """The report on the prompt, which the reader of the group gets once."""
+        """Passes on the report on the prompt, which the reader of the group gets once."""
         self.model_digest = request.model_digest
         """Digest of the weights that generate the choices. Empty before the first token, or if the engine has none."""
 
@@ -64,8 +63,7 @@ class Unfinished:
             self.model_digest = model_digest
 
     def abort(self) -> GroupDelta | None:
-        """Ends all choices early. Returns the delta that reports their ends to the reader, or None if no choice is
-        left."""
+        """Ends all choices early. Returns the delta that reports this to the reader, or None if no choice is left."""
         logprobs = None if self.request.sampling.logprobs is None else ()
         ended = tuple(ChoiceDelta(index, (), logprobs, Finish(FinishReason.ABORT)) for index in self.choices)
         self.choices.clear()
@@ -74,9 +72,8 @@ class Unfinished:
     def remaining_request(self, placements: int) -> GenerateRequest:
         """Returns a group of the unfinished choices for a worker. `placements`: number of workers that had it before.
 
-        The group gets another id each time, because a worker that was lost can still know the earlier one. It has no
-        ticket, because a part reads a ticket once.
-        """
+        The group gets another id each time, because a lost worker can still know the earlier one. It has no ticket,
+        because a part reads a ticket once."""
         request = self.request
         if placements == 0 and len(self.choices) == len(request.choices) and request.ticket is None:
             return request
@@ -86,9 +83,7 @@ class Unfinished:
         return msgspec.structs.replace(
             request,
             request_id=RequestId(f"{request.request_id}.{placements}") if placements else request.request_id,
-            choices=tuple(
-                ChoiceStart(index, choice.seed, tuple(choice.output)) for index, choice in self.choices.items()
-            ),
+            choices=tuple(ChoiceStart(index, one.seed, tuple(one.output)) for index, one in self.choices.items()),
             sampling=sampling,
             ticket=None,
             model_digest=self.model_digest,

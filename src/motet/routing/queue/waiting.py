@@ -1,5 +1,5 @@
-"""The queue of groups for which no worker has the capacity. They start in a fair order, each on the first worker that
-has the capacity.
+"""The queue of groups for which no worker has the capacity: for their choices, their trunk, and one tail block of each
+choice. They start in a fair order, each on the first worker that has the capacity.
 
 A group waits for workers that have its model, and blocks only groups that need one of the same workers. Workers have
 queues too, but a group in a worker's queue waits for that worker only. A group that moves to another worker does not
@@ -9,17 +9,17 @@ wait in this queue.
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from motet.errors import EngineError, OverloadedError
 from motet.ids import ModelName
 from motet.metrics.routing import QUEUE_S, RoutingFigures
+from motet.routing.choosing.cost import can_start
 from motet.routing.groups.journey import Journey
-from motet.routing.queue.capacity import CapacityCache, have_capacity
 from motet.routing.queue.fair_queue import FairQueue
 from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.member import Member
 from motet.routing.workers.serving import WorkKind
 from motet.settings.server_config import RoutingConfig
 from motet.types import GenerateRequest
@@ -118,10 +118,7 @@ class WaitingGroups:
                 for group in self._queue.expired(float("inf")):
                     group.fail(EngineError("The server could not check its workers for capacity; its log says why."))
             if self._queue:
-                # Not wait_for, which before Python 3.12 swallows a cancellation that comes together with capacity.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_S):
-                        await self._fleet.capacity.wait()
+                await self._fleet.capacity.wait_at_most(POLL_S)
         self._admitting = None
 
     def _admit(self) -> None:
@@ -160,3 +157,61 @@ class WaitingGroups:
             prompt_tokens=prompt_tokens,
             choices_prefilling=self._choices_prefilling(model),
         )
+
+
+def have_capacity(
+    members: Iterable[Member], *, choices: int, largest_part: int, prompt_tokens: int, choices_prefilling: int
+) -> bool:
+    """Returns True if the workers could start the group at once. Pure: reads only the workers' loads.
+
+    `members`: the workers that may get it. `largest_part`: maximum number of choices that one worker must take.
+    `choices_prefilling`: number of admitted choices that are not in the load of any worker yet.
+
+    A worker that has just refused a group has no capacity. An idle worker takes a group of any size. For any other
+    worker `can_start` decides. A group in parts also needs capacity for all its choices together. Stops at the first
+    members that suffice."""
+    fits, busy, free_choices = False, choices_prefilling > 0, -choices_prefilling
+    one_part = largest_part >= choices
+    for member in members:
+        if member.worker is None or member.faults.refused:
+            continue
+        info, load = member.worker.engine.info, member.load
+        open_choices = load.open_choices
+        fits = (
+            fits
+            or not open_choices
+            or can_start(
+                open_choices=open_choices,
+                max_choices=info.max_num_seqs,
+                held_blocks=load.trunk_blocks + load.tail_blocks,
+                num_blocks=info.num_blocks,
+                choices=largest_part,
+                prompt_blocks=-(-prompt_tokens // info.block_size),
+            )
+        )
+        busy = busy or open_choices > 0
+        free_choices += max(0, info.max_num_seqs - open_choices)
+        if fits and (free_choices >= choices or (one_part and not choices_prefilling)):
+            return True
+    return fits and not busy
+
+
+class CapacityCache:
+    """Checks the capacity for many groups in one turn of the event loop, in which capacity only decreases. If a group
+    did not fit, a group with at least as many choices and prompt tokens does not fit either. So the time for a long
+    queue grows with the number of different group sizes in it."""
+
+    def __init__(self, has_capacity: Callable[[int, int], bool]) -> None:
+        """`has_capacity`: takes a number of choices and a number of prompt tokens."""
+        self._has_capacity = has_capacity
+        self._too_large: list[tuple[int, int]] = []
+        """The smallest sizes that did not fit. None of them is at least as large as another in both numbers."""
+
+    def fits(self, choices: int, prompt_tokens: int) -> bool:
+        if any(choices >= size[0] and prompt_tokens >= size[1] for size in self._too_large):
+            return False
+        if self._has_capacity(choices, prompt_tokens):
+            return True
+        larger = [size for size in self._too_large if size[0] >= choices and size[1] >= prompt_tokens]
+        self._too_large = [*(size for size in self._too_large if size not in larger), (choices, prompt_tokens)]
+        return False

@@ -14,14 +14,11 @@ from motet.block_names import LastPrompt
 from motet.engine import ANSWERING, Worker, WorkerReport, WorkerState
 from motet.errors import EngineSilentError, MotetError
 from motet.routing.workers.affinity import SESSION_TTL_S, Affinity
-from motet.routing.workers.catalog import Catalog
-from motet.routing.workers.member import Member
-from motet.routing.workers.open_groups import OpenGroups
+from motet.routing.workers.member import Member, WorkerFaults
+from motet.routing.workers.open_groups import OpenGroups, Waiters
 from motet.routing.workers.prefix_index import PrefixIndex
-from motet.routing.workers.serving import WorkKind
-from motet.routing.workers.waiters import Waiters
+from motet.routing.workers.serving import Catalog, WorkKind
 from motet.routing.workers.worker_facts import WorkerFacts
-from motet.routing.workers.worker_faults import WorkerFaults
 from motet.routing.workers.worker_load import WorkerLoad
 from motet.types import EngineKind, ModelCard, Role
 

@@ -1,6 +1,7 @@
-"""One worker as its fleet knows it, from the time it is first named until it is removed."""
+"""One worker as its fleet knows it, from the time it is first named until it is removed (`Member`), and its refusals
+and faults (`WorkerFaults`)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import msgspec
@@ -9,16 +10,59 @@ from motet.engine import Worker, WorkerReport, WorkerState
 from motet.ids import ModelName
 from motet.routing.workers.open_groups import OpenGroups
 from motet.routing.workers.worker_facts import WorkerFacts, WorkerModels, facts_of, models_of
-from motet.routing.workers.worker_faults import WorkerFaults
 from motet.routing.workers.worker_load import WorkerLoad
 from motet.types import EngineInfo, EngineKind, ModelCard
+
+REFUSAL_S = 0.5
+"""Seconds for which a worker that refused a group is avoided."""
+DISTRUST_S = 2.0
+MAX_DISTRUST_S = 60.0
+"""A worker that sent invalid data gets no groups for `DISTRUST_S` seconds. If it sends invalid data again within
+`MAX_DISTRUST_S` after that, the duration doubles, up to `MAX_DISTRUST_S`."""
+
+
+class WorkerFaults:
+    """Refusals, invalid data and deaths of one worker. A restart of the worker clears only the refusals. Decides how
+    long the worker is avoided."""
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self.deaths = 0
+        """Number of times that the worker was found dead."""
+        self._clock = clock
+        self._refused_until_s = clock()
+        self._distrust_s = 0.0
+        """Duration of the last distrust."""
+        self._distrusted_until_s = clock()
+
+    @property
+    def refused(self) -> bool:
+        """True for `REFUSAL_S` after the worker refused a group: it is chosen only if there is no other worker."""
+        return self._clock() < self._refused_until_s
+
+    def record_refusal(self) -> None:
+        self._refused_until_s = self._clock() + REFUSAL_S
+
+    def forget_refusal(self) -> None:
+        self._refused_until_s = self._clock()
+
+    @property
+    def distrusted(self) -> bool:
+        """True for some time after the worker sent invalid data: it gets no groups, whatever it reports."""
+        return self._clock() < self._distrusted_until_s
+
+    def distrust(self) -> None:
+        """Records that the worker sent invalid data."""
+        now_s = self._clock()
+        again = now_s < self._distrusted_until_s + MAX_DISTRUST_S and self._distrust_s > 0
+        self._distrust_s = min(2 * self._distrust_s, MAX_DISTRUST_S) if again else DISTRUST_S
+        self._distrusted_until_s = now_s + self._distrust_s
 
 
 class Member:
     """A worker with its state, the facts about its engine, its load, and the groups that are open on it.
 
-    Only its `Fleet` changes a member, because other parts must be informed. The code that gives the worker a group
-    changes its load and its groups."""
+    Only its `Fleet` changes a member, because it informs the tasks that wait for a change. The load and the groups are
+    changed by the code that gives the worker a group."""
 
     def __init__(
         self, id: str, address: str, *, facts: WorkerFacts, load: WorkerLoad, groups: OpenGroups, faults: WorkerFaults
@@ -47,8 +91,7 @@ class Member:
         return not present or present == model_digest
 
     def info_of(self, model: str) -> EngineInfo | None:
-        """Returns the engine's facts for this model. Returns None if the worker has no engine, or does not serve the
-        model."""
+        """Returns the engine's facts for this model. None if the worker has no engine, or does not serve the model."""
         if self.worker is None or not self.models.has(model):
             return None
         info = self.worker.engine.info
@@ -58,7 +101,7 @@ class Member:
         return msgspec.structs.replace(info, model=card.name, max_model_len=card.max_model_len)
 
     def returned(self, worker: Worker | None) -> None:
-        """Records that the worker has become available, for the first time or again. `worker` is None if it takes
+        """Records that the worker has become available, for the first time or again. `worker`: None if it takes
         texts."""
         self.load, self.groups = self.load.next_start(), self.groups.next_start()
         self.given_up = False

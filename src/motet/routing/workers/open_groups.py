@@ -1,13 +1,49 @@
-"""The open groups on a worker, with the share of the worker's load that each has. The keeper of the worker can end
-them."""
+"""The open groups on a worker, each with its share of the worker's load, and the tasks that wait for them to end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 
 from motet.block_names import BlockName
 from motet.errors import MotetError
-from motet.routing.workers.waiters import Waiters
 from motet.routing.workers.worker_load import UnfinishedPrompt, WorkerLoad
+
+
+class Waiters:
+    """The futures of the tasks that wait. `wake` completes all of them at once.
+
+    A future exists from the call of `wait`, so a wake between that call and the await is not missed."""
+
+    def __init__(self, *, also: "Waiters | None" = None) -> None:
+        """`also`: other waiters that each `wake` of these wakes too."""
+        self._futures: list[asyncio.Future[None]] = []
+        self._also = also
+
+    @property
+    def count(self) -> int:
+        return sum(not future.done() for future in self._futures)
+
+    def wait(self) -> asyncio.Future[None]:
+        """Returns a future that is done at the next `wake`. A caller that stops waiting cancels it."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures = [other for other in self._futures if not other.done()]
+        self._futures.append(future)
+        return future
+
+    async def wait_at_most(self, timeout_s: float) -> None:
+        """Returns at the next `wake`, or after the timeout."""
+        # Not wait_for, which before Python 3.12 swallows a cancellation that comes together with the wake.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.wait()
+
+    def wake(self) -> None:
+        futures, self._futures = self._futures, []
+        for future in futures:
+            if not future.done():
+                future.set_result(None)
+        if self._also is not None:
+            self._also.wake()
 
 
 class OpenGroups:

@@ -1,17 +1,19 @@
-"""The workers that serve one model, sorted by what they do for it.
+"""The workers that serve one model, sorted by what they do for it (`ModelServing`), and the catalog of a fleet: its
+workers by model, its models, and the makers of tickets (`Catalog`).
 
-Every decision needs these workers, and members change rarely. So the catalog of a fleet sorts them once after a change,
-at the first query, and a decision does not iterate over thousands of members.
+Every decision needs these workers, and members change rarely. So the catalog sorts them once after a change, at the
+first query, and a decision does not iterate over thousands of members.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from motet.engine import WorkerState
+from motet.ids import ModelName
 from motet.routing.workers.member import Member
 from motet.routing.workers.worker_facts import PairKey
-from motet.types import Role
+from motet.types import ModelCard, Role
 
 
 class WorkKind(Enum):
@@ -23,13 +25,13 @@ class WorkKind(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Roster:
-    """Workers that may get the same work, found by id. Made by `roster`."""
+    """Workers that may get the same work. Made by `roster`."""
 
     members: tuple[Member, ...]
     ids: tuple[str, ...]
     by_id: dict[str, Member]
     block_kinds: frozenset[tuple[int, str]]
-    """Block size and name of the weights in block names, for each member that has ever been reached."""
+    """Block sizes and names of the weights in the block names of the members that have ever been reached."""
 
     def without(self, ids: Collection[str]) -> "Roster":
         """Returns the roster without these members. Ids that are not in it change nothing."""
@@ -110,3 +112,82 @@ def serving(members: Iterable[Member], model: str) -> ModelServing:
             not member.given_up for member in expected if not has_decode or member.facts.role is not Role.PREFILL
         ),
     )
+
+
+class Catalog:
+    """Answers queries about the members. Results are computed at the first query after a change of a member, and cached
+    until the next change."""
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        """`members`: members by id; their fleet changes them, and then calls `invalidate`."""
+        self._members = members
+        self._serving: dict[str, ModelServing] = {}
+        """Workers by model."""
+        self._makers: dict[str, Member] | None = None
+        """Members that make tickets, by engine id. None if they are to be computed again."""
+        self._models: dict[ModelName, ModelCard] = {}
+        self._models_valid = True
+
+    def invalidate(self) -> None:
+        """Called when a member has joined, left or changed."""
+        self._serving.clear()
+        self._makers = None
+        self._models_valid = False
+
+    def serving(self, model: str = "") -> ModelServing:
+        """Returns the workers that serve the model now. Without a name, returns the workers of all models."""
+        cached = self._serving.get(model)
+        if cached is not None:
+            return cached
+        result = serving(self._members.values(), model)
+        if not model or model in self.models():  # names that clients invent are not cached
+            self._serving[model] = result
+        return result
+
+    def ready(self, work: WorkKind, model: str = "") -> tuple[Member, ...]:
+        """Returns the workers that may get this work now. Prefill workers generate only if there is no other worker."""
+        return self.serving(model).ready(work)
+
+    def texts(self, model: str) -> list[Member]:
+        """Returns the members that take texts and may get a request for this model now."""
+        members = [member for member in self._members.values() if member.facts.takes_texts]
+        return [member for member in members if member.state is WorkerState.READY and member.models.has(model)]
+
+    def models(self) -> Mapping[ModelName, ModelCard]:
+        """Returns the models that the members serve, or served when they were last available, in the order in which
+        they were first seen, each with the card of the first member that has it. The result is the same object until a
+        member changes."""
+        if not self._models_valid:
+            served: dict[ModelName, ModelCard] = {}
+            for member in self._members.values():
+                for name, card in member.models.by_name.items():
+                    served.setdefault(name, card)
+            earlier = [name for name in self._models if name in served]
+            self._models = {name: served[name] for name in dict.fromkeys((*earlier, *served))}
+            self._models_valid = True
+        return self._models
+
+    def only_text(self, model: str) -> bool:
+        """Returns True if only members that take texts serve the model."""
+        members = [member for member in self._members.values() if model and member.models.has(model)]
+        return bool(members) and all(member.facts.takes_texts for member in members)
+
+    def base_of(self, model: str) -> ModelName | None:
+        """Returns the base model of the engine that serves this model under another name, or as an adapter."""
+        for member in self._members.values():
+            if member.worker is not None and model and member.models.has(model):
+                return member.worker.engine.info.model
+        return None
+
+    def adapter(self, model: ModelName) -> str:
+        """Returns the name that distinguishes KV blocks of this model from blocks of its base model. Returns an empty
+        name if it has no base model."""
+        card = self.models().get(model) if model else None
+        return model if card is not None and card.parent is not None else ""
+
+    def maker(self, engine_id: str) -> Member | None:
+        """Returns the member that makes tickets with this engine id, or None if no member does."""
+        if self._makers is None:
+            makers = ((member.facts.engine_id, member) for member in self._members.values())
+            self._makers = {id: member for id, member in makers if id is not None}
+        return self._makers.get(engine_id)
