@@ -56,7 +56,7 @@ class Demand:
 
     @property
     def messages_per_s(self) -> float:
-        """Returns the rate of messages of block events. Each side stores one prompt and removes another, in one
+        """Returns messages of block events per second. Each side stores one prompt and removes another in one
         message."""
         return self.groups_per_s * (2 if self.prefill else 1)
 
@@ -72,8 +72,7 @@ class GatewayNeeds:
     answering: float
     """Share of the core of each worker's API process for status requests; 0 if `gateways` is None."""
     connections: int
-    """Number of connections that each idle gateway keeps open: to every worker one for requests, one for block
-    events."""
+    """Connections that each idle gateway keeps open: one for requests and one for block events to every worker."""
     pairs: int
     """Number of connections for KV transfer: from every decode worker to every prefill worker."""
     index_gb: float

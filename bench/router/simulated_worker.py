@@ -18,8 +18,7 @@ ALMOST_ZERO = 1e-6
 
 @dataclass(frozen=True)
 class EngineTimes:
-    """The capacity of an engine, and the times of its step. The default is Motet's engine on two cores
-    (docs/log.md)."""
+    """The capacity of an engine and the times of its step. Default: Motet's engine on two cores (docs/log.md)."""
 
     step_ms: float = 4.0
     choice_ms: float = cost.CHOICE_MS

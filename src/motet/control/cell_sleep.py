@@ -63,14 +63,13 @@ class CellSleep:
             await asyncio.shield(asyncio.ensure_future(self._sleep(weights=level > 1)))
 
     async def wake(self, tags: Collection[SleepTag]) -> bool:
-        """Allocates the memory of these tags again; without tags, all of it. Returns True if no memory is released any
-        more, so that groups continue. Raises EngineError if the weights cannot be read again; an update can still
-        replace them."""
+        """Allocates the memory of these tags again; without tags, all of it. Returns True if all memory is allocated,
+        so that groups continue. Raises EngineError if the weights cannot be read again; an update can still replace
+        them."""
         return await asyncio.shield(asyncio.ensure_future(self._wake(MEMORY.intersection(tags) if tags else MEMORY)))
 
     async def let_groups_end(self) -> None:
-        """Wakes all engines before the server stops, so that groups that were kept can end. If that fails, they are
-        aborted."""
+        """Wakes all engines before the server stops, so that kept groups can end. If that fails, they are aborted."""
         try:
             await self.wake(())
         except EngineError as error:

@@ -39,8 +39,8 @@ class CheckpointUpload:
         self._ended = False
 
     def add(self, file: MemoryFile) -> None:
-        """Adds a file. Closes the file and raises RequestError if the upload has ended, or if a tensor was received
-        before."""
+        """Adds a file. If the upload has ended, or a tensor was received before, closes the file and raises
+        RequestError."""
         try:
             if self._ended:
                 message = "The weight update ended before these tensors were received."

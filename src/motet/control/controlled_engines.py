@@ -94,6 +94,6 @@ class ControlledEngines:
 
     async def sync_pause(self, engine: ControlledEngine) -> None:
         """Pauses an engine that joins during a pause. Ends the pause of a worker on another server that can have missed
-        its end."""
+        the end."""
         if self.paused or (self._has_paused and isinstance(engine, ServerEngine)):
             await engine.send(Hold(self.paused))

@@ -186,9 +186,8 @@ class WeightUpdates:
             self.history.name(version)
 
     async def checksums(self) -> dict[str, str]:
-        """Returns the SHA-256 of the weights in the engines, by the name of the tensor in a checkpoint. Raises
-        EngineError unless all engines are available and have equal weights, and RequestError while the weights are
-        released."""
+        """Returns the SHA-256 of the engines' weights by tensor name in a checkpoint. Raises EngineError unless all
+        engines are available and have equal weights, and RequestError while the weights are released."""
         async with self._engines.lock:
             if self.lost:
                 raise asleep()
@@ -321,8 +320,7 @@ class WeightUpdates:
         raise next(answer for answer in answers if isinstance(answer, BaseException))
 
     def _disown_old(self, engines: Sequence[NamedEngine], digest: str) -> None:
-        """Makes each worker on another server that does not have the new weights join again, which gives it the
-        weights."""
+        """Makes each worker on another server without the new weights join again, which gives it the weights."""
         for id, engine in engines:
             if isinstance(engine, ServerEngine) and engine.info.model_digest != digest:
                 logger.warning("%s does not have the new weights: it joins again", id)
@@ -339,8 +337,7 @@ class WeightUpdates:
 
 
 async def drop(checkpoint: Checkpoint, engines: Sequence[tuple[ControlledEngine, str]]) -> None:
-    """Closes a checkpoint, and makes these engines drop the weights with these digests that they have prepared. Never
-    raises."""
+    """Closes a checkpoint, and makes each engine drop its prepared weights that have this digest. Never raises."""
     try:
         orders = (engine.send(DropWeights(digest)) for engine, digest in engines)
         await asyncio.gather(*orders, return_exceptions=True)

@@ -44,8 +44,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class StoredFields(msgspec.Struct, frozen=True):
-    """Blocks that were stored, in the form of any engine. UNSET fields are not encoded; vLLM's reader needs the
-    others."""
+    """Stored blocks, in the form of any engine. UNSET fields are not encoded; vLLM's reader needs the others."""
 
     block_hashes: list[WireHash]
     parent_block_hash: WireHash | None
@@ -194,7 +193,7 @@ class EventReader:
     def __init__(self) -> None:
         self._name_of: dict[WireHash, BlockName] = {}
         self._media: dict[WireHash, set[str | None]] = {}
-        """Kinds of memory in which each block is stored. An engine can move a block to memory from which it can be
+        """Kinds of memory in which each block is stored. An engine can move a block to memory from which it is
         fetched."""
 
     def changes(self, event: WireEvent) -> list[BlockChange]:

@@ -38,8 +38,7 @@ REPLAY_TIMEOUT_S = 5.0
 MESSAGES_QUEUED = 10_000
 """Maximum number of messages queued while the follower is busy. Further ones are dropped, which their numbers show."""
 MESSAGES_REPLAYED = 100_000
-"""Maximum number of queued messages of a replay. vLLM drops messages when its own queue is full, so this queue is
-long."""
+"""Maximum number of queued messages of a replay. It is high because vLLM drops messages when its own queue is full."""
 MAX_MESSAGE_BYTES = 2**26
 """Maximum size of a message, enough for half a million blocks. A publisher that sends a larger one is disconnected."""
 MAX_REPLAY_BYTES = 2**27
@@ -65,9 +64,8 @@ class BlockSource:
 
 
 async def follow_blocks(source: BlockSource, listener: BlockListener, *, shared: "SharedContext | None" = None) -> None:
-    """Passes the changes of a worker's blocks to `listener` until it is cancelled. The worker can start later. Returns
-    at once, with a warning, if the source is not a valid address. `shared`: ZeroMQ context of the followers of other
-    workers."""
+    """Passes the changes of a worker's blocks to `listener` until it is cancelled. The worker can start later. If the
+    source is not a valid address, logs a warning and returns. `shared`: ZeroMQ context of all followers."""
     try:
         subscription = Subscription(source, shared)
     except ConfigError as exc:
@@ -206,8 +204,8 @@ class Follower:
         return messages
 
     def _changes_in(self, messages: Sequence[NumberedMessage]) -> list[BlockChange]:
-        """Returns the changes in these messages. After an invalid event no block is known, since the event can have
-        been any change."""
+        """Returns the changes in these messages. An invalid event can have been any change, so no block is known after
+        it."""
         changes: list[BlockChange] = []
         for message in messages:
             try:
@@ -267,8 +265,7 @@ class Subscription:
         self._poller.register(self._connections, zmq.POLLIN)
 
     async def next(self, patience_s: float) -> NumberedMessage | SubscriptionEvent:
-        """Returns the next message or event. The event of a new connection comes before the messages of that
-        connection."""
+        """Returns the next message or event. A new connection is reported before its messages."""
         ready = dict(await self._poller.poll(round(patience_s * 1000)))
         if self._connections in ready:
             parse_monitor_message(await self._connections.recv_multipart())
@@ -278,7 +275,7 @@ class Subscription:
         return SubscriptionEvent.SILENCE
 
     async def replay(self, start: int, *, patience_s: float, gap_s: float = REPLAY_GAP_S) -> Replayed:
-        """Requests the messages from number `start` on. Raises ReplayError, also after `patience_s` without an
+        """Requests the messages from number `start` on. Raises ReplayError, for example `patience_s` without an
         answer."""
         if self._source.replay is None:
             raise ReplayError("it does not replay")

@@ -30,8 +30,7 @@ from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 logger = logging.getLogger(__name__)
 
 MESSAGES_QUEUED = 10_000
-"""Maximum number of messages queued for a slow subscriber. Further ones are dropped, and the subscriber requests
-them."""
+"""Maximum number of messages queued for a slow subscriber, which then requests the dropped ones."""
 EVENTS_PER_TURN = 16
 """Number of events of a long replay after which other tasks of the event loop run."""
 REPLAY_TIMEOUT_S = 10.0
@@ -151,8 +150,8 @@ class BlockPublisher:
         return number, schema.payload(events, self._options.clock())
 
     def _applied(self, change: BlockChange) -> msgspec.Raw:
-        """Applies a change, and returns its event. Hashes of salted prompts are never published, nor is their
-        removal."""
+        """Applies a change, and returns its event. Salted prompts' hashes are published neither as stored nor as
+        removed."""
         salted = self._stored.salted_among(change.names) if isinstance(change, Removed) else ()
         self._stored.apply(change)
         return schema.event(change, self._options.block_size, salted=salted)

@@ -95,8 +95,7 @@ class Router:
         return ModelView(self, model, generate=self.place)
 
     def generate(self, request: GenerateRequest) -> GroupStream:
-        """Starts or queues a group. Raises NoWorkerError if no worker is available, or the error of the worker's
-        engine."""
+        """Starts or queues a group. Raises NoWorkerError if no worker is available, or the error of an engine."""
         journey = self._journey(request, wait_s=self._routing.migration_wait_s)
         can_pass = self._closed or self.waiting.can_pass(request)
         if can_pass:
@@ -230,8 +229,7 @@ class ModelView:
         await self._router.stop_choice(request_id, index)
 
     async def stats(self) -> EngineStats:
-        """Returns the sum of the figures of all workers that serve the model and answer. Raises NoWorkerError if no
-        worker does."""
+        """Returns the sum of the figures of the workers that serve the model. Raises NoWorkerError if none answers."""
         members = self._router.fleet.catalog.ready(WorkKind.GENERATE, self._model)
         answers = await asyncio.gather(*map(self._stats_of, members))
         known = [stats for stats in answers if stats is not None]

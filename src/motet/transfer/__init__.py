@@ -6,8 +6,7 @@ proof            numbers in registered memory that show a reader that it has rea
 orders           the orders of an engine core to its transfer thread, and the events that come back
 thread           the transfer thread and its two queues (`mailbox`)
 loop             what the thread does in each round, as the owner of leases; `reader` as the reader of trunks
-peer             one other worker from which this one reads: introduction, connection, loss
-peer_connection  the reads over the connection to a peer
+peer             one other worker from which this one reads: introduction, connection, reads, loss
 side_channel     the messages between workers over ZeroMQ, and the sockets at both ends
 pull             one fetch of a trunk, from the order to the last byte that can arrive
 transport        the interface to the library that moves the bytes; servers use `nixl`

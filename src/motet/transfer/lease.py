@@ -30,8 +30,7 @@ def new_lease_id() -> int:
 
 @dataclass
 class Lease:
-    """Keeps a ticket's blocks until all readers are done, or until no reader has sent a heartbeat for
-    `LeaseTable.seconds`."""
+    """Keeps a ticket's blocks until all readers are done, or none has sent a heartbeat for `LeaseTable.seconds`."""
 
     ticket: Ticket
     granted_s: float
@@ -55,8 +54,8 @@ class LeaseTable:
         return len(self._leases)
 
     def grant(self, ticket: Ticket, *, now_s: float) -> Lease:
-        """Makes the lease that a ticket names. It holds the blocks from now on, and its slot of the proof has the
-        ticket's digest."""
+        """Makes the lease that a ticket names. It holds the blocks from now on; its slot of the proof has the
+        digest."""
         self._proof.publish(ticket.lease_slot, ticket.digest)
         lease = Lease(ticket, now_s, now_s + self.seconds)
         self._leases[ticket.lease_id] = lease

@@ -23,8 +23,7 @@ from motet.transfer.transport import Transport
 logger = logging.getLogger(__name__)
 
 POLL_AFTER_MESSAGE_S = 2.0
-"""Time in seconds for which the transport is polled after a message of a reader: its first read, which sets up a
-connection, can follow."""
+"""Time in seconds of polling after a message of a reader: its first read, which sets up a connection, can follow."""
 POLL_MS = 1
 """Interval in milliseconds of rounds in which the transport is polled."""
 DEREGISTER_TIMEOUT_S = 2.0

@@ -82,8 +82,7 @@ class NixlRead:
         on_done: Callable[[], object] = lambda: None,
         buffer: nixl.nixlRegDList | None = None,
     ) -> None:
-        """`on_done` is called once, when all bytes have arrived. `buffer`: registered memory that only this read
-        uses."""
+        """`on_done`: called once, when all bytes have arrived. `buffer`: registered memory that only this read uses."""
         self.num_bytes = 0
         self.num_descriptors = 0
         self.closed = False
@@ -95,7 +94,7 @@ class NixlRead:
         self._state = ReadState.RUNNING
 
     def post(self, local: tuple[Spans, int], remote: tuple[Spans, int]) -> None:
-        """Posts the read, given the spans and their device on both sides. If NIXL raises an error, the caller must call
+        """Posts the read, given spans and device of both sides. If NIXL raises an error, the caller must call
         `abort`."""
         self._peer.num_running += 1
         self.num_bytes, self.num_descriptors = int(local[0][:, 1].sum()), len(local[0])
@@ -152,8 +151,7 @@ class NixlTransport:
     """One NIXL agent with the KV memory and the proof of one worker."""
 
     def __init__(self, name: str, memory: RegisteredMemory, *, ucx: Mapping[str, str] | None = None) -> None:
-        """`name` must be new each time a worker starts. `ucx`: settings of UCX, such as `{"TLS": "tcp"}`. Raises
-        StartupError."""
+        """`name`: new each time a worker starts. `ucx`: settings such as `{"TLS": "tcp"}`. Raises StartupError."""
         _redirect_nixl_log()
         config = nixl.nixl_agent_config(enable_prog_thread=False, enable_listen_thread=False, backends=[])
         settings = {"engine_config": ",".join(f"{key}={value}" for key, value in ucx.items())} if ucx else {}

@@ -73,8 +73,8 @@ class PullOrder:
 @dataclass(frozen=True)
 class AbandonPull:
     """Order: stop a pull whose result is no longer needed, and release its lease. If no PullLanded or PullFailed was
-    delivered before, exactly one PullSettled follows. A PullLanded or PullFailed that was on its way can come instead,
-    and is valid."""
+    delivered before, exactly one PullSettled follows, or a PullLanded or PullFailed that was on its way, and is
+    valid."""
 
     number: int
 

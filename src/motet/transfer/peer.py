@@ -1,4 +1,4 @@
-"""Another worker from which this one reads (`Peer`), and all of them (`Peers`).
+"""Another worker from which this one reads (`Peer`), the reads from it (`PeerConnection`), and all peers (`Peers`).
 
     introducing ── Welcome ──► connected ──► lost ──► closed
          └─────────────────────────────────►
@@ -8,6 +8,9 @@
 3. A peer is lost when it does not answer, refuses, has restarted, or its connection breaks.
 4. A lost peer stays connected until no read from it can write any more, and is then closed: a transport that
    disconnects does not stop what the peer is doing. The next order that needs the worker makes a new Peer.
+
+A pull polls its read until it is final, and then closes it. If the pull's time is over first, it marks the read as
+overdue and closes it too: bytes of the read can still arrive, so it stays open here until it is final.
 """
 
 import contextlib
@@ -15,8 +18,9 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from motet.transfer.orders import FailureKind, ReaderDone, ReaderHeartbeat, TransferError
-from motet.transfer.peer_connection import PeerConnection
 from motet.transfer.side_channel import (
     ChannelReply,
     ChannelRequest,
@@ -29,7 +33,7 @@ from motet.transfer.side_channel import (
     new_nonce,
 )
 from motet.transfer.ticket import TransferAddress
-from motet.transfer.transport import BlockRun, KVFacts, PostedRead, ReadState, Transport
+from motet.transfer.transport import BlockRun, KVFacts, PostedRead, ReadState, RegisteredMemory, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +41,14 @@ POLL_REQUEST_EVERY_S = 1.0
 """Interval in seconds at which a worker is requested to poll while reads from it are open. A worker polls for readers
 only while it knows of some."""
 SILENCE_S = 60.0
-"""Time in seconds without an answer after which a worker is sent a new Hello, because it can be gone for good. This
-happens when another worker is connected. Where workers often end and return at other ports, this limits the number of
+"""Time in seconds without an answer after which a worker is sent a new Hello as soon as another worker is connected:
+the silent worker can be gone for good. Where workers often end and return at other ports, this limits the number of
 connections to workers that have ended."""
 
 
 @dataclass(frozen=True)
 class ReaderTerms:
-    """What a reader reports to other workers about itself, and how long it waits for them."""
+    """What a reader sends to other workers about itself, and how long it waits for them."""
 
     facts: KVFacts
     answer_s: float
@@ -81,7 +85,7 @@ class PeerChannel:
         return self._answer_due_s is not None and self.terms.clock() >= self._answer_due_s
 
     def send_hello(self) -> None:
-        """Sends Hello. A worker that is connected already is sent one to find out if it is still there."""
+        """Sends Hello. A connected worker gets another Hello to find out if it is still there."""
         self._nonce = new_nonce()
         self._answer_due_s = self.terms.clock() + self.terms.answer_s
         self.client.send(Hello(self.address.engine_id, self.terms.facts), self._nonce)
@@ -91,33 +95,71 @@ class PeerChannel:
         return [reply for nonce, reply in self.client.replies() if nonce == self._nonce]
 
     def accept_welcome(self) -> None:
-        """Notes that the worker has answered."""
-        self._answer_due_s = None
+        """Records that the worker has answered."""
+        self.stop_waiting()
         self.answered_s = self.terms.clock()
 
     def stop_waiting(self) -> None:
-        """Awaits no answer any more."""
         self._answer_due_s = None
 
-    def send_poll_request(self) -> None:
-        self._send(PollRequest())
+    def send(self, request: ChannelRequest) -> None:
+        """Sends a message, unless the channel is closed. Does not wait for an answer."""
+        if not self._closed:
+            self.client.send(request, new_nonce())
 
     def send_heartbeat(self, lease_id: int) -> None:
-        """Sends the owner of a lease the message that a reader still needs the lease."""
-        self._send(ReaderHeartbeat(lease_id))
+        """Reports to the owner of a lease that a reader still needs the lease."""
+        self.send(ReaderHeartbeat(lease_id))
 
     def release(self, lease_id: int, reader: str) -> None:
-        """Sends the owner of a lease, if it can be reached, the message that this reader does not need the lease."""
-        self._send(ReaderDone(lease_id, reader))
+        """Reports to the owner of a lease, if it can be reached, that this reader does not need the lease."""
+        self.send(ReaderDone(lease_id, reader))
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self.client.close()
 
-    def _send(self, request: ChannelRequest) -> None:
-        if not self._closed:
-            self.client.send(request, new_nonce())
+
+@dataclass(eq=False)
+class PeerConnection:
+    """The transport's connection to a peer, and the reads over it that are not closed. Owned by the `Peer`."""
+
+    name: str
+    """The transport's name for the peer."""
+    memory: RegisteredMemory
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self.num_reads = 0
+        """Number of reads that are not closed."""
+        self.last_closed_s = self.clock()
+        """Time at which a read was last closed; before the first read, the time of the connection."""
+        self._closing: list[PostedRead] = []
+        """Reads to close as soon as they are final."""
+        self._overdue: list[PostedRead] = []
+
+    @property
+    def has_overdue_read(self) -> bool:
+        """True if an overdue read is not final yet. A new read would have to wait for it."""
+        return bool(self._overdue)
+
+    def mark_overdue(self, read: PostedRead) -> None:
+        self._overdue.append(read)
+
+    def close_read(self, read: PostedRead) -> None:
+        """Closes a read, now or as soon as it is final."""
+        self._closing.append(read)
+        self.close_final_reads()
+
+    def close_final_reads(self) -> None:
+        """Closes the reads that were to be closed and have become final."""
+        for read in [read for read in self._closing if read.poll() is not ReadState.RUNNING]:
+            self._closing.remove(read)
+            read.close()
+            self.num_reads -= 1
+            self._overdue = [overdue for overdue in self._overdue if overdue is not read]
+            self.last_closed_s = self.clock()
 
 
 @dataclass(eq=False)
@@ -131,7 +173,7 @@ class Peer:
         self.error: TransferError | None = None
         """Reason why the peer is lost; None while it is not."""
         self.connection: PeerConnection | None = None
-        """Connection to the worker's memory; None until the worker's Welcome has come."""
+        """None until the worker's Welcome has come."""
         self.closed = False
         """True if the peer is lost and no read from it is open."""
         self._first_read: PostedRead | None = None
@@ -170,7 +212,7 @@ class Peer:
         now_s = self.channel.terms.clock()
         if self._num_reads and now_s >= self._next_poll_request_s:
             self._next_poll_request_s = now_s + POLL_REQUEST_EVERY_S
-            self.channel.send_poll_request()
+            self.channel.send(PollRequest())
         self._check_first_read()
         if self.connection is not None:
             self.connection.close_final_reads()
@@ -186,13 +228,15 @@ class Peer:
     def read_blocks(self, runs: list[BlockRun]) -> PostedRead:
         """Posts a read, which the caller must `close_read`. If it raises TransferError, the peer is lost."""
         with self._posting() as connection:
-            return connection.read_blocks(runs)
+            return self.transport.read_blocks(connection.name, runs)
 
     def read_proof(self, blocks: list[int], lease_slot: int | None = None) -> tuple[PostedRead, list[int]]:
-        """Posts a read of the proof (`PeerConnection.read_proof`), which the caller must `close_read`. If it raises
-        TransferError, the peer is lost."""
+        """Posts a read of the proof's entries for `blocks` and then, if given, for `lease_slot`. The list has the
+        values when the read is done. The caller must `close_read` the read. If it raises TransferError, the peer is
+        lost."""
         with self._posting() as connection:
-            return connection.read_proof(blocks, lease_slot)
+            slots = [] if lease_slot is None else [connection.memory.num_blocks + lease_slot]
+            return self.transport.read_proof(connection.name, [*blocks, *slots])
 
     def close_read(self, read: PostedRead) -> None:
         """Closes a read, now or as soon as it is final."""
@@ -204,8 +248,8 @@ class Peer:
         self._connected().mark_overdue(read)
 
     def acknowledge(self, lease_id: int, reader: str) -> None:
-        """Sends the owner of a lease the message that its data has been read and verified."""
-        self._connected().acknowledge(lease_id, reader)
+        """Reports to the owner of a lease that its data has been read and verified."""
+        self.transport.notify(self._connected().name, msgspec.msgpack.encode(ReaderDone(lease_id, reader)))
 
     def close(self) -> None:
         """Ends the side channel and the connection. Reads that are still open stay as they are."""
@@ -213,7 +257,7 @@ class Peer:
             self.closed = True
             self.channel.close()
             if self.connection is not None:
-                self.connection.disconnect()
+                self.transport.disconnect(self.connection.name)
 
     @property
     def _num_reads(self) -> int:
@@ -242,7 +286,7 @@ class Peer:
         except TransferError as error:
             self.mark_lost(error.message, error.kind)
             return
-        self.connection = PeerConnection(self.transport, name, welcome.memory, self.channel.terms.clock)
+        self.connection = PeerConnection(name, welcome.memory, self.channel.terms.clock)
         with contextlib.suppress(TransferError):  # the peer is lost then
             self._first_read, _ = self.read_proof([0])
 
@@ -256,14 +300,15 @@ class Peer:
 
     @contextlib.contextmanager
     def _posting(self) -> Iterator[PeerConnection]:
-        """Surrounds the code that posts a read."""
-        was_idle = not self._num_reads
+        """Surrounds the code that posts a read, and counts the read."""
         try:
-            yield self._connected()
+            connection = self._connected()
+            yield connection
         except TransferError as error:
             self.mark_lost(error.message, error.kind)
             raise
-        if was_idle:
+        connection.num_reads += 1
+        if connection.num_reads == 1:
             self._next_poll_request_s = self.channel.terms.clock() + POLL_REQUEST_EVERY_S
 
     def _close_if_over(self) -> None:
@@ -291,7 +336,7 @@ class Peers:
         return any(peer.busy for peer in self._all())
 
     def at(self, address: TransferAddress) -> Peer:
-        """Returns the peer at an address. A new peer is sent a Hello at once. Raises TransferError if the address is
+        """Returns the peer at an address; a new peer is sent a Hello. Raises TransferError if the address is
         invalid."""
         peer = self._peers.get(address)
         if peer is None or peer.error is not None:

@@ -22,8 +22,7 @@ _ALL_FREE = bytes(array("q").itemsize * LEASE_SLOTS)
 
 
 class Proof:
-    """The entries and the allocation of lease slots. Owned by the engine core; the memory of the entries never
-    moves."""
+    """The entries and the lease slots. Owned by the engine core; the memory of the entries never moves."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

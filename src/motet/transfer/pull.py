@@ -26,8 +26,7 @@ from motet.transfer.ticket import Ticket
 from motet.transfer.transport import PostedRead, ReadState, RegisteredMemory, merged
 
 HEARTBEAT_EVERY_S = 1.0
-"""Interval in seconds of the heartbeats during a pull. It is short because the owner of the lease polls only while it
-knows of readers."""
+"""Interval in seconds of a pull's heartbeats: short, because the owner of the lease polls only while it has readers."""
 
 PullEvent = PullLanded | PullFailed | PullSettled
 

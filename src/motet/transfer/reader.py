@@ -30,8 +30,7 @@ FIRST_READ_S = 2.0
 class TrunkReader:
     """Follows the orders that concern trunks of other workers. Owned by the transfer thread; never blocks.
 
-    An unexpected error in a pull ends only that pull. Its destination blocks are settled when the transport is
-    closed."""
+    An unexpected error in a pull ends only that pull. Its blocks are settled when the transport is closed."""
 
     engine_id: str
     peers: Peers

@@ -111,8 +111,7 @@ ENVELOPES = msgspec.msgpack.Decoder(Envelope)
 REQUESTS: "msgspec.msgpack.Decoder[ChannelRequest]" = msgspec.msgpack.Decoder(ChannelRequest)
 REPLIES: "msgspec.msgpack.Decoder[ChannelReply]" = msgspec.msgpack.Decoder(ChannelReply)
 NOTIFICATIONS = msgspec.msgpack.Decoder(ReaderDone)
-"""Decoder of messages sent with `Transport.notify`. They have no envelope, since they come over a connection that was
-made after a Welcome."""
+"""Decoder of messages sent with `Transport.notify`. They need no envelope: a Welcome came before their connection."""
 
 Decoded = TypeVar("Decoded")
 
@@ -128,8 +127,8 @@ def encode(message: ChannelRequest | ChannelReply, key: ClusterKey, *, nonce: by
 
 
 def read(decoder: "msgspec.msgpack.Decoder[Decoded]", body: bytes) -> Decoded:
-    """Returns the decoded message; raises MalformedMessageError. Check the envelope's version and seal before you read
-    its payload."""
+    """Returns the message; raises MalformedMessageError. Check an envelope's version and seal before reading its
+    payload."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -180,8 +179,7 @@ class SideChannelListener:
         self.socket.close(linger=0)
 
     def _refusal_of(self, envelope: Envelope) -> Refused | None:
-        """Returns a refusal for a message of another version or with an invalid seal; None if its payload can be read
-        and trusted."""
+        """Returns a refusal for another version or an invalid seal; None if the payload can be read and trusted."""
         if envelope.version != CHANNEL_VERSION:
             return Refused(version_mismatch(here=envelope.version, there=CHANNEL_VERSION))
         seal_error = self.key.seal_error(envelope.nonce, envelope.payload, seal=envelope.seal)
@@ -243,8 +241,7 @@ def _bindable(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 class SideChannelClient:
     """The reader's end of the side channel: a connection to one other worker, which can be slow, gone, or another
-    program. Owns its socket, and keeps it registered with the poller. ZeroMQ reconnects by itself, at increasing
-    intervals."""
+    program. Owns its socket, and registers it with the poller. ZeroMQ reconnects by itself, ever less often."""
 
     def __init__(
         self,
@@ -282,8 +279,7 @@ class SideChannelClient:
             self._socket.send(encode(request, self._key, nonce=nonce), zmq.NOBLOCK)
 
     def replies(self) -> list[tuple[bytes, ChannelReply]]:
-        """Returns the replies that have arrived, each with the nonce of its request. A reply that cannot be trusted
-        becomes a Refused."""
+        """Returns the replies that have arrived, with their requests' nonces. An untrusted reply becomes a Refused."""
         replies = []
         with contextlib.suppress(zmq.Again):
             for _ in range(REPLIES_PER_ROUND):

@@ -51,8 +51,7 @@ class TransferSettings:
 
 
 class TransferThread:
-    """The engine's interface to transfers. Every method returns at once, except `deregister_memory`, `register_memory`
-    and `close`."""
+    """The engine's interface to transfers. Only `deregister_memory`, `register_memory` and `close` can block."""
 
     def __init__(
         self,
@@ -62,8 +61,8 @@ class TransferThread:
         memory: RegisteredMemory,
         make_transport: Callable[[], Transport],
     ) -> None:
-        """Calls `make_transport` in the thread. Raises ConfigError for an address that cannot be bound, and errors of
-        `make_transport`."""
+        """Calls `make_transport` in the thread, and raises its errors. Raises ConfigError if the address cannot be
+        bound."""
         self.key = ClusterKey(settings.cluster_key)
         """Seals this worker's tickets, and checks the tickets of other workers."""
         self._settings = settings

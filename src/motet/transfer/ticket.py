@@ -65,8 +65,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     version: int = TICKET_VERSION
     num_tokens: Positive
-    """Number of prompt tokens whose KV is in the blocks: all except the last token, which the decode worker runs
-    itself."""
+    """Prompt tokens whose KV is in the blocks: all except the last token, which the decode worker runs itself."""
     prompt_digest: str
     """Digest of these tokens: see the function `prompt_digest`."""
     generations: tuple[Count, ...]

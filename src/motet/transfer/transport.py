@@ -34,8 +34,7 @@ class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
     model_digest: str
     """Digest of the saved configuration and weights."""
     quantization: str = "none"
-    """Quantised weights count as another model: otherwise the tokens of a choice would depend on the worker that
-    computed its prompt."""
+    """Quantised weights count as another model: otherwise the tokens would depend on where the prompt was computed."""
     dtype: str
     block_size: int
     num_layers: int
@@ -64,8 +63,7 @@ class RegisteredMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):
-    """A copy of `count` blocks: from the peer's blocks `remote`, `remote + 1`, ... to the local blocks `local`,
-    `local + 1`, ..."""
+    """A copy of `count` blocks: the peer's blocks `remote`, `remote + 1`, ... to the local `local`, `local + 1`, ..."""
 
     remote: int
     local: int
@@ -108,8 +106,8 @@ class PostedRead(Protocol):
 
 
 class Transport(Protocol):
-    """Moves blocks between the registered memories of two workers. All methods are called by one thread. Only `close`
-    can block."""
+    """Moves blocks between the registered memories of two workers. One thread calls all methods. Only `close` can
+    block."""
 
     def describe(self) -> bytes:
         """Returns the description that a peer needs for `connect`."""
@@ -120,8 +118,7 @@ class Transport(Protocol):
         ...
 
     def disconnect(self, peer: str) -> None:
-        """Ends the connection to a peer. No more reads from it can be posted; running ones continue until they are
-        final."""
+        """Ends the connection to a peer. No more reads from it can be posted; running ones continue to their end."""
         ...
 
     def read_blocks(self, peer: str, runs: list[BlockRun]) -> PostedRead:

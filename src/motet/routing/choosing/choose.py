@@ -1,8 +1,8 @@
 """Chooses the worker for the next group. Pure, so that the rule can be read and tested in one place.
 
-1. Workers to be avoided are left out, then workers without capacity for the group. A step that would leave out all
-   workers leaves out none.
-2. The policy decides among the rest.
+1. Workers to be avoided are left out, then workers without capacity for the group. If that would leave out all workers,
+   none is left out.
+2. The policy chooses among the others.
 3. Equal workers take turns. The same loads and the same turn always give the same choice.
 """
 
@@ -32,7 +32,6 @@ class Reason(StrEnum):
     """The reason why the worker was chosen. A label of the metric."""
 
     ONLY_ONE = "only-one"
-    """There was no other worker."""
     CAPACITY = "room"
     """Every other worker had no capacity, or was to be avoided."""
     COST = "cost"
@@ -83,8 +82,7 @@ def choose(
         only = candidates[indices[0]]
         why = f"only {only.id} of {len(candidates)} has capacity and is not to be avoided"
         return WorkerChoice(indices[0], Reason.CAPACITY, why)
-    selection = _Selection(candidates, needs, indices, turn, weights)
-    return _RULES[policy](selection)
+    return _RULES[policy](_Selection(candidates, needs, indices, turn, weights))
 
 
 def _with_capacity(candidates: Sequence[Candidate], needs: GroupNeeds) -> Sequence[int]:
@@ -99,22 +97,15 @@ def _lowest_cost(selection: _Selection) -> WorkerChoice:
     costs = {index: cost(candidates[index], needs, weights=weights) for index in selection.indices}
     best = selection.lowest(lambda index: (costs[index],))
     session = selection.session_index()
-    if (
-        session is not None
-        and session != best
-        and _worth_staying(selection, session, more=costs[session] - costs[best])
-    ):
-        return WorkerChoice(session, Reason.SESSION, f"its session was here: {_costs(selection, [session, best])}")
+    if session is not None and session != best:
+        # The router often does not know what the session's last worker has cached: possibly the complete prompt.
+        possibly_cached = own_cost(candidates[session], needs, weights=weights)
+        if costs[session] - costs[best] <= possibly_cached + weights.session_slack:
+            return WorkerChoice(session, Reason.SESSION, f"its session was here: {_costs(selection, [session, best])}")
     shown = sorted(costs, key=lambda index: (index != best, costs[index]))[:NAMED_IN_WHY]
     reason = Reason.PREFIX if _for_its_prefix(selection, best, costs=costs) else Reason.COST
     return WorkerChoice(best, reason, f"lowest of {len(costs)}: {_costs(selection, shown)}")
 
-
-def _worth_staying(selection: _Selection, session: int, *, more: float) -> bool:
-    """Returns True if the session stays on its last worker, whose cost exceeds the lowest cost by `more`. The router
-    often does not know what that worker has cached, so `more` can be up to the cost of the prompt plus a slack."""
-    possibly_cached = own_cost(selection.candidates[session], selection.needs, weights=selection.weights)
-    return more <= possibly_cached + selection.weights.session_slack
 
 
 def _for_its_prefix(selection: _Selection, best: int, *, costs: dict[int, float]) -> bool:
@@ -138,8 +129,7 @@ def _least_loaded(selection: _Selection) -> WorkerChoice:
         candidate = candidates[index]
         return candidate.queued_tokens if prefill else 0, candidate.open_choices, candidate.held_blocks
 
-    best = selection.lowest(load_of)
-    chosen = candidates[best]
+    chosen = candidates[best := selection.lowest(load_of)]
     load = f"{chosen.queued_tokens} tokens queued, {chosen.open_choices} choices, {chosen.held_blocks} blocks"
     return WorkerChoice(best, Reason.LOAD, f"least loaded of {len(selection.indices)}: {chosen.id} ({load})")
 

@@ -31,8 +31,8 @@ TAIL_BLOCK_MS = 0.012
 PULL_TOKEN_MS = 0.005
 """Measured: a pull of 1340 tokens takes 4 to 7 ms."""
 HORIZON_STEPS = 48
-"""Number of steps for which the present load is assumed to last. In `bench.router`, the load of workers differs too
-much with 16 (at 70 % load), and prompts are computed too often with 256 (at 90 %; docs/log.md)."""
+"""Number of steps for which the present load is assumed to last. In `bench.router`, with 16 steps the load of workers
+differs too much (at 70 % load), and with 256 prompts are computed too often (at 90 %; docs/log.md)."""
 SESSION_SLACK = 256.0
 """A session stays on its last worker while the cost of that worker is at most the lowest cost, plus the cost of the
 prompt, plus this."""
@@ -40,7 +40,7 @@ prompt, plus this."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupNeeds:
-    """The needs of a group on a worker."""
+    """What a group needs on a worker."""
 
     work: WorkKind
     choices: int
@@ -76,7 +76,7 @@ class Candidate:
 
 def has_capacity(candidate: Candidate, needs: GroupNeeds) -> bool:
     """Returns True if the group could start on the worker at once. Cached blocks of its prompt are assumed to be shared
-    with open groups. A prefill generates nothing, so it needs no capacity for choices."""
+    with open groups. A prefill needs no capacity for choices, because it generates nothing."""
     return can_start(
         open_choices=candidate.open_choices,
         max_choices=candidate.max_choices,

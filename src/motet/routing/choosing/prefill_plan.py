@@ -28,7 +28,7 @@ class BypassReason(StrEnum):
     """The reason why a group was not prefilled by a prefill worker. A label of the metric."""
 
     ONE_TOKEN = "one-token"
-    """The prompt has one token. Prefill computes all tokens except the last, so there is nothing to prefill."""
+    """The prompt has one token: prefill, which computes all tokens except the last, has nothing to do."""
     SHORT = "short"
     """Decode has most of the prompt cached, or the prompt is short."""
     PROMPT_LOGPROBS = "prompt-logprobs"
@@ -120,16 +120,14 @@ def plan_parts(group: SplitFacts, open_choices: Sequence[int], *, spread_choices
 
 
 def time_ms(group: SplitFacts, plan: Sequence[int], *, levels: Sequence[int]) -> float:
-    """Returns the part of the total time that depends on the split. `levels`: open choices of the workers,
-    ascending."""
+    """Returns the time that depends on the split. `levels`: open choices of the workers, ascending."""
     fetch_ms = group.prompt_tokens * (PULL_TOKEN_MS if group.ticket else PROMPT_TOKEN_MS)
     fullest = max(level + choices for level, choices in zip(levels, plan, strict=False))
     return len(plan) * (fetch_ms + PART_MS) + min(group.max_tokens, STEPS) * fullest * CHOICE_MS
 
 
 def filled(choices: int, levels: Sequence[int]) -> list[int]:
-    """Returns the number of choices for each worker. They fill the lowest of the ascending `levels` until all are
-    equal."""
+    """Returns the number of choices per worker: they fill the lowest of the ascending `levels` until all are equal."""
     plan = [0] * len(levels)
     left = choices
     for width in range(1, len(levels) + 1):

@@ -1,9 +1,9 @@
 """Collects what `choose` compares for a group: the workers that could get it, with loads, cached prefixes and sessions.
 
     eligible    the workers that may do this work for the group, by model, role, and KV that they can fetch or provide
-    shortlist   the eligible workers that are compared: all of them, up to `COMPARE_ALL`. Of a larger number, the
-                workers with the longest cached prefixes, the session's last worker, and a window of all workers that
-                differs from turn to turn. So a decision takes as long with 1000 workers as with 100
+    shortlist   the eligible workers that are compared: all of them, up to `COMPARE_ALL`. Among more, the workers with
+                the longest cached prefixes, the session's last worker, and a window of all workers, which differs from
+                turn to turn. So a decision takes as long with 1000 workers as with 100
 
 The least loaded of 64 is nearly as good as the least loaded of all (Mitzenmacher, "The power of two choices in
 randomized load balancing", 2001; docs/log.md for figures).
@@ -29,8 +29,8 @@ WINDOW = 64
 LONGEST = 16
 """Number of workers with the longest cached prefixes that are compared in addition to the window."""
 GOLDEN_RATIO = 0.618033988749895
-"""The window of a turn starts at turn x this, modulo 1, as a share of the workers. So the starts of any number of turns
-are evenly spread and never repeat."""
+"""The window of a turn starts at (turn x this) modulo 1, as a share of the workers. So the starts of any number of
+turns are evenly spread and never repeat."""
 NO_WORKERS = roster(())
 
 
@@ -65,9 +65,9 @@ def survey(
     """Returns None if no eligible worker is ready. `excluding`: ids of workers that are left out."""
     able = eligible(fleet, work, request=request).without(excluding)
     overlaps = _overlaps(fleet, request, able=able)
+    blocks = [overlap.blocks for overlap in overlaps]
     session = fleet.sessions[work].worker_of(request.session_id)
-    longest = [overlap.blocks for overlap in overlaps]
-    listed = [able.by_id[id] for id in shortlist(able.ids, longest, session=session, able=able.by_id, turn=turn)]
+    listed = [able.by_id[id] for id in shortlist(able.ids, blocks, session=session, able=able.by_id, turn=turn)]
     compared = tuple((member, member.worker) for member in listed if member.worker is not None)
     if not compared:
         return None
@@ -85,8 +85,8 @@ def survey(
 
 
 def _overlaps(fleet: Fleet, request: GenerateRequest, *, able: Roster) -> list[PromptOverlap]:
-    """Returns the blocks of the prompt that workers have cached, and those that they hold for open groups. The name of
-    a block depends on its size and on the weights, so each combination is looked up separately."""
+    """Returns the blocks of the prompt that workers have cached, and the blocks that they hold for open groups. The
+    name of a block depends on its size and on the weights, so each combination is looked up separately."""
     overlaps = []
     for size, weights in able.block_kinds if fleet.cached_blocks or fleet.open_blocks else ():
         names = _names(request, fleet, size=size, weights=weights)
@@ -144,8 +144,8 @@ def eligible(fleet: Fleet, work: WorkKind, *, request: GenerateRequest) -> Roste
 
 
 def readers_of(ticket: Ticket, fleet: Fleet, *, model: str) -> Roster:
-    """Returns the ready workers that have the model and can read the ticket: the workers that pair with its maker. If a
-    client brought a ticket of a Motet engine that is not a member, any Motet engine may read it."""
+    """Returns the ready workers that have the model and can read the ticket: the workers that pair with its maker. If
+    its maker is a Motet engine that is not a member, any Motet engine may read it."""
     serving = fleet.catalog.serving(model)
     maker = fleet.catalog.maker(ticket.remote_engine_id)
     if maker is not None and maker.facts.pair_key is not None:
@@ -159,8 +159,7 @@ def shortlist(
     ids: Sequence[str], overlaps: Sequence[dict[str, int]], *, session: str | None, able: Container[str], turn: int
 ) -> Sequence[str]:
     """Returns the workers among `ids` that are compared. `overlaps`: known blocks of the prompt by worker, ascending.
-    `session`: the last worker of the session. Both can name workers that are not in `ids`. `able`: the same workers as
-    `ids`, for fast lookups."""
+    `session`: the session's last worker. Both can name other workers. `able`: `ids`, for fast lookups."""
     if len(ids) <= COMPARE_ALL:
         return ids
     first = int(turn * GOLDEN_RATIO % 1.0 * len(ids))

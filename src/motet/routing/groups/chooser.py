@@ -39,7 +39,7 @@ class WorkerChooser:
         self._turns = {work: count() for work in WorkKind}
 
     def choose(self, work: WorkKind, request: GenerateRequest, *, excluding: Sequence[str] = ()) -> ChosenWorker | None:
-        """Returns the worker that gets the group, or None if no worker can. `excluding`: ids of workers that are left
+        """Returns the worker that gets the group, or None if no worker can. `excluding`: ids of workers to leave
         out."""
         return self._choose(work, request, excluding=excluding, decided=True)
 

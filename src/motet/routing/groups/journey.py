@@ -76,8 +76,8 @@ class Journey:
         return self._ending is not None
 
     def start(self) -> None:
-        """Gives the group to workers, because there is capacity. If it is refused before anything runs, it is over, and
-        the error is raised."""
+        """Gives the group to workers, because there is capacity. Raises an error if it is refused at once; then it is
+        over."""
         try:
             prefilled = self._prefill.pays()
             request = self.request if self.request.ticket is not None else self._unfinished.remaining_request(0)

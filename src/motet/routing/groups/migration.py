@@ -103,8 +103,8 @@ class Moves:
     """Counts and limits the moves of one part. All errors up to the next delta belong to one move."""
 
     def __init__(self, figures: RoutingFigures, *, limit: int, wait_s: float, clock: Callable[[], float]) -> None:
-        """`limit`: maximum number of moves; with 0, the part ends with its worker. `wait_s`: maximum time in seconds
-        without a worker."""
+        """`limit`: maximum number of moves; 0 ends the part with its worker. `wait_s`: maximum seconds without a
+        worker."""
         self._limit = limit
         self._wait_s = wait_s
         self._figures = figures

@@ -27,8 +27,7 @@ from motet.routing.groups.unfinished import Unfinished
 from motet.types import GroupDelta
 
 DELTAS_PER_PART = 2
-"""A group of several parts has at most this number of unread deltas per part; above it, the parts wait for the
-reader."""
+"""Maximum number of unread deltas per part of a group in several parts; above it, the parts wait for the reader."""
 
 
 class Part(AsyncIterator[GroupDelta]):
@@ -162,8 +161,8 @@ class GroupParts:
         may_wait: bool,
         on_end: Callable[[], Awaitable[None]],
     ) -> None:
-        """Gives every part to a worker. `may_wait`: see `Part.start`. `on_end`: awaited before the reader gets the end
-        of the group."""
+        """Gives every part to a worker. `may_wait`: see `Part.start`. `on_end`: awaited before the reader gets the
+        group's end."""
         self._parts = parts = self._split(unfinished, sizes, held=held)
         if held is not None:
             for _ in range(len(sizes) - len(parts)):

@@ -135,8 +135,8 @@ class Prefiller:
         return None
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        """Sends the prompt to the prefill worker that would finish it first, and to the next worker if that one dies or
-        refuses the prompt."""
+        """Prefills on the worker that would finish first, and on the next one if that one dies or refuses the
+        prompt."""
         failures: list[MotetError] = []
         tried: list[str] = []
         while (chosen := self._chooser.choose(WorkKind.PREFILL, request, excluding=tried)) is not None:

@@ -76,9 +76,9 @@ class HeldTicket:
     def __init__(
         self, ticket: Ticket, releases: TicketReleases, *, parts: int, trace: str = "", from_client: bool = False
     ) -> None:
-        """`from_client`: the client sent the ticket; otherwise a prefill worker of this router granted it. The ticket
-        of a client is released only if no engine has received it: the engine acknowledges it, and its lease can have
-        other readers."""
+        """`from_client`: the client sent the ticket; otherwise a prefill worker of this router granted it. A client's
+        ticket is released only if no engine has received it: the engine acknowledges it, and the lease can have other
+        readers."""
         self.ticket = ticket
         self.from_client = from_client
         self._releases = releases

@@ -26,8 +26,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 PER_CHOICE_S = 0.5
-"""Delay of a group in the queue for each of its choices, in seconds. From `bench.router`, as are the next two constants
-(docs/log.md)."""
+"""Delay in seconds of a waiting group for each choice. From `bench.router`, as are the next two (docs/log.md)."""
 MAX_HEAD_START_S = 10.0
 """Maximum delay of a group in seconds: the patience of a client does not grow with n."""
 PATIENCE_S = 1.0
@@ -93,8 +92,8 @@ class FairQueue(Generic[Item]):
         *,
         share_capacity: Callable[[str, str], bool] = lambda *_: True,
     ) -> Item | None:
-        """Removes and returns the next item that may start, if any. `share_capacity`: returns True if two lanes need
-        the same capacity."""
+        """Removes and returns the next item that may start, if any. `share_capacity`: True if two lanes need the same
+        one."""
         blocked: set[str] = set()
         """Lanes whose capacity is reserved for an item that was overtaken for `patience_s`."""
         for waiting in self._order:

@@ -43,8 +43,7 @@ class WaitingGroups:
         choices_prefilling: Callable[[ModelName], int],
         clock: Callable[[], float],
     ) -> None:
-        """`choices_prefilling`: returns the number of admitted choices for a model that are not in the load of any
-        worker yet."""
+        """`choices_prefilling`: returns the admitted choices for a model that are not in any worker's load yet."""
         self._fleet = fleet
         self._figures = figures
         self._routing = routing
@@ -168,8 +167,7 @@ def have_capacity(
     `choices_prefilling`: number of admitted choices that are not in the load of any worker yet.
 
     A worker that has just refused a group has no capacity. An idle worker takes a group of any size. For any other
-    worker `can_start` decides. A group in parts also needs capacity for all its choices together. Stops at the first
-    members that suffice."""
+    worker `can_start` decides. A group in parts also needs capacity for all its choices together."""
     fits, busy, free_choices = False, choices_prefilling > 0, -choices_prefilling
     one_part = largest_part >= choices
     for member in members:

@@ -36,8 +36,8 @@ class Affinity:
             self._placements.popitem(last=False)
 
     def forget_worker(self, worker: str) -> None:
-        """Forgets the sessions of a worker that has left or lost its KV. This is rare, and takes milliseconds for
-        100,000 sessions."""
+        """Forgets the sessions of a worker that has left or lost its KV: rare, and milliseconds for 100,000
+        sessions."""
         for session in [session for session, (last, _) in self._placements.items() if last == worker]:
             del self._placements[session]
 

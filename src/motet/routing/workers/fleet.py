@@ -43,8 +43,8 @@ class Fleet:
         self.cached_blocks = PrefixIndex()
         """The prompt blocks that members have cached, according to the events that they publish."""
         self.open_blocks = PrefixIndex()
-        """The prompt blocks of open groups, from the time a member gets the first group with them: long before they are
-        computed and published."""
+        """The prompt blocks of open groups, from when a member gets the first of them: long before they are
+        published."""
         self.last_prompt = LastPrompt()
         self.sessions = {work: Affinity(clock=clock, ttl_s=session_expiry_s) for work in WorkKind}
         """The worker that last did each kind of work for a session."""
@@ -86,8 +86,8 @@ class Fleet:
         return self._returned(self.expect(worker.id, worker.address), worker)
 
     def put_text(self, id: str, cards: Sequence[ModelCard]) -> Member | None:
-        """Records that an expected worker that takes texts is ready and serves these models. Returns None if the worker
-        has been removed."""
+        """Records that an expected worker that takes texts is ready with these models. Returns None if it has been
+        removed."""
         member = self._members.get(id)
         if member is None:
             return None
@@ -95,8 +95,7 @@ class Fleet:
         return self._returned(member, None)
 
     def set_models(self, id: str, cards: Sequence[ModelCard]) -> None:
-        """Records the models that the worker serves from now on, in addition to its engine's own model. Ignores unknown
-        ids."""
+        """Records the models that the worker serves in addition to its engine's own model. Ignores unknown ids."""
         member = self._members.get(id)
         if member is not None and member.models.additional != tuple(cards):
             member.set_models(cards)
@@ -202,8 +201,7 @@ class Fleet:
 
 
 class WeightSuccessors:
-    """Digests of weights (`EngineInfo.model_digest`) that no worker has any more, with the digests of the weights that
-    replaced them."""
+    """Weights (`EngineInfo.model_digest`) that no worker has any more, with the weights that replaced them."""
 
     def __init__(self) -> None:
         self._present: dict[str, str] = {}

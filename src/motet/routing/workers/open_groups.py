@@ -102,8 +102,7 @@ class OpenGroup:
         prompt_tokens: int | None = None,
     ) -> None:
         """`end`: ends the group on this worker with an error. `use_weights`: called with the digest of new weights with
-        which the group continues. `prompt_tokens`: tokens of its prompt that the worker must compute. None if they are
-        unknown."""
+        which the group continues. `prompt_tokens`: prompt tokens that the worker must compute; None if unknown."""
         self.evicted: MotetError | None = None
         """The error with which the keeper of the worker has ended the group."""
         self.waits = False

@@ -40,8 +40,7 @@ class Roster:
         return roster(member for member in self.members if member.id not in ids)
 
     def with_weights(self, model_digest: str) -> "Roster":
-        """Returns the roster without members that report weights with another digest. With an empty digest it returns
-        all members."""
+        """Returns the members that report no weights or these weights. An empty digest returns all."""
         others = [member.id for member in self.members if not member.has_weights(model_digest)] if model_digest else []
         return self.without(others)
 
@@ -62,8 +61,7 @@ DECODING = (Role.DECODE, Role.BOTH)
 
 @dataclass(frozen=True)
 class ModelServing:
-    """The workers for one model, made by `serving`. A worker that has not reported its models yet counts as expected,
-    and gets no groups."""
+    """The workers for one model. A worker that has not reported its models counts as expected, and gets no groups."""
 
     prefill: Roster
     generate: Roster
@@ -154,9 +152,8 @@ class Catalog:
         return [member for member in members if member.state is WorkerState.READY and member.models.has(model)]
 
     def models(self) -> Mapping[ModelName, ModelCard]:
-        """Returns the models that the members serve, or served when they were last available, in the order in which
-        they were first seen, each with the card of the first member that has it. The result is the same object until a
-        member changes."""
+        """Returns the models that the members serve or last served, in the order in which they were first seen, with
+        the card of the first member that has it. The result is the same object until a member changes."""
         if not self._models_valid:
             served: dict[ModelName, ModelCard] = {}
             for member in self._members.values():

@@ -88,8 +88,8 @@ class WorkerLoad:
     load of that start, even after `retire`."""
 
     def __init__(self, worker: str, open_blocks: PrefixIndex, *, clock: Callable[[], float]) -> None:
-        """`worker`: the worker's id. `open_blocks`: the prompt blocks of open groups by worker; this load updates
-        it."""
+        """`worker`: id of the worker. `open_blocks`: prompt blocks of open groups by worker, which this load
+        updates."""
         self.given_choices = 0
         """Open choices that this server gave the worker."""
         self.foreign_choices = 0
