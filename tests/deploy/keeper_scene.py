@@ -6,6 +6,7 @@ from itertools import repeat
 
 from motet.deploy.remote_keeper import KeeperLimits, RemoteKeeper, WorkerCalls
 from motet.engine import Worker, WorkerState
+from motet.engines.server_engine import ServerEngine, ServerGroup
 from motet.engines.wire import EngineReport
 from motet.errors import MotetError
 from motet.kv_events.changes import BlockListener, Stored
@@ -49,16 +50,22 @@ class FakeFollower:
             self.open -= 1
 
 
-class FakeKeptEngine(FakeEngine):
-    """An engine that records the errors with which it was lost."""
+class FakeKeptEngine(ServerEngine[ServerGroup]):
+    """An engine that records the errors with which it was lost. It gets no groups."""
 
-    def __init__(self, engine_id: str) -> None:
-        super().__init__(lambda *_: [0])
-        self.engine_id = engine_id
+    def __init__(self, report: EngineReport) -> None:
+        super().__init__(URL, report)
         self.losses: list[MotetError] = []
+        self.closed = False
+        engine = FakeEngine(lambda *_: [0])
+        self.generate, self.prefill, self.release = engine.generate, engine.prefill, engine.release
+        self.stop_choice, self.stats = engine.stop_choice, engine.stats
 
     def lost(self, error: MotetError) -> None:
         self.losses.append(error)
+
+    async def close(self) -> None:
+        self.closed = True
 
 
 class KeeperScene:
@@ -119,7 +126,7 @@ class KeeperScene:
     async def _join(self, report: EngineReport) -> FakeKeptEngine:
         if self.join_error is not None:
             raise self.join_error
-        self.engines.append(FakeKeptEngine(report.engine_id))
+        self.engines.append(FakeKeptEngine(report))
         worker = Worker(ID, self.engine, URL, local=False)
         self.joined.append(worker)
         self.fleet.put(worker)

@@ -19,11 +19,12 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from motet.deploy.block_events import Follow, WorkerEventFollower
 from motet.engine import WorkerState
 from motet.engines.server_engine import ServerEngine
+from motet.engines.upstream.text_upstream import TextUpstream
 from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OverloadedError, WorkerFaultError
 from motet.kv_events.follower import follow_blocks
@@ -44,19 +45,8 @@ BUSY = 6
 """Factor for the allowed silence of a worker that still sends tokens: it is busy."""
 
 
-class KeptEngine(Protocol):
-    """The object for one start of a worker (`RemoteEngine`, `VLLMEngine`, `TextUpstream`)."""
-
-    @property
-    def engine_id(self) -> str:
-        """Identifier of that start."""
-        ...
-
-    def lost(self, error: MotetError) -> None:
-        """Ends all groups and calls on the worker with `error`."""
-        ...
-
-    async def close(self) -> None: ...
+KeptEngine = ServerEngine[Any] | TextUpstream
+"""The object for one start of a worker."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,6 @@ def _lowest_cost(selection: _Selection) -> WorkerChoice:
     return WorkerChoice(best, reason, f"lowest of {len(costs)}: {_costs(selection, shown)}")
 
 
-
 def _for_its_prefix(selection: _Selection, best: int, *, costs: dict[int, float]) -> bool:
     """Returns True if another worker would not cost more without cached prefixes."""
     if not selection.candidates[best].cached_tokens:
