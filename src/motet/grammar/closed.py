@@ -31,7 +31,6 @@ from motet.grammar.limits import MAX_OPTIONAL, MAX_SOURCE_CHARS
 
 MAX_WORK: Final = 10_000
 """Maximum number of parts and property names that are processed for one root schema. Objects after that stay open."""
-
 COMBINING: Final = ("allOf", "anyOf", "oneOf")
 """Keywords with a list of schemas that apply to the same value as the schema itself, like the schema of a `$ref`."""
 OBJECT_KEYWORDS: Final = frozenset(
@@ -39,7 +38,6 @@ OBJECT_KEYWORDS: Final = frozenset(
 )
 DECIDING: Final = ("additionalProperties", "const", "enum", "unevaluatedProperties")
 """Keywords with which a schema itself decides which other properties are allowed."""
-
 Schema = dict[str, object]
 
 

@@ -54,7 +54,6 @@ class Matcher:
 
     def consume(self, token_id: int) -> None:
         """Advances by an output token of the choice. The end-of-sequence token that ends a choice can be omitted.
-
         Raises `GrammarError` if the grammar does not allow the token, or has exceeded a limit."""
         if not self.inner.consume_token(token_id):
             raise self.error()

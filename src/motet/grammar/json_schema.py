@@ -31,14 +31,11 @@ NOT_ENFORCED: Final = (
     | frozenset(["propertyNames", "unevaluatedProperties"])
 )
 """Keywords of constraints that llguidance does not enforce."""
-
 ONE_LINE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The only allowed value of `x-guidance`, a keyword with options for llguidance. Formats of tool calls use it."""
-
 SCHEMA_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 SCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _DEFS = ("$defs", "definitions")
-
 Path = tuple[str | int, ...]
 
 
@@ -222,10 +219,9 @@ def _shortened(value: object) -> str:
 
 
 class Multiples:
-    """Adds up the work for `multipleOf` in all schemas of one grammar, and limits it to `MAX_MULTIPLES`.
-
-    A number costs one state for each remainder; its decimal point is ignored. Numbers that can apply to the same value
-    (through `allOf`, `anyOf`, `oneOf`, `$ref`) cost their least common multiple. Equal costs count once."""
+    """Adds up the work for `multipleOf` in all schemas of one grammar, and limits it to `MAX_MULTIPLES`. A number costs
+    one state for each remainder; its decimal point is ignored. Numbers that can apply to the same value (through
+    `allOf`, `anyOf`, `oneOf`, `$ref`) cost their least common multiple. Equal costs count once."""
 
     def __init__(self) -> None:
         self._uses: Counter[int] = Counter()

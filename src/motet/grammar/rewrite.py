@@ -22,7 +22,6 @@ DIGITS: Final = decimal.Context(prec=15)
 """Precision up to which llguidance parses numbers exactly."""
 MAX_BOUND: Final = 1e14
 """Bounds from this number on are not rewritten, because a number of 15 digits has no fraction there."""
-
 MAX_HOST_CHARS: Final = 253
 MAX_PARTS: Final = 100
 """Maximum number of parts of a `oneOf` that is rewritten."""

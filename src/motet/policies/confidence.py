@@ -22,7 +22,6 @@ from motet.types import TokenLogprob
 
 SCALE: Final = 2**32
 """Integer that represents a confidence of 1.0. Log-probabilities have about 24 significant bits."""
-
 LOWEST_LOGPROB: Final = -1000.0
 """Lower log-probabilities are raised to this one. A token that a filter or a grammar excludes has minus infinity."""
 

@@ -96,7 +96,6 @@ def _finder(kind: ExtractKind, source: str) -> Callable[[str], str | None]:
 
 SIGNS: Final = "+\\-\u2212"
 """Signs of a number, within brackets of a pattern; the last one is the minus of Unicode."""
-
 NUMBER: Final = re.compile(
     rf"([{SIGNS}]?) \$? ([0-9]{{1,3}}(?:,[0-9]{{3}})+ | [0-9]+ | (?=\.[0-9])) (?:\.([0-9]*))? %?", re.VERBOSE
 )

@@ -36,10 +36,8 @@ from motet.types import (
 
 Script = Callable[[GenerateRequest, ChoiceStart], Sequence[int]]
 """Returns the complete answer of a choice as tokens. Without end-of-sequence, the answer repeats up to `max_tokens`."""
-
 DuringPrefill = Callable[[GenerateRequest], Awaitable[None]]
 """Called while a prompt is prefilled. It can wait, and its errors become errors of the prefill."""
-
 NOWHERE = TransferAddress("fake", "127.0.0.1", 1)
 """Address of engines without transfers."""
 GONE = EngineDiedError("the engine is gone")

@@ -73,9 +73,7 @@ class TaggedParser:
 
     def __init__(self, reasoning: ReasoningRules | None, calls: CallRules | None, *, content_ends: StopStrings) -> None:
         """`content_ends`: tags that open calls, and tags around the content, which are not shown."""
-        self._reasoning = (
-            ReasoningReader(reasoning) if reasoning and reasoning.at_start is not ReasoningState.ENDED else None
-        )
+        self._reasoning = ReasoningReader(reasoning) if reasoning else None
         self._tokens = 0
         """Number of tokens up to the end of the reasoning, with its tags."""
         self._calls = ShownCalls(calls) if calls else None
@@ -113,8 +111,8 @@ class ReasoningReader:
     def __init__(self, rules: ReasoningRules) -> None:
         self.separate = rules.separate
         self.started = rules.at_start is not ReasoningState.POSSIBLE
-        """True if the answer has reasoning."""
-        self.ended = False
+        """True once the reasoning has started."""
+        self.ended = rules.at_start is ReasoningState.ENDED
         self._opens = rules.tags.opening_tags
         self._held = ""
         """White space, and text that can still become an opening tag."""

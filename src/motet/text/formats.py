@@ -118,11 +118,9 @@ class ModelFormats:
         tools: ToolRules | None = None,
         separate_reasoning: bool = True,
     ) -> AnswerFormat | None:
-        """Returns the format of the answers to one chat prompt; None if answers are content only.
-
-        `continued`: text of the assistant message that the answers continue; empty if they start a message. `tools`:
-        None if no tool may be called. Without `separate_reasoning`, reasoning is part of the content, but its tokens
-        are counted."""
+        """Returns the format of the answers to one chat prompt; None if answers are content only. `continued`: text of
+        the assistant message that the answers continue; empty if they start a message. `tools`: None if no tool may be
+        called. Without `separate_reasoning`, reasoning is part of the content, but its tokens are counted."""
         calls = None if self.tools is None or tools is None else CallRules(self.tools, tools.callable, tools.parallel)
         if self.harmony:
             return harmony_format(calls, self._special_in_calls)

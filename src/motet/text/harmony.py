@@ -181,7 +181,6 @@ class _Header:
 @cache
 def _header_parser() -> Callable[[str], _Header | None]:
     """Returns a function that parses a header including its last tag, and returns None for a text that is not a header.
-
     Importing and loading OpenAI's parser takes 0.4 s, and other models do not need it. Nothing is downloaded."""
     from openai_harmony import HarmonyEncodingName, HarmonyError, StreamableParser, load_harmony_encoding
 

@@ -15,7 +15,6 @@ from motet.types import TokenLogprob
 
 LOWEST = -9999.0
 """Value for minus infinity, which JSON cannot represent. OpenAI and vLLM use the same value."""
-
 ChatLogprob = dict[str, object]
 """Element of `logprobs.content` of a chat choice, or of the `top_logprobs` of such an element."""
 CompletionLogprobs = dict[str, list[object]]

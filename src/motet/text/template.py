@@ -22,10 +22,8 @@ from motet.text.tools.json_formats import HERMES_BEGIN, HERMES_END
 
 Message = Mapping[str, object]
 """A message of a conversation: its role, its content as a string, and optional fields, all checked by the API."""
-
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """All errors that a template can raise: its own errors, and Python's errors for unexpected values."""
-
 END_MARK = "\ue000MOTET-CONTINUES-HERE\ue000 "
 """Marks the end of the last message while a template is rendered. The first character is for private use, so no message
 contains it. If its last character, a space, is missing afterwards, the template strips messages: then the text before

@@ -233,10 +233,9 @@ def is_byte(name: str) -> bool:
 
 
 class TokenTexts(dict[int, str]):
-    """Texts of tokens between two other tokens, by token id, computed when they are first used.
-
-    The text is empty for a token whose text depends on its neighbours (a part of a character), and for special tokens.
-    A text in this table can be sent to the client at once, if there is text before it and no token is held."""
+    """Texts of tokens between two other tokens, by token id, computed when they are first used. The text is empty for a
+    token whose text depends on its neighbours (a part of a character), and for special tokens. A text in this table can
+    be sent to the client at once, if there is text before it and no token is held."""
 
     def __init__(self, backend: Backend, special_ids: frozenset[int], *, kind: VocabularyKind) -> None:
         super().__init__()

@@ -208,7 +208,6 @@ def _with_role_once(fields: Fields, *, first: bool) -> Fields:
 OWN_FIELDS = frozenset({"id", "object", "created", "model", "choices", "usage"})
 """Fields of a chunk or a body that Motet sets itself."""
 NULL = msgspec.Raw(b"null")
-
 FINISH_REASONS = {
     **{reason.value: reason for reason in FinishReason},
     **dict.fromkeys(("limit", "max_length", "max_tokens", "max_output_tokens", "model_length"), FinishReason.LENGTH),

@@ -16,7 +16,6 @@ from motet.types import FinishReason, Usage
 
 UNKNOWN_LENGTH = 2**31 - 1
 """`max_model_len` of a model whose server does not report it; the server itself refuses a prompt that is too long."""
-
 Fields = dict[str, msgspec.Raw]
 """The members of a JSON object, each value as its original text."""
 

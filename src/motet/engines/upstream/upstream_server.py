@@ -156,10 +156,9 @@ class UpstreamServer:
 
     async def report(self) -> EngineReport:
         """Requests the server's list of models, and returns it as a report, which keepers get from every worker. The
-        list has no facts about the engine, so the engine's fields have values that do not limit routing.
-
-        Raises OtherServerError if the server refuses to list models or its answer is not such a list, EngineSilentError
-        and EngineDiedError if it cannot be reached, and another EngineError if its answer cannot be used."""
+        list has no facts about the engine, so the engine's fields have values that do not limit routing. Raises
+        OtherServerError if the server refuses to list models or its answer is not such a list, EngineSilentError and
+        EngineDiedError if it cannot be reached, and another EngineError if its answer cannot be used."""
         try:
             call = self._calls.call("GET", MODELS, timeout_s=None, max_bytes=MAX_REPORT_BYTES)
             body = await self.in_time(call, REPORT_TIMEOUT_S)

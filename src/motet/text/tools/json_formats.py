@@ -33,7 +33,6 @@ from motet.text.tools.typed import quoted
 
 ARGUMENTS = ("arguments", "parameters")
 KEYS = frozenset({"name", "id", "type", *ARGUMENTS})
-
 CallStream = Iterator[ParsedCall | None]
 
 

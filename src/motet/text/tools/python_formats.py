@@ -103,10 +103,9 @@ _PREFIXED = re.compile(r"[A-Za-z0-9_]$")
 
 
 def _keywords_as_json(cursor: Cursor) -> str:
-    """Advances from the position after the `(` of a call past its `)`, and returns the keywords as a JSON object.
-
-    Line breaks in a string, and escapes that Python does not have, remain unchanged. A string that is also valid JSON
-    is decoded as JSON, whose escapes differ from Python's only in `\\/` and pairs of surrogates."""
+    """Advances from the position after the `(` of a call past its `)`, and returns the keywords as a JSON object. Line
+    breaks in a string, and escapes that Python does not have, remain unchanged. A string that is also valid JSON is
+    decoded as JSON, whose escapes differ from Python's only in `\\/` and pairs of surrogates."""
     source = _source(cursor)
     try:
         call = ast.parse(f"f({source})", mode="eval").body
