@@ -38,6 +38,14 @@ async def test_without_a_policy_only_the_ends_by_the_client_are_decided() -> Non
     assert driver.report("g") is None
 
 
+async def test_without_a_policy_choices_can_have_any_indices() -> None:
+    """Choices that were requested later (`/v1/groups/{id}/more`) continue the indices of their group."""
+    driver = PolicyDriver(None, [4, 5])
+    assert driver.cancel(5)
+    decision = await driver.step([finished(4)])
+    assert (decision.abort, driver.unfinished) == ((5,), set())
+
+
 async def test_choices_start_as_others_finish_until_the_condition_is_met() -> None:
     driver = PolicyDriver(AGREE, range(5))
     assert driver.waiting == {2, 3, 4}

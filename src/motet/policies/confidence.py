@@ -87,7 +87,7 @@ class Confidences:
         self._compare(index)
 
     def ended(self, index: int) -> None:
-        """Notes the end of a choice, for any reason. The end of the last choice of the warm-up sets the threshold."""
+        """Records the end of a choice, for any reason. The end of the last choice of the warm-up sets the threshold."""
         if (choice := self._choices[index]).ended:
             return
         choice.ended = True

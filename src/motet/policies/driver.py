@@ -4,7 +4,7 @@
     end_choice by the client ──► withdraw, cancel
 
 The group passes the outputs of each step to the driver, and carries out the decision. A choice that the client ends is
-part of the decision after the next step. Without a policy, there are no other decisions.
+part of the decision after the next step. Without a policy, a driver decides nothing else.
 """
 
 import asyncio
@@ -37,24 +37,22 @@ class PolicyDriver:
 
     def __init__(self, policy: GroupPolicy | None, indices: Sequence[int]) -> None:
         """`indices`: indices of the choices, in the order in which they start."""
-        self._has_policy = policy is not None
-        policy = policy or GroupPolicy()  # without a policy, nothing ends or starts, except at the client's request
-        self._steering = Steering(policy, indices)
-        self.reads_answers = policy.reads_answers
+        self._steering = None if policy is None else Steering(policy, indices)
+        self.reads_answers = policy is not None and policy.reads_answers
         """True if steps need the texts of the answers."""
-        self.reads_logprobs = policy.confidence is not None
+        self.reads_logprobs = policy is not None and policy.confidence is not None
         """True if steps need the log-probabilities of the tokens."""
         self.unfinished = set(indices)
         """Choices that wait or run. Changes only in `step`, `finished`, `withdraw` and `withdraw_all`."""
         self._cancelled: set[int] = set()
         """Running choices that the client has ended since the last step."""
-        self.active = self._has_policy
+        self.active = policy is not None
         """True if the next step must be passed to `step`: there is a policy, or the client has ended a choice."""
 
     @property
     def waiting(self) -> frozenset[int]:
         """Choices that have not started yet."""
-        return self._steering.waiting
+        return frozenset() if self._steering is None else self._steering.waiting
 
     @property
     def cancelled(self) -> frozenset[int]:
@@ -63,11 +61,14 @@ class PolicyDriver:
 
     async def step(self, outputs: Sequence[ChoiceOutput]) -> SteeringDecision:
         """Returns the decision after a step. Its `abort` also contains the choices that the client has ended."""
-        if self.reads_answers:
-            await self._add_texts(outputs)
+        if self._steering is not None and self.reads_answers:
+            await self._add_texts(self._steering, outputs)
         finished = [output for output in sorted(outputs, key=_INDEX) if output.finish is not None]
         cancelled = self._take_cancelled(finished) if self._cancelled else ()
-        decision = self._decide(outputs, finished=finished, cancelled=cancelled)
+        if self._steering is None:
+            decision = SteeringDecision(cancelled)
+        else:
+            decision = self._decide(self._steering, outputs, finished=finished, cancelled=cancelled)
         if finished or decision is not NO_CHANGE:
             self.unfinished.difference_update([output.index for output in finished], decision.abort, decision.drop)
         return decision
@@ -78,13 +79,15 @@ class PolicyDriver:
 
     def withdraw(self, index: int) -> bool:
         """Ends a waiting choice at the client's request. Returns False if the choice is not waiting."""
-        if withdrawn := self._steering.withdraw(index):
-            self.unfinished.discard(index)
-        return withdrawn
+        if self._steering is None or not self._steering.withdraw(index):
+            return False
+        self.unfinished.discard(index)
+        return True
 
     def withdraw_all(self) -> None:
         """Ends all choices that wait."""
-        self.unfinished.difference_update(self._steering.withdraw_all())
+        if self._steering is not None:
+            self.unfinished.difference_update(self._steering.withdraw_all())
 
     def cancel(self, index: int) -> bool:
         """Ends a running choice at the client's request. Returns False if it is not running, or already cancelled."""
@@ -96,21 +99,25 @@ class PolicyDriver:
 
     def report(self, id: str) -> GroupReport | None:
         """Returns the report on the group, by its name; None without a policy."""
-        return self._steering.report(id) if self._has_policy else None
+        return None if self._steering is None else self._steering.report(id)
 
-    async def _add_texts(self, outputs: Sequence[ChoiceOutput]) -> None:
+    async def _add_texts(self, steering: Steering, outputs: Sequence[ChoiceOutput]) -> None:
         """Finds the values of complete answers one at a time, and yields to the event loop after each, because a
         client's pattern can take milliseconds."""
         for output in outputs:
-            self._steering.add_text(output.index, output.text)
+            steering.add_text(output.index, output.text)
             if output.finish is not None:
-                self._steering.find_value(output.index)
+                steering.find_value(output.index)
                 await asyncio.sleep(0)
 
     def _decide(
-        self, outputs: Sequence[ChoiceOutput], *, finished: Sequence[ChoiceOutput], cancelled: tuple[int, ...]
+        self,
+        steering: Steering,
+        outputs: Sequence[ChoiceOutput],
+        *,
+        finished: Sequence[ChoiceOutput],
+        cancelled: tuple[int, ...],
     ) -> SteeringDecision:
-        steering = self._steering
         if self.reads_logprobs:
             for output in outputs:
                 if output.logprobs and output.index in self.unfinished:
@@ -126,5 +133,5 @@ class PolicyDriver:
         """Returns the choices that the client has ended, except choices that have finished in the same step."""
         cancelled = tuple(sorted(self._cancelled.difference(output.index for output in finished)))
         self._cancelled.clear()
-        self.active = self._has_policy
+        self.active = self._steering is not None
         return cancelled

@@ -90,7 +90,6 @@ class GroupReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of a policy, as the response shows it."""
 
     id: str
-    """Name of the group."""
     n: int
     """Maximum number of choices: the `n` of the request."""
     started: int = msgspec.field(name="begun")

@@ -33,7 +33,7 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     """True if the stop string, and the text of a stop token, are part of the answer."""
     skip_special_tokens: bool = True
     min_tokens: int = 0
-    """Number of tokens before which no stop string may end."""
+    """Minimum number of output tokens before a stop string ends a choice."""
     logprobs: bool = False
     client_sent_output: bool = False
     """True if the client sent the output tokens that choices start with. Events leave these tokens out, also if they
@@ -271,8 +271,7 @@ class HeldTokens:
     def advance(self, num_chars: int) -> None:
         """Assigns the next `num_chars` characters to all tokens that wait for their text."""
         start, self.num_chars = self.num_chars, self.num_chars + num_chars
-        for token_id, logprob in self.waiting:
-            self._held.append(HeldToken(token_id, logprob, start, self.num_chars))
+        self._held.extend([HeldToken(token_id, logprob, start, self.num_chars) for token_id, logprob in self.waiting])
         self.waiting.clear()
 
     def take(self, shown: int) -> list[HeldToken]:

@@ -68,7 +68,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
     """A part of one choice if the answer is streamed, else the complete choice."""
 
     index: int
-    """prompt x n + number."""
+    """Number of the prompt, times n, plus the number of the choice."""
     fields: Fields
     """All fields of the choice except `index` and `finish_reason`, unchanged."""
     finish: FinishReason | None = None

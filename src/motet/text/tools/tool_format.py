@@ -94,9 +94,9 @@ class ToolFormat:
     bare: str | None = None
     """First character of answers that are a region without tags."""
     closing_tags: tuple[str, ...] = ()
-    """Tags that close a region. Without any, only the end of the answer closes it. A tag inside a string closes
-    nothing: `parse` of the text up to and including the tag, not final, then returns a region that is neither malformed
-    nor complete."""
+    """Tags that close a region; without any, only the end of the answer closes it. A tag inside a string closes
+    nothing: for the text up to and including such a tag, `parse` returns a region that is neither malformed nor
+    complete."""
     parse: Callable[[Cursor, Sequence[Tool]], ParsedRegion]
     """Parses a region from a cursor at the start of its text, without the outer tags, given the tools that may be
     called. Never raises. `region_parser` makes such a function."""
