@@ -207,8 +207,8 @@ class Reader {
                      });
     for (int i = 0; i < count; ++i) {
       const VisibleKeys s = visible((line + i) / group);
-      const BestAndMass w = softmax_weights(scores + i * kStretch, s.begin - begin, std::min(s.end, end) - begin, width,
-                              weights + i * kStretch);
+      const BestAndMass w = softmax_weights(scores + i * kStretch, s.begin - begin, std::min(s.end, end) - begin,
+                                            width, weights + i * kStretch);
       states[i * size + dim] = w.best;
       states[i * size + dim + 1] = w.mass;
     }

@@ -205,8 +205,7 @@ void ForwardIn<Number>::feed_forward(const Layer& layer, const Batch& batch) {
   const bool gelu = model_.activation == kGeluTanh;
   norm(layer.mlp_norm, batch.num_rows);
   product_of(layer.gate_up, input_.data(), batch.num_rows, [&](int row, int column, Floats gate, Floats up) {
-    store(gated_.data() + std::size_t(row) * width + column / 2,
-               (gelu ? gelu_tanh(gate) : silu(gate)) * up);
+    store(gated_.data() + std::size_t(row) * width + column / 2, (gelu ? gelu_tanh(gate) : silu(gate)) * up);
   });
   add(layer.down, layer.mlp_post_norm, gated_.data(), batch.num_rows);
 }
@@ -285,9 +284,7 @@ void ForwardIn<Number>::product_of(const Linear& linear, const Number* input, in
   const int strip = strip_of(panels, threads_.size());
   const auto scaled = [&](Floats sum, int column) {
     const Floats bias = linear.bias ? load(linear.bias + column) : all(0.0f);
-    if (linear.scales) {
-      return fma(sum, load(linear.scales + column) * all(kInt8Unit), bias);
-    }
+    if (linear.scales) return fma(sum, load(linear.scales + column) * all(kInt8Unit), bias);
     return linear.bias ? sum + bias : sum;
   };
   with_panels(linear, [&](const auto* weights) {

@@ -33,9 +33,10 @@ struct SamplingArguments {
   std::uint8_t* finite;               // [num_choices], output; 0: the row is not a distribution, its token is invalid
   float* last_logit;                  // [num_choices], output: last token that top-k and top-p keep; -infinity: all
   std::int64_t* last_id;              // [num_choices], output: id of this token
-  double* scores;                     // [num_choices][2 + num_named + 2 * max_top], output if requested:
-};                                    // log-probability, rank, log-probabilities of the named tokens, ids of the top
-                                      // tokens, log-probabilities of the top tokens
+  // [num_choices][2 + num_named + 2 * max_top], output if requested: log-probability, rank, log-probabilities of the
+  // named tokens, ids of the top tokens, log-probabilities of the top tokens.
+  double* scores;
+};
 
 class RowSampler;
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from motet.engines.native.build import build_core, build_parts
+from motet.engines.native.build import build_parts
 from motet.engines.native.core import EngineCore
 from motet.types import ChoiceStart
 from tests.devices import GPU, ON_GPU
-from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run, take_step
+from tests.engines.native.drive import GroupOutcome, build_core, group, make_core, prompt_of, run, take_step
 from tests.engines.native.recorder import LogitsRecorder, recorded
 from tests.tiny_engine import engine_config
 from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal, save_tiny_model

@@ -141,8 +141,8 @@ class ServerCalls:
         refused: Callable[[Refusal], MotetError],
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        """`name`: name of the server in messages. `headers`: sent with every call; a call can add a client's headers,
-        of which empty ones are omitted. `api_key`: bearer token. `refused`: returns the error for a refusal."""
+        """`name`: name of the server in messages. `headers`: sent with every call; a call can add headers of a client,
+        except empty ones. `api_key`: bearer token. `refused`: returns the error for a refusal."""
         self._url = url
         self._client = client
         self._name = name
@@ -164,19 +164,16 @@ class ServerCalls:
         WorkerFaultError if the body has more than `max_bytes`."""
         response = await self._send(method, path, body=body, headers=headers, timeout_s=timeout_s)
         try:
-            return await self._complete_body(response, max_bytes)
+            received = bytearray()
+            async for part in response.content.iter_any():
+                received += part
+                if len(received) > max_bytes:
+                    raise WorkerFaultError(f"{self._name} sent an answer of more than {max_bytes} bytes")
+            return bytes(received)
         except FAULTS as error:
             raise self._fault(error) from error
         finally:
             response.release()
-
-    async def _complete_body(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-        body = bytearray()
-        async for part in response.content.iter_any():
-            body += part
-            if len(body) > max_bytes:
-                raise WorkerFaultError(f"{self._name} sent an answer of more than {max_bytes} bytes")
-        return bytes(body)
 
     async def open(self, path: str, body: bytes, *, headers: Mapping[str, str] = NO_HEADERS) -> Reply:
         """Returns an answer that the caller reads piece by piece and closes."""

@@ -15,8 +15,8 @@ Faults of connections are as in `engines.http`. A refusal becomes
     401, 403                                      EngineError if a Motet server requires another worker key, else
                                                   OtherServerError
     404, 405, 501                                 OtherServerError, because the server does not have the route;
-    EngineError
-                                                  for a Motet server that has several models, so it cannot be a worker
+                                                  EngineError for a Motet server with several models, which cannot be a
+                                                  worker
     any other                                     EngineError that quotes the refusal
 
 A 4xx is not the client's fault: the two servers have different rules for requests. Another protocol is an EngineError;

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from motet.engines.native.build import build_core
+from motet.engines.native.build import build_parts, core_over
 from motet.engines.native.core import EngineCore
 from motet.errors import MotetError
 from motet.ids import RequestId
+from motet.settings.server_config import EngineConfig
 from motet.types import (
     ChoiceStart,
     Finish,
@@ -20,6 +21,10 @@ from motet.types import (
 )
 from tests.tiny_engine import BLOCK_SIZE, engine_config
 from tests.tiny_models import KV_NUMBERS_PER_TOKEN, VOCAB_SIZE
+
+
+def build_core(config: EngineConfig) -> EngineCore:
+    return core_over(build_parts(config), config)
 
 
 def make_core(

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from motet.engines.native.build import build_core, build_parts, kv_cache_gb_for, num_blocks_for
+from motet.engines.native.build import build_parts, kv_cache_gb_for, num_blocks_for
 from motet.engines.native.kv.pool import blocks_for
 from motet.errors import ConfigError, KVMemoryError, ModelLoadError, UnsupportedModelError
 from motet.transfer.ticket import is_loopback
 from motet.types import Role
+from tests.engines.native.drive import build_core
 from tests.property_settings import examples
 from tests.tiny_engine import engine_config
 from tests.tiny_models import save_tiny_model

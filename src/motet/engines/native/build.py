@@ -52,11 +52,6 @@ class Parts:
     """Facts that must be equal on every worker whose KV this engine uses."""
 
 
-def build_core(config: EngineConfig) -> EngineCore:
-    """Returns a core that is ready to serve. Raises the errors of `build_parts`."""
-    return core_over(build_parts(config), config)
-
-
 def core_over(parts: Parts, config: EngineConfig) -> EngineCore:
     """Returns a core made of these parts. Its role decides if it has transfers."""
     if config.role is Role.BOTH:

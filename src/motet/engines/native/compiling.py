@@ -27,7 +27,6 @@ NUM_THREADS = 2
 """Number of compiling threads. With two threads, one expensive grammar does not delay all other grammars. A third
 thread would only take more processor time from the steps."""
 
-
 Matchers = dict[int, Matcher] | MotetError
 """A matcher for each choice, by its index, or the error that prevented them."""
 
@@ -96,16 +95,15 @@ class Compiling:
 
     def _work(self) -> None:
         while (request := self._tasks.get()) is not None:
-            self._done.put((request, self._matchers(request)))
-
-    def _matchers(self, request: GenerateRequest) -> Matchers:
-        try:
-            return matchers_of(self._grammars, request)
-        except RequestError as error:
-            return error
-        except Exception as error:  # an error of the grammar library ends this group, never the thread
-            logger.exception("a grammar could not be compiled")
-            return EngineError(f"the grammar could not be compiled: {error}")
+            matchers: Matchers
+            try:
+                matchers = matchers_of(self._grammars, request)
+            except RequestError as error:
+                matchers = error
+            except Exception as error:  # an error of the grammar library ends this group, never the thread
+                logger.exception("a grammar could not be compiled")
+                matchers = EngineError(f"the grammar could not be compiled: {error}")
+            self._done.put((request, matchers))
 
 
 def matchers_of(grammars: Grammars | None, request: GenerateRequest) -> dict[int, Matcher]:

@@ -1,6 +1,5 @@
 """Loads a Hugging Face model with Motet's attention, and reads the sizes that the engine needs from its config."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +45,12 @@ def read_config(folder: Path) -> PreTrainedConfig:
     """Returns the model's config. Raises ModelLoadError or UnsupportedModelError, before any weight is read."""
     try:
         # from_pretrained does not name the architecture if transformers does not know the model type.
-        _check_supported(folder, PreTrainedConfig.get_config_dict(folder)[0].get("architectures") or [])
+        architectures = PreTrainedConfig.get_config_dict(folder)[0].get("architectures") or []
+        if not set(architectures) & set(SUPPORTED):
+            raise UnsupportedModelError(
+                f"{folder} contains {', '.join(architectures) or 'no known architecture'}; "
+                f"supported are {', '.join(SUPPORTED)}"
+            )
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as exc:
         raise ModelLoadError(f"cannot read the model config in {folder}: {exc}") from exc
@@ -58,14 +62,6 @@ def read_config(folder: Path) -> PreTrainedConfig:
                 f"every type except {', '.join(LENGTH_DEPENDENT_ROPE)} is supported"
             )
     return config
-
-
-def _check_supported(folder: Path, architectures: Sequence[str]) -> None:
-    if not set(architectures) & set(SUPPORTED):
-        raise UnsupportedModelError(
-            f"{folder} contains {', '.join(architectures) or 'no known architecture'}; "
-            f"supported are {', '.join(SUPPORTED)}"
-        )
 
 
 def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:

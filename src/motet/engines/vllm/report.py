@@ -1,7 +1,7 @@
 """The report of a vLLM server, made from its Prometheus metrics and its lists, in the form of a Motet worker. Pure.
 
-The metrics have about a thousand lines, of which Motet needs two dozen, and are read every second for every worker. So
-lines are selected by name before their labels are parsed.
+The metrics are read every second for every worker. Motet needs two dozen of their thousand lines, so lines are selected
+by name before their labels are parsed.
 
 vLLM does not report its vocabulary, its end-of-sequence tokens, or the number of choices that it runs at once, so these
 are unknown. If it does not report its blocks either, Motet assumes that there are enough: vLLM queues requests itself.
@@ -105,7 +105,7 @@ def _scrape(samples: Mapping[bytes, Sequence[_Sample]]) -> VLLMScrape:
         return round(sum(sample.value for sample in samples[name]))
 
     def prompt_from(source: bytes) -> int:
-        return round(sum(one.value for one in samples[BY_SOURCE] if one.labels.get(b"source") == source))
+        return round(sum(sample.value for sample in samples[BY_SOURCE] if sample.labels.get(b"source") == source))
 
     configs = {sample.rank: sample.labels for sample in samples[CONFIG]}
     config = next(iter(configs.values()))

@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from motet.engines.native import compiled_kernels as c
-from motet.engines.native.build import build_core, build_parts
+from motet.engines.native.build import build_parts
 from motet.engines.native.cpu.panels import MAX_INT8, Packer, Panels
 from motet.errors import ConfigError
 from tests.engines.native.cpu.test_kernels import of_tokens
-from tests.engines.native.drive import group, make_core, prompt_of, run
+from tests.engines.native.drive import build_core, group, make_core, prompt_of, run
 from tests.tiny_engine import engine_config
 from tests.tiny_models import config_of
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from bench.accuracy import prompt_logits
-from motet.engines.native.build import build_core, build_parts
+from motet.engines.native.build import build_parts
 from motet.engines.native.compiled_kernels import KINDS, library
 from motet.engines.native.core import EngineCore
 from motet.engines.native.cpu.cpu_runner import CpuRunner, chunks_agree
@@ -21,7 +21,7 @@ from motet.engines.native.cpu.packed_weights import PackedModel, obstacle
 from motet.engines.native.model import load_model, read_config
 from motet.errors import ConfigError
 from motet.types import ChoiceStart, TokenLogprob
-from tests.engines.native.drive import group, make_core, prompt_of, run
+from tests.engines.native.drive import build_core, group, make_core, prompt_of, run
 from tests.engines.native.recorder import recorded
 from tests.kernels import kernels_of
 from tests.tiny_engine import engine_config

@@ -155,13 +155,13 @@ class StepAttention:
         keys, values = self._keys_and_values(layer, read)
         heads_per_kv_head = rows.shape[2] // keys.shape[2]
         output, lse = kernel_for(self._device, scores.softcap)(
-            _fold(rows, heads_per_kv_head).expand(len(keys), -1, -1, -1),
+            _regroup(rows, heads_per_kv_head).expand(len(keys), -1, -1, -1),
             keys.transpose(1, 2),
             values.transpose(1, 2),
             self._mask(read, scores.window, heads_per_kv_head=heads_per_kv_head, dtype=rows.dtype),
             scores.scale,
         )
-        return _unfold(output, heads_per_kv_head), _unfold(lse.unsqueeze(-1), heads_per_kv_head).squeeze(-1)
+        return _regroup(output, heads_per_kv_head), _regroup(lse.unsqueeze(-1), heads_per_kv_head).squeeze(-1)
 
     def _mask(self, read: Read, window: int | None, *, heads_per_kv_head: int, dtype: torch.dtype) -> Tensor | None:
         """Returns the additive mask of a read with a window: 0 where a key is visible, else minus infinity. None if all
@@ -273,22 +273,8 @@ def merge(parts: Tensor, lse: Tensor) -> Tensor:
     return (output / total).to(parts.dtype)
 
 
-def _fold(rows: Tensor, heads_per_kv_head: int) -> Tensor:
-    """Turns [batch, rows, heads, head_dim] into [batch, kv heads, rows * heads_per_kv_head, head_dim], which needs one
-    product per key head."""
-    batch, count, num_heads, head_dim = rows.shape
-    return (
-        rows.reshape(batch, count, num_heads // heads_per_kv_head, heads_per_kv_head, head_dim)
-        .transpose(1, 2)
-        .flatten(2, 3)
-    )
-
-
-def _unfold(folded: Tensor, heads_per_kv_head: int) -> Tensor:
-    """Inverts `_fold`."""
-    batch, num_kv_heads, count, width = folded.shape
-    return (
-        folded.reshape(batch, num_kv_heads, count // heads_per_kv_head, heads_per_kv_head, width)
-        .transpose(1, 2)
-        .flatten(2, 3)
-    )
+def _regroup(x: Tensor, heads_per_kv_head: int) -> Tensor:
+    """Turns [batch, rows, heads, width] into [batch, kv heads, rows * heads_per_kv_head, width], which needs one
+    product per key head, and turns that back."""
+    batch, count, _, width = x.shape
+    return x.reshape(batch, count, -1, heads_per_kv_head, width).transpose(1, 2).flatten(2, 3)

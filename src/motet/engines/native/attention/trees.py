@@ -81,43 +81,37 @@ class Branch:
 
 
 def branches(trunks: Sequence[TrunkRead], *, block_size: int, gain: SharingGain) -> list[Branch]:
-    """Returns branches in which all rows read all keys of their trunks. A row's branches are in order of position."""
-    return _Tree(trunks, block_size=block_size, gain=gain).branches
+    """Returns branches in which all rows read all keys of their trunks. A row's branches are in order of position.
+    Except for comparing tables, the time for a trunk is independent of its length."""
+    # Number of stretches that each trunk has in common with the previous trunk.
+    num_common = [0, *(_num_common(before, trunk, block_size=block_size) for before, trunk in pairwise(trunks))]
+    found: list[Branch] = []
+
+    def add(begin: int, end: int, *, first: int, last: int) -> None:
+        if first < last:
+            found.append(Branch(trunks[begin:end], first, last))
+
+    def build(begin: int, end: int, *, first: int, levels: int) -> None:
+        """Adds the branches of trunks [begin, end), whose common stretches [0, first) already have branches."""
+        if end - begin <= 1 or levels == 0:
+            for at in range(begin, end):
+                add(at, at + 1, first=first, last=num_stretches(trunks[at].num_keys))
+            return
+        common = min(num_common[begin + 1 : end])
+        together = common > first and gain.allows(Branch(trunks[begin:end], first, common))
+        if together:
+            add(begin, end, first=first, last=common)
+        forks = [begin, *(at for at in range(begin + 1, end) if num_common[at] == common), end]
+        for fork, next_fork in pairwise(forks):
+            build(fork, next_fork, first=common if together else first, levels=levels - (common > first))
+
+    build(0, len(trunks), first=0, levels=MAX_BRANCH_LEVELS)
+    return found
 
 
 def keys_joined(branches: Sequence[Branch]) -> int:
     """Returns the number of keys that trunks do not read themselves, because another trunk of the branch reads them."""
     return sum((len(branch.trunks) - 1) * (branch.end_key - branch.begin_key) for branch in branches)
-
-
-class _Tree:
-    """Builds branches from trunks. Except for comparing tables, the time for a trunk is independent of its length."""
-
-    def __init__(self, trunks: Sequence[TrunkRead], *, block_size: int, gain: SharingGain) -> None:
-        self._trunks = trunks
-        self._gain = gain
-        self._common = [0, *(_num_common(one, other, block_size=block_size) for one, other in pairwise(trunks))]
-        """Number of stretches that each trunk has in common with the previous trunk."""
-        self.branches: list[Branch] = []
-        self._build(0, len(trunks), first=0, levels=MAX_BRANCH_LEVELS)
-
-    def _build(self, begin: int, end: int, *, first: int, levels: int) -> None:
-        """Adds the branches of trunks [begin, end), whose common stretches [0, first) already have branches."""
-        if end - begin <= 1 or levels == 0:
-            for at in range(begin, end):
-                self._add(at, at + 1, first=first, last=num_stretches(self._trunks[at].num_keys))
-            return
-        common = min(self._common[begin + 1 : end])
-        together = common > first and self._gain.allows(Branch(self._trunks[begin:end], first, common))
-        if together:
-            self._add(begin, end, first=first, last=common)
-        forks = [begin, *(at for at in range(begin + 1, end) if self._common[at] == common), end]
-        for one, other in pairwise(forks):
-            self._build(one, other, first=common if together else first, levels=levels - (common > first))
-
-    def _add(self, begin: int, end: int, *, first: int, last: int) -> None:
-        if first < last:
-            self.branches.append(Branch(self._trunks[begin:end], first, last))
 
 
 def _num_common(one: TrunkRead, other: TrunkRead, *, block_size: int) -> int:

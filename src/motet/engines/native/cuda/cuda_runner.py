@@ -12,6 +12,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import ge
 
 import numpy as np
 import torch
@@ -19,20 +20,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from motet.engines.native.attention.attention_plan import Ints
+from motet.engines.native.cuda import work
 from motet.engines.native.cuda.launch import CudaStep, Operators, StepScratch, views
 from motet.engines.native.cuda.layers import fuse
-from motet.engines.native.cuda.work import (
-    NARROW,
-    WIDE,
-    Geometry,
-    Sections,
-    bucket_lengths,
-    buckets,
-    fill,
-    max_parts,
-    places,
-    plan_work,
-)
 from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
@@ -55,14 +45,14 @@ def cuda_graphs() -> Record:
     pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def record(work: Callable[[], None]) -> Replay:
+    def record(launches: Callable[[], None]) -> Replay:
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
-            work()  # compiles and loads kernels and lets libraries allocate, which is not possible while recording
+            launches()  # compiles and loads kernels and lets libraries allocate, which is not possible while recording
             torch.cuda.synchronize()
             graph.capture_begin(pool=pool)
-            work()
+            launches()
             graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         return graph.replay
@@ -77,15 +67,12 @@ class _Graphs:
     memory: Tensor
     scratch: StepScratch
     logits: Tensor
-    buckets: list[tuple[Sections[int], Replay]]
+    buckets: list[tuple[work.Sections[int], Replay]]
     """Graphs by the section lengths that they have capacity for, by ascending size."""
 
-    def bucket_for(self, lengths: Sections[int]) -> tuple[Sections[int], Replay] | None:
+    def bucket_for(self, lengths: work.Sections[int]) -> tuple[work.Sections[int], Replay] | None:
         """Returns the smallest bucket that has capacity for sections of these lengths, or None."""
-        for bucket in self.buckets:
-            if all(capacity >= needed for capacity, needed in zip(bucket[0], lengths, strict=True)):
-                return bucket
-        return None
+        return next((bucket for bucket in self.buckets if all(map(ge, bucket[0], lengths))), None)
 
 
 class CudaRunner:
@@ -96,7 +83,7 @@ class CudaRunner:
         model: PreTrainedModel,
         storage: KVStorage,
         *,
-        geometry: Geometry,
+        geometry: work.Geometry,
         record: Record | None,
         max_rows: int,
         max_tables: int,
@@ -113,23 +100,23 @@ class CudaRunner:
         self._non_finite = torch.zeros(0, dtype=torch.int32, device=self.device)
         self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=self._pinned)
         self._flag_copied = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
-        lengths = [bucket_lengths(rows, geometry, tables=max_tables) for rows in buckets(max_rows)]
+        lengths = [work.bucket_lengths(rows, geometry, tables=max_tables) for rows in work.buckets(max_rows)]
         self._graphs = None if record is None else self._recorded(record, lengths)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> Tensor:
         """Returns logits [num_logits, vocab_size] in the model's dtype, on the device; valid until the next run."""
-        work = plan_work(inputs, self._geometry)
-        step, self.trunk_tokens_joined = work.ints, work.trunk_tokens_joined
-        lengths, graphs = Sections(*map(len, step)), self._graphs
+        planned = work.plan_work(inputs, self._geometry)
+        step, self.trunk_tokens_joined = planned.ints, planned.trunk_tokens_joined
+        lengths, graphs = work.Sections(*map(len, step)), self._graphs
         if graphs is not None and not inputs.attention.prompts and (bucket := graphs.bucket_for(lengths)) is not None:
             capacity, replay = bucket
-            self._send(fill(step, capacity), graphs.memory)
+            self._send(work.fill(step, capacity), graphs.memory)
             replay()
             logits, self._non_finite = graphs.logits, graphs.scratch.non_finite
         else:
-            memory = torch.empty(places(lengths).tables.stop, dtype=torch.int32, device=self.device)
-            self._send(fill(step, lengths), memory)
+            memory = torch.empty(work.places(lengths).tables.stop, dtype=torch.int32, device=self.device)
+            self._send(work.fill(step, lengths), memory)
             parts = int(step.first_part[-1])
             scratch = StepScratch.empty(lengths.slots, parts, storage=self.storage, geometry=self._geometry)
             logits, self._non_finite = self._forward(views(memory, lengths), scratch), scratch.non_finite
@@ -154,27 +141,29 @@ class CudaRunner:
         memory[: len(ints)].copy_(host.pin_memory() if self._pinned else host, non_blocking=self._pinned)
 
     @torch.inference_mode()
-    def _recorded(self, record: Record, lengths: list[Sections[int]]) -> _Graphs:
+    def _recorded(self, record: Record, lengths: list[work.Sections[int]]) -> _Graphs:
         """Records the graphs of all buckets, the largest first, because its memory of intermediate values also suffices
         for the smaller buckets."""
         largest = lengths[-1]
-        memory = torch.zeros(places(largest).tables.stop, dtype=torch.int32, device=self.device)
-        parts = max_parts(largest, self._geometry)
+        memory = torch.zeros(work.places(largest).tables.stop, dtype=torch.int32, device=self.device)
+        parts = work.max_parts(largest, self._geometry)
         scratch = StepScratch.empty(largest.slots, parts, storage=self.storage, geometry=self._geometry)
-        no_step = Sections(*(np.zeros(count, np.int32) for count in (0, 0, 0, 0, 1, 0, 0, 0, 0)))  # first_part is [0]
-        self._send(fill(no_step, largest), memory)
+        no_step = work.Sections(
+            *(np.zeros(count, np.int32) for count in (0, 0, 0, 0, 1, 0, 0, 0, 0))
+        )  # first_part is [0]
+        self._send(work.fill(no_step, largest), memory)
         logits = torch.empty_like(self._forward(views(memory, largest), scratch))
         graphs = _Graphs(memory, scratch, logits, [])
         for capacity in reversed(lengths):
-            self._send(fill(no_step, capacity), memory)
+            self._send(work.fill(no_step, capacity), memory)
             graphs.buckets.insert(0, (capacity, record(partial(self._forward_into, graphs, views(memory, capacity)))))
         return graphs
 
-    def _forward_into(self, graphs: _Graphs, ints: Sections[Tensor]) -> None:
+    def _forward_into(self, graphs: _Graphs, ints: work.Sections[Tensor]) -> None:
         logits = self._forward(ints, graphs.scratch)
         graphs.logits[: len(logits)].copy_(logits)
 
-    def _forward(self, ints: Sections[Tensor], scratch: StepScratch) -> Tensor:
+    def _forward(self, ints: work.Sections[Tensor], scratch: StepScratch) -> Tensor:
         scratch.non_finite.zero_()
         output = self.model(
             input_ids=ints.token_ids.unsqueeze(0),
@@ -194,12 +183,12 @@ def cuda_backend(
     of matrix products selects its algorithm by the number of rows, so a row's bits depend on the rest of the batch."""
     device, dtype = storage.keys.device, storage.keys.dtype
     torch.cuda.set_device(device)  # Triton and graphs use the current device
-    geometry = Geometry(
+    geometry = work.Geometry(
         num_heads=model.config.num_attention_heads,
         num_kv_heads=storage.keys.shape[2],
         multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count,
         block_size=storage.block_size,
-        widest=NARROW if dtype is torch.float32 else WIDE,
+        widest=work.NARROW if dtype is torch.float32 else work.WIDE,
         share_trunks=share_trunks,
     )
     weights = fuse(model, Operators())

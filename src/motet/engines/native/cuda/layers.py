@@ -69,14 +69,14 @@ class Slots:
         """Records `factors` as the location of a norm's weight."""
         self._record(old.weight, factors, offset=norm_offset(old))
 
-    def fused(self, one: nn.Linear, *parts: nn.Linear) -> None:
-        """Records the rows of `one`, a fused product, as the locations of the weights of `parts`."""
+    def fused(self, product: nn.Linear, *parts: nn.Linear) -> None:
+        """Records the rows of a fused product as the locations of the weights of `parts`."""
         begin = 0
         for part in parts:
             rows = slice(begin, begin + part.out_features)
-            self._record(part.weight, one.weight[rows])
+            self._record(part.weight, product.weight[rows])
             if part.bias is not None:
-                self._record(part.bias, one.bias[rows])
+                self._record(part.bias, product.bias[rows])
             begin += part.out_features
 
     def weights(self, dtype: torch.dtype) -> TensorWeights:
@@ -147,8 +147,8 @@ class Norm(nn.Module):
 def fused(*parts: nn.Linear) -> nn.Linear:
     """Returns one product with the concatenated weights of several products of the same input. The weights are copied,
     so the originals can be freed."""
-    one = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), bias=False, device="meta")
-    one.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]), requires_grad=False)
+    product = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), bias=False, device="meta")
+    product.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]), requires_grad=False)
     if parts[0].bias is not None:
-        one.bias = nn.Parameter(torch.cat([part.bias.detach() for part in parts]), requires_grad=False)
-    return one
+        product.bias = nn.Parameter(torch.cat([part.bias.detach() for part in parts]), requires_grad=False)
+    return product

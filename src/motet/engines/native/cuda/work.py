@@ -213,8 +213,7 @@ def _trunk_reads(trunks: Sequence[TrunkRead], geometry: Geometry) -> tuple[list[
         return [_Tile(row, 1, 0, trunk.table, trunk.num_keys, causal=False) for row, trunk in alone], 0
     tree = branches(trunks, block_size=geometry.block_size, gain=geometry.sharing_gain)
     reads = [
-        _Tile(one.begin, one.end - one.begin, 0, one.trunks[0].table, one.end_key, one.begin_key, causal=False)
-        for one in tree
+        _Tile(at.begin, at.end - at.begin, 0, at.trunks[0].table, at.end_key, at.begin_key, causal=False) for at in tree
     ]
     return reads, keys_joined(tree)
 

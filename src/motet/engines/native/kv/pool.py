@@ -4,8 +4,7 @@ A block is in exactly one of three places:
 
     free    in `FreeRuns`. Its content is meaningless.
     held    by one or more tables. A held block with a name can be found by its prefix and shared.
-    idle    named, without a holder. An idle block can be found until it is evicted, the least recently used block
-    first.
+    idle    named, without a holder. It can be found until it is evicted, the least recently used idle block first.
 
             take ───────────────► held ── release, last holder ──► idle if named, else free
             find + share: idle or held ► held                     idle ── evicted by take ──► free ► held

@@ -1,10 +1,9 @@
 """Trunks that are transferred between workers: leases on blocks that this engine prefilled for other workers, and pulls
 of blocks that other workers prefilled.
 
-    prefilled group ──► lease ──► acknowledged by all readers, released or expired ──► blocks free, and in the prefix
-                                                                                       cache
-    group with a ticket ──► pull ──► landed: the trunk is computed                ──► computes the last prompt token
-                                └──► failed: the group waits again, no ticket     ──► computes the prompt
+    prefilled group ──► lease ──► acknowledged by all readers, released or expired ──► blocks idle in the prefix cache
+    group with a ticket ──► pull ──► landed: the trunk is computed                 ──► computes the last prompt token
+                                └──► failed: the group waits again, no ticket      ──► computes the prompt
 
 Both the group and the pull hold the blocks into which the pull writes. The pull releases the blocks only when no
 transfer can write into them any more. A transfer whose peer hangs can last much longer than its group.

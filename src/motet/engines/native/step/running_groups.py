@@ -103,7 +103,7 @@ class Preemption:
 
     The youngest group loses its tails first, the youngest sibling's tail before its other tails, and its trunk last.
     Groups older than the growing sequence never lose blocks: younger groups lose their trunks before that, and the
-    growing sequence its own tail. So the oldest group always continues: the engine has checked that it fits."""
+    growing sequence its own tail. So the oldest group always continues: `build` checks that a trunk and a tail fit."""
 
     running: RunningGroups
     counters: EngineStats

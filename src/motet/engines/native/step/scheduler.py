@@ -154,13 +154,10 @@ class Scheduler:
         self.running.free_tail(sequence)
         group.remove(sequence)
         if not group.sequences:
-            self._keep(group)
+            shared = self.sharing.trunk_of(group) if group.request.keep_s else None
+            if shared is not None and shared.complete:
+                self.kept.keep(shared, group.request.keep_s)
             self.remove(group)
-
-    def _keep(self, group: Group) -> None:
-        shared = self.sharing.trunk_of(group) if group.request.keep_s else None
-        if shared is not None and shared.complete:
-            self.kept.keep(shared, group.request.keep_s)
 
     def remove(self, group: Group) -> None:
         """Frees all blocks of a group, whether it runs or waits."""
