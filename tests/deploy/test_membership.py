@@ -14,11 +14,11 @@ from motet.deploy.gateway_models import GatewayModels, TokenizerRules, Tokenizer
 from motet.engine import WorkerState
 from motet.engines.http import server_client
 from motet.errors import ConfigError
-from motet.routing.router import make_router
+from motet.routing.router import Router
 from motet.routing.text_router import TextRouter
+from motet.routing.workers.fleet import Fleet
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker
-from motet.settings.server_config import CellConfig, RoutingConfig
 from motet.types import Role
 from tests.deploy.gateways import ADMIN, HEARTBEAT_S, RunningGateway, address, id_of
 from tests.deploy.running import EXPECTED, Running, texts
@@ -138,7 +138,7 @@ async def test_a_worker_that_has_left_may_join_again(folder: Path) -> None:
 
 async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
     """Between its start and its service it used to forget which workers were leaving."""
-    router = make_router(RoutingConfig(), CellConfig())
+    router = Router(Fleet())
     models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouter(router.fleet))
     urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
     async with server_client() as client:
@@ -182,7 +182,7 @@ class BrokenList:
 async def test_a_defect_in_following_a_list_or_in_a_departure_ends_nothing_else(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    router = make_router(RoutingConfig(), CellConfig())
+    router = Router(Fleet())
     models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouter(router.fleet))
     urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
     async with server_client() as client:

@@ -1,7 +1,7 @@
 """A cell that sleeps: its engines release memory to the system temporarily, for a trainer on the same machine.
 
-    sleep    1. the pause: groups are aborted, finish first, or are kept; new groups wait in the queue
-             2. every engine releases its KV cache, at level 2 its weights too
+    sleep    1. the pause: running groups are aborted, finish first, or are kept; new groups wait in the queue
+             2. every engine releases its KV cache and, at level 2, its weights
     wake     3. the weights are read again from their checkpoints, unless an update has replaced them
              4. when all memory is allocated again, groups continue; kept groups recompute their KV
 
@@ -36,8 +36,8 @@ MEMORY = frozenset((SleepTag.WEIGHTS, SleepTag.KV_CACHE))
 
 
 class CellSleep:
-    """The memory of a cell's engines. Owned by `EngineControl`. Orders are carried out one at a time, and to their end
-    even if their caller disconnects."""
+    """The memory of a cell's engines. Owned by `EngineControl`. Carries out one order at a time, to its end even if its
+    caller disconnects."""
 
     def __init__(
         self, engines: ControlledEngines, weights: WeightUpdates, *, pause: Callable[[PauseMode], Awaitable[None]]
@@ -60,13 +60,13 @@ class CellSleep:
             self._check_possible()
         await self._pause(mode)
         if level:
-            await asyncio.shield(asyncio.ensure_future(self._sleep(weights=level > 1)))
+            await asyncio.shield(self._sleep(weights=level > 1))
 
     async def wake(self, tags: Collection[SleepTag]) -> bool:
         """Allocates the memory of these tags again; without tags, all of it. Returns True if all memory is allocated,
         so that groups continue. Raises EngineError if the weights cannot be read again; an update can still replace
         them."""
-        return await asyncio.shield(asyncio.ensure_future(self._wake(MEMORY.intersection(tags) if tags else MEMORY)))
+        return await asyncio.shield(self._wake(MEMORY.intersection(tags) if tags else MEMORY))
 
     async def let_groups_end(self) -> None:
         """Wakes all engines before the server stops, so that kept groups can end. If that fails, they are aborted."""

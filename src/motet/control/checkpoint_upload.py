@@ -18,9 +18,9 @@ from motet.models.checkpoint import Checkpoint, MemoryFile
 from motet.models.folder import check_safetensors
 
 ANNOUNCED_S = 300.0
-"""Time in seconds for which announced tensors are awaited. vLLM's client waits for the answer for the same time."""
+"""Time in seconds for which announced tensors are awaited: as long as vLLM's client waits for the answer."""
 MAX_FILES = 4096
-"""Maximum number of files of an upload. Each is an open file of the server."""
+"""Maximum number of files of an upload, each of which the server keeps open."""
 
 
 class CheckpointUpload:
@@ -49,8 +49,7 @@ class CheckpointUpload:
             if again := sorted(names & self._names):
                 raise RequestError(f"tensor {again[0]} was already received", code=INVALID_WEIGHTS)
             if len(self.files) >= MAX_FILES:
-                message = f"an update may have {MAX_FILES} bodies: send more tensors in each"
-                raise RequestError(message, code="too_many")
+                raise RequestError(f"an update may have {MAX_FILES} bodies: send more tensors in each", code="too_many")
         except BaseException:
             file.close()
             raise

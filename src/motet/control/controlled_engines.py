@@ -14,7 +14,7 @@ NamedEngine = tuple[str, ControlledEngine]
 
 
 class ControlledEngines:
-    """The engines behind a router. Owned by `EngineControl`."""
+    """The engines of a router's workers. Owned by `EngineControl`."""
 
     def __init__(self, router: Router, *, on_other_servers: bool) -> None:
         """`on_other_servers`: True if engines on other servers take the orders too."""
@@ -24,14 +24,12 @@ class ControlledEngines:
         self._router = router
         self._on_other_servers = on_other_servers
         self._has_paused = False
-        """True after the first pause: a worker on another server can have missed its end."""
+        """True after the first pause, whose end a worker on another server can have missed."""
 
     def all(self) -> list[NamedEngine]:
         """Returns all engines. Raises EngineError unless each is ready and takes orders, and all have one model."""
-        members = self._router.fleet.members
-        members = tuple(
-            member for member in members if self._on_other_servers or member.worker is None or member.worker.local
-        )
+        everywhere = self._on_other_servers
+        members = [one for one in self._router.fleet.members if everywhere or one.worker is None or one.worker.local]
         if not members:
             raise NoWorkerError("there is no worker: the weights cannot be updated now")
         engines: list[NamedEngine] = []
@@ -56,8 +54,8 @@ class ControlledEngines:
     async def give(
         self, order: Callable[[ControlledEngine], Awaitable[object]], *, to: Sequence[ControlledEngine]
     ) -> None:
-        """Gives an order to several engines at the same time. A local engine that dies is ignored: the order is carried
-        out when it is restarted. Raises the first other error once all engines have answered."""
+        """Gives an order to several engines at the same time. Ignores a local engine that dies: it gets the order when
+        it is restarted. Raises the first other error once all engines have answered."""
         answers = await asyncio.gather(*map(order, to), return_exceptions=True)
         for engine, answer in zip(to, answers, strict=True):
             died = isinstance(answer, EngineDiedError | EngineClosedError) and not isinstance(engine, ServerEngine)
@@ -81,8 +79,8 @@ class ControlledEngines:
         await self.hold_steps(held)
 
     async def hold_steps(self, held: bool, *, local_only: bool = False) -> None:
-        """Stops the engines between two steps, or lets them continue. An engine that dies is stopped again when it has
-        restarted. A worker on another server that does not get the order must join again."""
+        """Stops the engines between two steps, or lets them continue. A local engine that dies gets the order when it
+        is restarted. A worker on another server that does not get the order must join again."""
         engines = self.connected(local_only=local_only)
         answers = await asyncio.gather(*(engine.send(Hold(held)) for engine in engines), return_exceptions=True)
         for engine, answer in zip(engines, answers, strict=True):

@@ -50,8 +50,8 @@ class EngineControl:
 
     async def sync(self, engine: Engine) -> None:
         """Gives an engine that joins the weights of the other engines, and makes it pause and sleep if they do. Raises
-        StartupError if the folders of the weights have changed since, and RequestError if the weights cannot be read.
-        The caller holds the lock."""
+        StartupError if the folders of the weights have changed, and RequestError if the weights cannot be read. The
+        caller holds the lock."""
         if not isinstance(engine, ControlledEngine):
             if self.weights.history.last is not None or (self.sleep is not None and self.sleep.tags):
                 raise StartupError("it cannot get the weights of the other engines")
@@ -65,19 +65,15 @@ class EngineControl:
         """Returns as soon as nothing is computed; new groups wait in the queue. Can be called twice."""
         self._router.waiting.pause(True)
         if mode is PauseMode.WAIT:
-            await self._wait_idle()
+            try:
+                await self._router.wait_idle()
+            except asyncio.CancelledError:  # the caller has disconnected before: there is no pause
+                self._router.waiting.pause(self.engines.paused)
+                raise
         elif mode is PauseMode.ABORT:
             await self._router.abort()
         async with self.engines.lock:
             await self.engines.halt()
-
-    async def _wait_idle(self) -> None:
-        """Waits until the running groups have ended. If the caller disconnects before, there is no pause."""
-        try:
-            await self._router.wait_idle()
-        except asyncio.CancelledError:
-            self._router.waiting.pause(self.engines.paused)
-            raise
 
     async def resume(self) -> None:
         """Lets all groups continue. Can be called twice. Raises RequestError while the engines sleep."""
@@ -88,8 +84,8 @@ class EngineControl:
     async def forget_prefixes(self, *, recompute: bool) -> None:
         """Empties the prefix caches of all engines. `recompute`: True if running groups must recompute their KV;
         otherwise they keep it. Raises EngineError if a worker on another server fails."""
+        order = ForgetPrefixes(recompute)
         async with self.engines.lock:
-            order = ForgetPrefixes(recompute)
             await self.engines.give(lambda engine: engine.send(order), to=self.engines.connected())
 
     async def abort(self, traces: Collection[str] | None) -> int:
@@ -132,8 +128,7 @@ class EngineControl:
     def opened_upload(self) -> CheckpointUpload:
         """Returns the upload that a trainer has started. Raises RequestError if none is open."""
         if self.upload is None:
-            message = "No weight update is open: POST /start_weight_update first."
-            raise RequestError(message, code="no_weight_update")
+            raise RequestError("No weight update is open: POST /start_weight_update first.", code="no_weight_update")
         return self.upload
 
     def drop_upload(self) -> None:

@@ -25,8 +25,7 @@ from motet.models.trainer_group import JoinGroup, ReceiverAnswer, ReceiverOrder,
 LIBRARY = "libnccl.so.2"
 """The name under which torch for CUDA has loaded NCCL."""
 TIMEOUT_S = 300.0
-"""Time in seconds in which all ranks must join, and in which the tensors of one announcement must be received. vLLM's
-trainers wait for the same time."""
+"""Seconds in which all ranks must join, or the tensors of one announcement arrive; vLLM's trainers wait as long."""
 
 
 def cuda_device(workers: Iterable[WorkerReport]) -> str | None:
@@ -49,7 +48,7 @@ class NcclReceiver:
         library: str = LIBRARY,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`choose_device`: returns the device that receives, or None. `start`: starts the process."""
+        """`choose_device`: returns the device that receives; None if no engine of the server runs on a GPU."""
         self._choose_device = choose_device
         self._start = start
         self._library = library
@@ -61,7 +60,6 @@ class NcclReceiver:
 
     @property
     def device(self) -> str | None:
-        """The device that receives; None if no engine of the server runs on a GPU."""
         return self._choose_device()
 
     @property

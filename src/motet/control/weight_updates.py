@@ -38,7 +38,7 @@ from motet.types import FIRST_VERSION
 logger = logging.getLogger(__name__)
 
 PREPARED_S = 600.0
-"""Time in seconds for which prepared weights are kept. The gateway can be waiting for other servers, or have died."""
+"""Time in seconds for which prepared weights are kept for a gateway, which can wait for other servers or have died."""
 
 
 @dataclass(frozen=True)
@@ -54,22 +54,22 @@ class AppliedCheckpoint:
 
 
 class WeightHistory:
-    """The checkpoints that a restarted engine must read: the last with all tensors, and later ones with some tensors.
-    Owned by `WeightUpdates`. Checkpoints in memory are kept until an engine does not need them any more."""
+    """The checkpoints that a restarted engine must read: the last one with all tensors, and later ones with some
+    tensors. Owned by `WeightUpdates`. Checkpoints in memory are kept as long as a restarted engine needs them."""
 
     def __init__(self) -> None:
         self.version: str = FIRST_VERSION
         self._named = False
-        """True once this server has named a version. Until then workers on other servers can have other versions."""
+        """True once this server has named a version. Until then, workers on other servers can have other versions."""
         self._applied: list[AppliedCheckpoint] = []
 
     @property
     def last(self) -> AppliedCheckpoint | None:
-        """The last update, or None if the weights with which the server started serve."""
+        """The last update, or None while the server has the weights with which it started."""
         return self._applied[-1] if self._applied else None
 
     def name(self, version: str) -> None:
-        """Records another version of the weights that serve."""
+        """Records the version of the present weights."""
         self.version, self._named = version, True
 
     def add(self, applied: AppliedCheckpoint) -> None:
@@ -86,7 +86,7 @@ class WeightHistory:
 
     async def sync(self, engine: ControlledEngine) -> None:
         """Gives an engine the weights of the other engines. Raises StartupError if the folders of the weights have
-        changed since, and RequestError if the weights cannot be read."""
+        changed, and RequestError if the weights cannot be read."""
         if self.last is not None and engine.info.model_digest != self.last.digest:
             digests = [applied.digest for applied in self._applied]
             known = engine.info.model_digest
@@ -169,18 +169,17 @@ class WeightUpdates:
         return self.history.version
 
     async def update(self, checkpoint: Checkpoint, version: str | None) -> WeightUpdate:
-        """Gives all engines new weights, and owns the checkpoint from now on. Running groups continue with the new
-        weights. `version`: by default the number of updates. Raises RequestError if the weights cannot be used, and
-        EngineError if an engine is not available; then all engines keep their old weights."""
-        updating = asyncio.ensure_future(self._update(checkpoint, version))
-        return await asyncio.shield(updating)  # the update is completed even if its caller disconnects
+        """Gives all engines new weights, with which running groups continue, and owns the checkpoint from now on.
+        `version`: by default the number of updates. Raises RequestError if the weights cannot be used, and EngineError
+        if an engine is not available; then all engines keep their old weights."""
+        return await asyncio.shield(self._update(checkpoint, version))  # completed even if its caller disconnects
 
     async def _update(self, checkpoint: Checkpoint, version: str | None) -> WeightUpdate:
         async with self._engines.lock:
             return await self._apply(await self._prepare(checkpoint), version)
 
     async def rename(self, version: str) -> None:
-        """Gives the weights that serve another version. Raises EngineError unless all engines are available."""
+        """Gives the present weights another version. Raises EngineError unless all engines are available."""
         async with self._engines.lock:
             await asyncio.gather(*(engine.send(NameWeights(version)) for _, engine in self._engines.all()))
             self.history.name(version)
@@ -200,7 +199,7 @@ class WeightUpdates:
             return sums[0]
 
     async def prepare(self, checkpoint: Checkpoint) -> PreparedWeights:
-        """Does the first step of an update, for a gateway. Raises the errors of `update`."""
+        """Does step 1 of an update, for a gateway. Raises the errors of `update`."""
         try:
             await self.drop()
             await self._engines.lock.acquire()
@@ -216,7 +215,7 @@ class WeightUpdates:
         return self._ready.prepared
 
     async def apply(self, version: str, *, digest: str = "") -> None:
-        """Does the second step of an update. Raises EngineError if no weights with this digest are prepared."""
+        """Does step 2 of an update. Raises EngineError if no weights with this digest are prepared."""
         if (ready := self._take_ready(digest)) is None:
             raise EngineError(f"these weights are not prepared; prepared weights are kept for {PREPARED_S:g} s")
         try:
@@ -302,7 +301,10 @@ class WeightUpdates:
         for old in before:
             self._fleet.record_replaced_weights(old, digest)
         self._disown_old(update.engines, digest)
-        self._count_time(time.monotonic() - update.started_s)
+        took_s = time.monotonic() - update.started_s
+        self._figures.weight_updates["applied"] += 1
+        self._figures.weight_update_seconds_sum += took_s
+        self._seconds[bisect_left(UPDATE_S, took_s)] += 1
         logger.info("new weights, version %s: %s read them last, in %.2f s", name, update.slowest, update.seconds)
         return WeightUpdate(name, update.slowest, update.seconds)
 
@@ -325,11 +327,6 @@ class WeightUpdates:
             if isinstance(engine, ServerEngine) and engine.info.model_digest != digest:
                 logger.warning("%s does not have the new weights: it joins again", id)
                 engine.disown(EngineDiedError(f"{id} does not have the new weights"))
-
-    def _count_time(self, seconds: float) -> None:
-        self._figures.weight_updates["applied"] += 1
-        self._figures.weight_update_seconds_sum += seconds
-        self._seconds[bisect_left(UPDATE_S, seconds)] += 1
 
     async def _fail(self, checkpoint: Checkpoint, engines: Sequence[tuple[ControlledEngine, str]]) -> None:
         self._figures.weight_updates["failed"] += 1

@@ -40,7 +40,7 @@ from motet.engines.wire import EngineReport
 from motet.errors import EngineError, MotetError
 from motet.kv_events.changes import BlockListener
 from motet.metrics.routing import RoutingFigures
-from motet.routing.router import Router, make_router
+from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker, server_url
@@ -159,13 +159,14 @@ async def start_cell(
 ) -> Cell:
     """Starts all engines of the plan, or none. `address`: address of the server; `client`: for prefill servers."""
     configs = engine_configs(plan, cores=cores())
-    router = make_router(plan.routing, plan.cell, role=plan.role, tracer=tracer)
+    fleet = Fleet(session_expiry_s=plan.routing.session_expiry_s)
+    router = Router(fleet, plan.routing, cell=plan.cell, role=plan.role, tracer=tracer)
     control = EngineControl(router)
     keepers = [
         LocalKeeper(
             id,
             config,
-            fleet=router.fleet,
+            fleet=fleet,
             start_engine=start_engine,
             block_events=BlockEvents(plan.kv_events, number),
             control=control,

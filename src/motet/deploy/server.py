@@ -45,7 +45,7 @@ from motet.engine import WorkerState
 from motet.engines.http import Client, server_client
 from motet.engines.native.spawn import spawn_receiver
 from motet.errors import StartupError
-from motet.routing.router import make_router
+from motet.routing.router import Router
 from motet.routing.text_router import TextRouter
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.serving import WorkKind
@@ -172,8 +172,9 @@ def make_gateway(plan: GatewayPlan, client: Client, *, tracer: Tracer = NO_TRACE
         pass_keys=not (plan.server.api_keys or plan.server.admin_key),
         find_tokenizer=plan.find_tokenizer,
     )
-    router = make_router(plan.routing, plan.cell, tickets=probes.tickets, tracer=tracer)
-    texts = TextRouter(router.fleet)
+    fleet = Fleet(session_expiry_s=plan.routing.session_expiry_s)
+    router = Router(fleet, plan.routing, cell=plan.cell, tickets=probes.tickets, tracer=tracer)
+    texts = TextRouter(fleet)
     models = GatewayModels(router, Tokenizers(plan.tokenizers), texts=texts, first_name=plan.server.served_model_name)
     file = plan.gateway.workers_file
     gateway = Gateway(

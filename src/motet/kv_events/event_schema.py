@@ -5,15 +5,15 @@
     payload        msgpack [time, [event, ...], data_parallel_rank]
     event          {"type": "BlockStored" | "BlockRemoved" | "AllBlocksCleared", ...}
 
-Older engines, and SGLang, encode an event as an array that starts with its type. Motet reads both forms and sends maps.
-A block's hash is a number of 64 bits, or bytes; Motet's hashes are the last 8 bytes of its block names. `motet_names`
-is Motet's own field; other readers ignore it.
+SGLang and older versions of vLLM encode an event as an array that starts with its type. Motet reads both forms and
+sends maps. A block's hash is a number of 64 bits, or bytes; Motet's hashes are the last 8 bytes of its block names.
+`motet_names` is Motet's own field; other readers ignore it.
 
 `event` encodes a change, and `EventReader` turns the events of any engine into changes with Motet's names. Motet
 servers send these names. Other servers send their hashes and the tokens, from which the names are computed; the reader
 keeps the name for each hash until the block is removed. Names of an adapter's blocks contain the adapter's name, as in
-routing. Blocks that cannot be named are ignored: blocks after an unknown block, blocks of images, and blocks of
-adapters without a name. The only effect is that no group is routed to them."""
+routing. Blocks that cannot be named are ignored, so that no group is routed to them: blocks after an unknown block,
+blocks of images, and blocks of adapters without a name."""
 
 from collections.abc import Collection, Iterator
 from typing import Annotated
@@ -37,8 +37,6 @@ MAX_BLOCKS = 2**20
 MAX_MEDIA = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 """Number of the last message of a replay."""
-
-
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of msgspec for bytes that do not match the type."""
 
@@ -54,13 +52,13 @@ class StoredFields(msgspec.Struct, frozen=True):
     medium: Annotated[str, msgspec.Meta(max_length=100)] | None = None
     lora_name: str | None = None
     extra_keys: list[list[msgspec.Raw] | None] | msgspec.UnsetType | None = msgspec.UNSET
-    """Further inputs of each block in addition to tokens and adapter, such as images, or a salt in the first block."""
+    """Inputs of each block in addition to tokens and adapter, such as images, or a salt in the first block."""
     group_idx: int | msgspec.UnsetType | None = msgspec.UNSET
     """Group of layers that store their KV in the same way; 0 if all layers do."""
 
 
 class RemovedFields(msgspec.Struct, frozen=True):
-    """Blocks that were removed, in the form of any engine."""
+    """Removed blocks, in the form of any engine."""
 
     block_hashes: list[WireHash]
     medium: Annotated[str, msgspec.Meta(max_length=100)] | None = None
@@ -74,8 +72,6 @@ class BlockStored(StoredFields, frozen=True, tag=True):
 
 
 class BlockRemoved(RemovedFields, frozen=True, tag=True):
-    """Removed blocks as a map."""
-
     motet_names: list[WireName] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -130,7 +126,6 @@ def number_in(frame: bytes) -> int:
 
 
 def wire_hash(name: BlockName) -> int:
-    """Returns a number of 64 bits for a name."""
     return int.from_bytes(name[-NUMBER_BYTES:], "big")
 
 

@@ -6,14 +6,14 @@
 
 Messages are numbered. The number of a published message decides what happens:
 
-    the next one                     it is applied
-    below the next one               it was already part of a replay
-    above the next one               messages were missed: they are requested
+    the expected next number         it is applied
+    a lower number                   it was already part of a replay
+    a higher number                  messages were missed: they are requested
     not above the last published     the worker has restarted: all messages from the first one on are requested
 
-A new connection can also mean a new process, so all messages are requested then. A follower that receives nothing for a
-while checks whether it missed the last message. It does without messages that are not available any more: the worker
-then gets fewer groups than possible, until new events have made its blocks known again."""
+A new connection can also mean a new process, so all messages are requested then. A follower that receives nothing for
+`SILENCE_S` checks whether it missed the last message. If messages are not available any more, the worker gets fewer
+groups than possible until new events have made its blocks known again."""
 
 import asyncio
 import contextlib
@@ -33,10 +33,9 @@ from motet.kv_events.changes import BlockChange, BlockListener, Cleared
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 10.0
-"""Time without a message after which a follower checks whether it missed the last one."""
 REPLAY_TIMEOUT_S = 5.0
 MESSAGES_QUEUED = 10_000
-"""Maximum number of messages queued while the follower is busy. Further ones are dropped, which their numbers show."""
+"""Maximum number of messages queued while the follower is busy. More are dropped, which the numbers show."""
 MESSAGES_REPLAYED = 100_000
 """Maximum number of queued messages of a replay. It is high because vLLM drops messages when its own queue is full."""
 MAX_MESSAGE_BYTES = 2**26
@@ -44,7 +43,7 @@ MAX_MESSAGE_BYTES = 2**26
 MAX_REPLAY_BYTES = 2**27
 """Maximum size of a replay."""
 REPLAY_GAP_S = 1.0
-"""Time without a further message of a replay after which its remaining messages count as dropped."""
+"""Time in seconds without a message of a replay after which its other messages count as dropped."""
 RECONNECT_MS = 100
 MAX_RECONNECT_MS = 5_000
 
@@ -96,8 +95,6 @@ class SubscriptionEvent(Enum):
 
 @dataclass(frozen=True)
 class Replayed:
-    """The messages of a replay."""
-
     messages: list[NumberedMessage]
     complete: bool
     """True if the end of the replay was received."""
@@ -108,7 +105,7 @@ class ReplayError(Exception):
 
 
 class Follower:
-    """Follows one worker. The listener gets Cleared whenever earlier changes may not hold any more."""
+    """Follows one worker. The listener gets Cleared whenever earlier changes possibly do not hold any more."""
 
     def __init__(
         self, subscription: "Subscription", listener: BlockListener, *, name: str, silence_s: float = SILENCE_S
@@ -122,13 +119,12 @@ class Follower:
         self._next: int | None = None
         """Number of the expected next message; None if any message can be the next one."""
         self._complete = True
-        """False if messages from the first one on were requested and not received: they are requested again."""
+        """False if all messages were requested and not received: they are requested again."""
         self._published: int | None = None
         """Number of the last message that was published, not replayed."""
         self._warned: set[str] = set()
 
     async def run(self) -> None:
-        """Follows until it is cancelled."""
         while True:
             match await self._subscription.next(self._silence_s):
                 case SubscriptionEvent.JOINED:
@@ -136,15 +132,13 @@ class Follower:
                     await self._start_over()
                 case NumberedMessage() as message:
                     await self._apply(message)
-                case SubscriptionEvent.GARBLED:
-                    self._warn_once(
-                        "one of its messages is malformed"
-                    )  # the number of the next one shows that it is missing
+                case SubscriptionEvent.GARBLED:  # the number of the next message shows that this one is missing
+                    self._warn_once("one of its messages is malformed")
                 case SubscriptionEvent.SILENCE:
                     await self._catch_up()
 
     async def _apply(self, message: NumberedMessage) -> None:
-        """Applies the message if its number permits it, and messages that were missed before it."""
+        """Applies messages that were missed before this one, and then this one, if their numbers permit it."""
         if self._published is not None and message.number <= self._published:
             await self._start_over()
         self._published = message.number
@@ -159,20 +153,17 @@ class Follower:
             self._report(self._changes_in([message]))
 
     def _is_early(self, message: NumberedMessage) -> bool:
-        """Returns True if messages before this one were missed."""
         return self._next is not None and message.number > self._next
 
     async def _start_over(self) -> None:
         """Starts again with the first message that is still available."""
-        changes: list[BlockChange] = [self._clear()]
+        cleared = self._clear()
         messages = await self._replay(0)
         self._complete = messages is not None
-        if messages is None:
-            self._next = None
-        else:
+        self._next = None
+        if messages is not None:
             self._next = messages[-1].number + 1 if messages else 0
-            changes += self._changes_in(messages)
-        self._report(changes)
+        self._report([cleared, *self._changes_in(messages or [])])
 
     async def _catch_up(self) -> None:
         """Applies the messages since the last one, if they are available."""
@@ -184,8 +175,8 @@ class Follower:
         self._report(changes + self._changes_in(messages))
 
     async def _replay(self, start: int) -> list[NumberedMessage] | None:
-        """Returns the messages from number `start` on, without a gap; they can start with a later one. None if they are
-        not available. Messages that were dropped from a long replay are requested again."""
+        """Returns the messages from number `start` on, or from a later one, without a gap. None if they are not
+        available. Messages that were dropped from a long replay are requested again."""
         messages: list[NumberedMessage] = []
         while sum(len(message.payload) for message in messages) <= MAX_REPLAY_BYTES:
             try:
@@ -321,7 +312,7 @@ class Subscription:
 
 
 def _message(frames: list[bytes]) -> NumberedMessage | None:
-    """Parses [topic, number, payload]. A replay has an empty frame before, and can lack the topic."""
+    """Parses [topic, number, payload]. In a replay, an empty frame comes first, and the topic can be missing."""
     if len(frames) < 2 or len(frames[-2]) != schema.NUMBER_BYTES:
         return None
     return NumberedMessage(schema.number_in(frames[-2]), frames[-1])

@@ -1,9 +1,9 @@
 """Publishes the changes of a worker's prompt blocks, and repeats them for subscribers that missed some.
 
-    PUB      every change, numbered from 0, to all subscribers; a subscriber that is too slow misses some
-    ROUTER   answers a request for all messages from a number on: with these messages if they are kept; otherwise with
+    PUB      sends every change, numbered from 0, to all subscribers; a subscriber that is too slow misses some
+    ROUTER   answers a request for all messages from a number on. If they are kept, it sends them; otherwise it sends
              one message that has the last number, AllBlocksCleared and all blocks that are stored now, which brings any
-             follower up to date. Then a message with the number -1.
+             follower up to date. It ends with a message that has the number -1.
 
 The first message of a publisher is AllBlocksCleared: earlier messages from this address do not hold any more.
 """
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 MESSAGES_QUEUED = 10_000
 """Maximum number of messages queued for a slow subscriber, which then requests the dropped ones."""
 EVENTS_PER_TURN = 16
-"""Number of events of a long replay after which other tasks of the event loop run."""
+"""Number of events of a replay after which other tasks of the event loop run."""
 REPLAY_TIMEOUT_S = 10.0
-"""Time that a follower has to receive its replay, after which the replay ends, since the next follower waits."""
+"""Time in seconds in which a follower must receive its replay, because the next follower waits."""
 FREE_PORT_TRIES = 50
 MAX_BLOCKS_PER_CHANGE = 256
 """Maximum number of blocks in one change, so that a long replay consists of several events."""
@@ -42,8 +42,6 @@ MAX_BLOCKS_PER_CHANGE = 256
 
 @dataclass(frozen=True, kw_only=True)
 class PublisherOptions:
-    """The settings of a publisher."""
-
     block_size: int
     host: str = "127.0.0.1"
     port: int = 0
@@ -158,8 +156,6 @@ class BlockPublisher:
 
 
 class _Block(NamedTuple):
-    """A stored block."""
-
     parent: BlockName | None
     tokens: bytes
     """Token ids as unsigned 32-bit numbers, which take an eighth of the memory of a tuple."""

@@ -4,8 +4,8 @@
                      └─yes─► `Journey.start`: prefill or not, in how many parts, on which workers (`groups.dispatch`)
     place ───────────────────► `Journey.start`: the gateway that sent the group has queued it, and moves it
 
-A group of this server is recorded in three places only: in the router, by its id; in the load of the worker that
-generates it; and in that worker's engine.
+A group is recorded in three places only: in the router, by its id; in the load of its worker; and in that worker's
+engine.
 """
 
 import asyncio
@@ -37,23 +37,8 @@ NO_NAME = ModelName("")
 """Model name of groups that name no model. They use the only model."""
 
 
-def make_router(
-    routing: RoutingConfig,
-    cell: CellConfig,
-    *,
-    role: Role = Role.BOTH,
-    tickets: TicketLog | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    tracer: Tracer = NO_TRACES,
-) -> "Router":
-    """Returns the router for a server's settings, over a fleet without workers."""
-    fleet = Fleet(clock=clock, session_expiry_s=routing.session_expiry_s)
-    return Router(fleet, routing, cell=cell, role=role, tickets=tickets, clock=clock, tracer=tracer)
-
-
 class Router:
-    """An `Engine` over the workers of a fleet. Closing it closes every worker. The fleet can have one worker or a
-    thousand, with or without prefill workers, and can change at any time."""
+    """An `Engine` over the workers of a fleet, which can change at any time. Closing it closes every worker."""
 
     def __init__(
         self,
@@ -83,7 +68,6 @@ class Router:
 
     @property
     def info(self) -> EngineInfo:
-        """The limits within which every worker can generate choices. While no worker is available, the last limits."""
         return self._all_models.info
 
     def of(self, model: ModelName) -> "ModelView":
@@ -91,7 +75,7 @@ class Router:
         return ModelView(self, model, generate=self.generate)
 
     def placed(self, model: ModelName = NO_NAME) -> "ModelView":
-        """Returns an engine for groups that a gateway has given to this server. See `place`."""
+        """Returns an engine for groups that a gateway has given to this server (`place`)."""
         return ModelView(self, model, generate=self.place)
 
     def generate(self, request: GenerateRequest) -> GroupStream:
@@ -108,8 +92,8 @@ class Router:
 
     def place(self, request: GenerateRequest) -> GroupStream:
         """Starts a group from a gateway. The gateway has queued the group, and can move it to another server. So the
-        group does not wait in this queue, and moves inside this server only if another worker takes it at once. Raises
-        the same errors as `generate`."""
+        group does not wait here, and moves inside this server only if another worker takes it at once. Raises the
+        errors of `generate`."""
         journey = self._journey(request, wait_s=0.0)
         journey.start()
         self._groups[request.request_id] = journey
@@ -136,7 +120,7 @@ class Router:
         self._closed = True
         await self.waiting.close()
         closed = EngineClosedError("the engine was closed")
-        await asyncio.gather(*(journey.abandon(closed) for journey in list(self._groups.values())))
+        await asyncio.gather(*(journey.abandon(closed) for journey in self._groups.values()))
         await self.dispatcher.releases.wait()
         workers = [member.worker for member in self.fleet.members if member.worker is not None]
         await asyncio.gather(*(worker.engine.close() for worker in workers))
@@ -159,9 +143,8 @@ class Router:
         figures.queued = len(self.waiting)
         figures.queued_choices = sum(journey.num_choices for journey in self._groups.values() if journey.waits)
         figures.choices = {member.id: member.load.given_choices for member in self.fleet.members}
-        if not (
-            self._cell.prefill_may_come or self.fleet.catalog.serving().has_prefill or any(figures.bypasses.values())
-        ):
+        has_prefill = self._cell.prefill_may_come or self.fleet.catalog.serving().has_prefill
+        if not has_prefill and not any(figures.bypasses.values()):
             figures.bypasses = {}
         if self._tickets is not None:
             figures.pull_fallbacks = dict(self._tickets.pull_fallbacks)
@@ -203,7 +186,7 @@ class ModelView:
 
     @property
     def info(self) -> EngineInfo:
-        """The limits within which every worker can serve the model. While no worker is available, the last limits.
+        """The limits within which every worker can serve the model; while no worker is available, the last limits.
         Raises NoWorkerError if no worker was ever available."""
         members = self._router.fleet.catalog.ready(WorkKind.GENERATE, self._model)
         if members is not self._members:
@@ -260,8 +243,8 @@ class ModelView:
 
 
 MIXED = "mixed"
-"""Fingerprint for workers whose fingerprints differ, so that two of them can generate different tokens. Also the weight
-version for workers with different versions."""
+"""Fingerprint of workers with different fingerprints, which can generate different tokens; weight version of workers
+with different versions."""
 
 
 def common_info(infos: Sequence[EngineInfo]) -> EngineInfo:

@@ -1,5 +1,5 @@
-"""Leases, on both sides. A lease keeps the blocks of a trunk until its readers have fetched them. The code here is
-pure: the time comes from the caller.
+"""Leases, on both sides. A lease keeps the blocks of a trunk until its readers have fetched them. Pure: the caller
+passes the time.
 
     prefill worker (`LeaseTable`)                     decode worker (`Heartbeats`)
 
@@ -40,13 +40,13 @@ class Lease:
 
 class LeaseTable:
     """The leases of a prefill worker. A lease that `grant` returns is held; a lease that another method returns has
-    ended, and the caller must release its blocks."""
+    ended, and the caller must free its blocks."""
 
     def __init__(self, proof: Proof, *, seconds: float) -> None:
         self.seconds = seconds
         self._proof = proof
         self._leases: OrderedDict[int, Lease] = OrderedDict()
-        """Leases by id, in the order in which they expire: each expires equally long after its last heartbeat."""
+        """Leases by id, in the order of their last heartbeats, which is the order in which they expire."""
         self._lease_ids: dict[str, int] = {}
         """Id of the latest lease of each request."""
 
@@ -63,9 +63,8 @@ class LeaseTable:
         return lease
 
     def reader_done(self, lease_id: int, reader: str) -> Lease | None:
-        """Returns the lease if this was its last reader. A repeated or a late message of a reader changes nothing."""
-        lease = self._leases.get(lease_id)
-        if lease is None:
+        """Ends the lease if this was its last reader. A repeated or a late message of a reader changes nothing."""
+        if (lease := self._leases.get(lease_id)) is None:
             return None
         lease.done_readers.add(reader)
         return self._remove(lease) if len(lease.done_readers) >= lease.ticket.readers else None
@@ -91,7 +90,7 @@ class LeaseTable:
         return None if lease_id is None else self.release(lease_id)
 
     def expire(self, now_s: float) -> list[Lease]:
-        """Ends the leases whose time is over, and returns them."""
+        """Ends the leases whose time is over."""
         expired = []
         while (expiry_s := self.next_expiry_s()) is not None and expiry_s <= now_s:
             expired.append(self._remove(next(iter(self._leases.values()))))
@@ -132,8 +131,6 @@ class LeaseTable:
 
 @dataclass
 class _LeaseHeartbeat:
-    """The heartbeats for one lease of another worker."""
-
     ticket: Ticket
     every_s: float
     next_s: float
@@ -142,8 +139,8 @@ class _LeaseHeartbeat:
 
 
 class Heartbeats:
-    """Schedules the heartbeats for the leases of other workers, while groups of this worker hold their tickets. A lease
-    is identified by its worker's address and its id."""
+    """Schedules the heartbeats for the leases of other workers, by the address of the worker and the id of the lease,
+    while groups of this worker hold their tickets."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -168,7 +165,7 @@ class Heartbeats:
                 del self._heartbeats[ticket.address, ticket.lease_id]
 
     def due(self) -> list[Ticket]:
-        """Returns a ticket of each lease whose heartbeat is due now, and schedules the next heartbeats of these."""
+        """Returns the ticket of each lease whose heartbeat is due now, and schedules its next heartbeat."""
         now_s = self._clock()
         due = [heartbeat for heartbeat in self._heartbeats.values() if heartbeat.next_s <= now_s]
         for heartbeat in due:

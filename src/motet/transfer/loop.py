@@ -2,8 +2,7 @@
 
 1. `follow` is called for each order that has come from the engine core.
 2. `run_round` reads the messages of the side channel, and advances everything that this worker reads (`reader`).
-3. It polls the transport while a read of this worker or from this worker can be open. Without polling, reads do not
-   advance.
+3. It polls the transport while a read by this worker or from it can be open: without polling, reads do not advance.
 4. It returns the number of milliseconds for which the thread can sleep.
 """
 
@@ -34,8 +33,8 @@ DEREGISTER_TIMEOUT_S = 2.0
 class TransferLoop:
     """Follows orders, answers readers, and polls the transport. Owned by the transfer thread; never blocks.
 
-    Orders, messages and peers have contents from other processes. If one of them causes an unexpected error, only that
-    order, message or peer ends, with its traceback in the log."""
+    Orders, messages and peers have contents from other processes. If one of them causes an unexpected error, only this
+    order, message or peer ends, and the traceback is logged."""
 
     reader: TrunkReader
     listener: side_channel.SideChannelListener
@@ -61,13 +60,13 @@ class TransferLoop:
             self._reject(order, TransferError(f"the order cannot be followed: {error!r}", FailureKind.REFUSED))
 
     def run_round(self) -> int | None:
-        """Runs one round. Returns the milliseconds until the next round is needed (None: no limit), which is `POLL_MS`
-        while a read of any side is open or can start."""
+        """Returns the milliseconds until the next round is needed; None if there is no limit."""
         if self.listener.receive(self.publish):
             self._poll_until_s = self.clock() + POLL_AFTER_MESSAGE_S
         self.reader.advance()
         self._deregister()
-        if self._needs_polling:
+        is_owner = self._num_leases or self._deregistering or self.clock() < self._poll_until_s
+        if is_owner or self.reader.needs_polling:
             self._poll_transport()
             return POLL_MS
         next_s = self.reader.next_heartbeat_s
@@ -102,12 +101,6 @@ class TransferLoop:
             self.publish(orders.ConnectResult(order.number, error))
         elif isinstance(order, orders.RegisterMemory):
             order.done.set_exception(error)
-
-    @property
-    def _needs_polling(self) -> bool:
-        """True if a read can be open, of this worker or from it."""
-        is_owner = bool(self._num_leases or self._deregistering) or self.clock() < self._poll_until_s
-        return is_owner or self.reader.needs_polling
 
     def _poll_transport(self) -> None:
         """Advances the reads of other workers, and publishes their messages about reads that are done."""

@@ -1,5 +1,5 @@
-"""A queue between two threads. Its reader can wait for it and for sockets in one `poll`, which `queue.Queue` does not
-allow: the queue has a pipe, and the pipe is readable while the queue holds an item."""
+"""A queue between two threads with a pipe that is readable while the queue holds an item. So its reader can wait for it
+and for sockets in one `poll`, which `queue.Queue` does not allow."""
 
 import contextlib
 import os
@@ -10,8 +10,8 @@ Item = TypeVar("Item")
 
 
 class Mailbox(Generic[Item]):
-    """Any thread puts items, one thread takes them. There is no limit on their number, since the reader takes all of
-    them in every round or step."""
+    """Any thread puts items, and one thread takes them. Their number has no limit, since the reader takes all of them
+    in every round or step."""
 
     def __init__(self) -> None:
         self._items: list[Item] = []

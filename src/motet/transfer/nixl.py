@@ -1,5 +1,4 @@
-"""NIXL over UCX: moves blocks between processes and machines, by RDMA, shared memory or TCP, whichever both sides
-support.
+"""NIXL over UCX: moves blocks between processes and machines by RDMA, shared memory or TCP, as both sides support.
 
     1  read_blocks      initialize_xfer, transfer: over shared memory, this call makes the copy, 30 MB in 4 ms
     2  NixlRead.poll    check_xfer_state, which also advances the read on this side
@@ -11,8 +10,8 @@ therefore advances only while its target polls too. NIXL's listening thread is n
 the side channel.
 
 Bytes of a read that is not final can arrive at any time: hours later if its peer was stopped, and even after the read
-was cancelled, released or removed (NIXL returns at once from all of these, and the bytes still arrive). A handle is
-therefore released only when its read is final, or together with the agent, whose connections end with it.
+was cancelled, released or removed, since NIXL returns from these calls at once. A handle is therefore released only
+when its read is final, or together with the agent, whose connections end with it.
 """
 
 import logging
@@ -42,16 +41,13 @@ LOOPBACK = {"NET_DEVICES": "lo"}
 """UCX settings of a worker that no other machine should reach. Without them UCX listens on every network."""
 
 CLOSE_TIMEOUT_S = 0.5
-"""Time in seconds for which `close` waits for running reads. Over TCP, UCX aborts the process that is read from
-("unexpected error: Endpoint timeout") if it answers a reader that is gone, so a reader waits for the answer if it can.
-A reader that is killed cannot wait: a worker that polls every millisecond has usually answered before, but a worker
-that was stopped aborts."""
-
+"""Time in seconds for which `close` waits for running reads. Over TCP, UCX aborts a process that answers a reader that
+is gone ("unexpected error: Endpoint timeout"), so a reader waits for the answer if it can. A reader that is killed
+cannot wait: a worker that polls every millisecond has usually answered before, but a stopped worker aborts."""
 NIXL_ERRORS: tuple[type[Exception], ...] = (
     *(kind for kind in vars(nixl).values() if isinstance(kind, type) and issubclass(kind, Exception)),
     *(OverflowError, RuntimeError, TypeError, ValueError),  # raised by the bindings for values out of range
 )
-
 SEND_ERRORS: tuple[type[Exception], ...] = (TransferError, *NIXL_ERRORS)
 
 log = logging.getLogger(__name__)
@@ -117,7 +113,7 @@ class NixlRead:
         self._free()
 
     def abort(self) -> None:
-        """Ends a read that was never posted, or whose agent is closing, after which no bytes can arrive."""
+        """Ends a read that was never posted, or whose agent is closing, so that no bytes can arrive any more."""
         if self._state is ReadState.RUNNING:
             self._set_status("ERR")
         self._free()
@@ -127,11 +123,11 @@ class NixlRead:
         if status == "PROC":
             return
         self._peer.num_running -= 1
-        self._state = ReadState.DONE if status == "DONE" else ReadState.FAILED
-        if self._state is ReadState.FAILED:
-            self._peer.broken = True
-        else:
+        if status == "DONE":
+            self._state = ReadState.DONE
             self._on_done()
+        else:
+            self._state, self._peer.broken = ReadState.FAILED, True
 
     def _free(self) -> None:
         if self.closed:
@@ -277,12 +273,11 @@ class NixlTransport:
 
     def _add(self, description: bytes) -> str:
         try:
-            name: str = self._agent_if_open().add_remote_agent(description).decode()
+            return str(self._agent_if_open().add_remote_agent(description).decode())
         except nixl.nixlNotAllowedError as error:
             raise TransferError("an earlier start of a worker has this name", FailureKind.RESTARTED) from error
         except NIXL_ERRORS as error:
             raise TransferError(f"NIXL refuses the worker's description: {error!r}", FailureKind.REFUSED) from error
-        return name
 
     def _post(self, read: NixlRead, local: tuple[Spans, int], *, remote: tuple[Spans, int]) -> NixlRead:
         try:
@@ -310,7 +305,7 @@ class NixlTransport:
 
 
 def register(agent: nixl.nixl_agent, spans: Spans, *, device: int) -> nixl.nixlRegDList:
-    """Registers memory with the agent, and returns the list that `deregister_memory` takes."""
+    """Returns the list that `deregister_memory` takes."""
     return agent.register_memory(*as_table(spans, device))
 
 
@@ -321,7 +316,7 @@ def as_table(spans: Spans, device: int) -> tuple[npt.NDArray[np.uint64], str]:
 
 
 def _redirect_nixl_log() -> None:
-    """Sends NIXL's warnings to the root logger. By default NIXL prints INFO lines on standard output."""
+    """Sends NIXL's warnings to the root logger, instead of INFO lines to standard output."""
     nixl_log = logging.getLogger("nixl")
     nixl_log.handlers.clear()
     nixl_log.propagate = True

@@ -5,9 +5,7 @@ collects events between two steps.
                 ◄── event ──                ◄─► side channels of the other workers
 
 A pull is *settled* once no more bytes can arrive in its destination blocks. Until then these blocks must not be used
-for anything else, even if the pull has failed.
-
-This module imports nothing heavy.
+for anything else, even if the pull has failed. This module imports nothing heavy.
 """
 
 from concurrent.futures import Future
@@ -35,7 +33,7 @@ class FailureKind(StrEnum):
     """The connection broke during the read."""
     TIMEOUT = "timeout"
     LEASE_ENDED = "lease-ended"
-    """The data was read, but the lease of this ticket was not held at that time. The data is not used."""
+    """The data was read, but the lease was not held at that time. The data is not used."""
     STALE = "stale"
     """The data was read, but a block had been reused before. The data is not used."""
     CLOSED = "closed"
@@ -81,7 +79,7 @@ class AbandonPull:
 
 @dataclass(frozen=True)
 class ReleaseTicket:
-    """Order: release the lease of a ticket that a group of this engine does not use, if its owner can be reached."""
+    """Order: release the lease of a ticket that no group of this engine uses, if its owner can be reached."""
 
     ticket: Ticket
 
@@ -96,8 +94,8 @@ class ConnectWorker:
 
 @dataclass(frozen=True)
 class LeasesHeld:
-    """Order: this worker now holds `num_leases` leases. While there is at least one, the thread polls the transport
-    every millisecond, so that readers can read."""
+    """Order: this worker now holds `num_leases` leases. While it holds any, the thread polls the transport every
+    millisecond, so that readers can read."""
 
     num_leases: int
 

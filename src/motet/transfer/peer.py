@@ -9,8 +9,8 @@
 4. A lost peer stays connected until no read from it can write any more, and is then closed: a transport that
    disconnects does not stop what the peer is doing. The next order that needs the worker makes a new Peer.
 
-A pull polls its read until it is final, and then closes it. If the pull's time is over first, it marks the read as
-overdue and closes it too: bytes of the read can still arrive, so it stays open here until it is final.
+A pull polls its read until the read is final, and then closes it. A read whose time is over first becomes overdue: its
+bytes can still arrive, so it stays open here until it is final.
 """
 
 import contextlib
@@ -38,8 +38,7 @@ from motet.transfer.transport import BlockRun, KVFacts, PostedRead, ReadState, R
 logger = logging.getLogger(__name__)
 
 POLL_REQUEST_EVERY_S = 1.0
-"""Interval in seconds at which a worker is requested to poll while reads from it are open. A worker polls for readers
-only while it knows of some."""
+"""Interval in seconds of requests to poll while reads from a worker are open. A worker polls only for known readers."""
 SILENCE_S = 60.0
 """Time in seconds without an answer after which a worker is sent a new Hello as soon as another worker is connected:
 the silent worker can be gone for good. Where workers often end and return at other ports, this limits the number of
@@ -137,15 +136,8 @@ class PeerConnection:
         """Time at which a read was last closed; before the first read, the time of the connection."""
         self._closing: list[PostedRead] = []
         """Reads to close as soon as they are final."""
-        self._overdue: list[PostedRead] = []
-
-    @property
-    def has_overdue_read(self) -> bool:
-        """True if an overdue read is not final yet. A new read would have to wait for it."""
-        return bool(self._overdue)
-
-    def mark_overdue(self, read: PostedRead) -> None:
-        self._overdue.append(read)
+        self.overdue: list[PostedRead] = []
+        """Reads whose time is over and that are not final yet. A new read would have to wait for them."""
 
     def close_read(self, read: PostedRead) -> None:
         """Closes a read, now or as soon as it is final."""
@@ -158,7 +150,7 @@ class PeerConnection:
             self._closing.remove(read)
             read.close()
             self.num_reads -= 1
-            self._overdue = [overdue for overdue in self._overdue if overdue is not read]
+            self.overdue = [overdue for overdue in self.overdue if overdue is not read]
             self.last_closed_s = self.clock()
 
 
@@ -219,7 +211,7 @@ class Peer:
         self._close_if_over()
 
     def mark_lost(self, message: str, kind: FailureKind) -> None:
-        """Marks the peer as lost. If it is lost already, the first reason stays."""
+        """Marks the peer as lost. The first reason stays."""
         if self.error is None:
             self.error = TransferError(message, kind)
             self.channel.stop_waiting()
@@ -245,14 +237,14 @@ class Peer:
 
     def mark_overdue(self, read: PostedRead) -> None:
         """Marks a read whose time is over. The caller must still close it."""
-        self._connected().mark_overdue(read)
+        self._connected().overdue.append(read)
 
     def acknowledge(self, lease_id: int, reader: str) -> None:
         """Reports to the owner of a lease that its data has been read and verified."""
         self.transport.notify(self._connected().name, msgspec.msgpack.encode(ReaderDone(lease_id, reader)))
 
     def close(self) -> None:
-        """Ends the side channel and the connection. Reads that are still open stay as they are."""
+        """Ends the side channel and the connection. Does not close reads."""
         if not self.closed:
             self.closed = True
             self.channel.close()
@@ -264,7 +256,7 @@ class Peer:
         return 0 if self.connection is None else self.connection.num_reads
 
     def _connected(self) -> PeerConnection:
-        """Returns the connection. Raises TransferError before the worker's Welcome has come."""
+        """Raises TransferError before the worker's Welcome has come."""
         if self.connection is None:
             raise TransferError(f"there is no connection to {self}", FailureKind.PEER_LOST)
         return self.connection
@@ -318,7 +310,7 @@ class Peer:
 
 @dataclass(eq=False)
 class Peers:
-    """The workers that this one reads from. Each start of a worker is a new `Peer`, made when it is first needed."""
+    """The workers from which this one reads. Each start of a worker is a new `Peer`, made when it is first needed."""
 
     connect_side_channel: Callable[[TransferAddress], SideChannelClient]
     """Raises TransferError if the address is invalid."""
@@ -367,7 +359,7 @@ class Peers:
         return [*self._peers.values(), *self._lost]
 
     def _check_others(self, connected: Peer) -> None:
-        """Marks earlier starts of the worker that was just connected as lost, and sends Hello to silent workers."""
+        """Marks earlier starts of a newly connected worker as lost, and sends Hello to silent workers."""
         silent_since_s = self.terms.clock() - SILENCE_S
         new = connected.channel.address
         for address, peer in list(self._peers.items()):
@@ -377,7 +369,7 @@ class Peers:
                 peer.channel.send_hello()
 
     def _move_lost(self) -> None:
-        """Moves lost peers out of the table by address, and forgets those that are closed."""
+        """Moves lost peers out of the table by address, and forgets closed ones."""
         for address, peer in list(self._peers.items()):
             if peer.error is not None:
                 self._lost.append(self._peers.pop(address))

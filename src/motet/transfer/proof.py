@@ -5,8 +5,8 @@
 
 1. The owner increments a block's generation each time before the block is reused.
 2. The owner publishes the digest of a ticket when it grants the lease, and clears the slot when the lease ends.
-3. A reader reads the data first and these numbers after it. If the generations still equal the ticket's, no byte
-   of the blocks had been overwritten when the data was read. If the digest is the ticket's, the lease was still held.
+3. A reader reads the data first and these numbers after it. If the generations equal the ticket's, no byte of the
+   blocks had been overwritten when the data was read. If the digest is the ticket's, the lease was still held.
 
 Generations start at a random number each time the worker starts, so that the generations of an earlier start never
 match. They stay below 2^53, digests below 2^63.
@@ -43,7 +43,6 @@ class Proof:
 
     @property
     def has_free_slot(self) -> bool:
-        """True if there is a slot for another lease."""
         return bool(self._free_slots) or self._num_slots_used < LEASE_SLOTS
 
     def increment_generations(self, blocks: Iterable[int]) -> None:
@@ -54,7 +53,7 @@ class Proof:
         return tuple(self._entries[block] for block in blocks)
 
     def allocate_slot(self) -> int:
-        """Returns a slot for a lease. Its entry is 0 until `publish`."""
+        """Returns a free slot for a lease. Its entry is 0 until `publish`."""
         if self._free_slots:
             return self._free_slots.pop()
         if self._num_slots_used == LEASE_SLOTS:

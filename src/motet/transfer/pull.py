@@ -7,8 +7,8 @@
                                                     the peer is lost or has an overdue read
 
 1. CONNECTING: waits until the peer is connected, then posts the read of the blocks.
-2. READING: when the blocks have arrived, posts the read of the proof. The proof is read after the data, so a generation
-   that is still the ticket's shows that no byte of the block had been overwritten when the data was read.
+2. READING: when the blocks have arrived, posts the read of the proof. It is read after the data, so a generation that
+   equals the ticket's shows that no byte of the block had been overwritten when the data was read.
 3. PROVING: compares the proof with the ticket, and acknowledges the lease.
 4. SETTLING: the pull has failed and was reported, but its read is not final.
 
@@ -50,7 +50,7 @@ MOVES = {
 
 @dataclass(eq=False, kw_only=True)
 class Pull:
-    """A pull under way. Its owner calls `advance` until it is over."""
+    """A pull in progress. Its owner calls `advance` until it is over."""
 
     order: PullOrder
     peer: Peer
@@ -77,11 +77,11 @@ class Pull:
 
     @property
     def reported(self) -> bool:
-        """True once the pull's PullLanded or PullFailed was returned, or cannot come any more."""
+        """True once the pull's PullLanded or PullFailed was returned, or is not needed any more."""
         return self._stage in (PullStage.SETTLING, PullStage.OVER)
 
     def advance(self) -> PullEvent | None:
-        """Advances the pull as far as it can. Returns an event if it has landed, failed or settled."""
+        """Advances the pull as far as possible. Returns an event if it has landed, failed or settled."""
         if self.clock() >= self._next_heartbeat_s and self._stage is not PullStage.SETTLING:
             self._next_heartbeat_s = self.clock() + HEARTBEAT_EVERY_S
             self.peer.channel.send_heartbeat(self.order.ticket.lease_id)
@@ -102,9 +102,7 @@ class Pull:
 
     def close(self) -> PullEvent | None:
         """Ends the pull because this worker is stopping."""
-        if self.reported:
-            return None
-        return self._stop(FailureKind.CLOSED, "this worker is stopping")
+        return None if self.reported else self._stop(FailureKind.CLOSED, "this worker is stopping")
 
     def _advance(self) -> PullEvent | None:
         """Starts reading once the peer is connected, then continues after each read that is final."""
@@ -118,7 +116,7 @@ class Pull:
             return self._fail(error.kind, error.message)
         if (connection := self.peer.connection) is None:
             return None
-        if connection.has_overdue_read:  # after a link was cut, a connection can hang for as long as the cut lasted
+        if connection.overdue:  # after a link was cut, a connection can hang for as long as the cut lasted
             return self._stop(FailureKind.TIMEOUT, f"an earlier read from {self.peer} has not ended")
         if problem := _out_of_range(self.order.ticket, connection.memory):
             return self._fail(FailureKind.REFUSED, problem)
@@ -130,7 +128,6 @@ class Pull:
         return None
 
     def _continue(self, read: PostedRead, *, broken: bool) -> PullEvent | None:
-        """Continues after a read that is final."""
         message = f"the connection to {self.peer} broke"
         if self._stage is PullStage.SETTLING:
             if broken:
@@ -176,7 +173,7 @@ class Pull:
         return self._stop(FailureKind.TIMEOUT, f"reading from {self.peer} took longer than {self.timeout_s:g} s")
 
     def _stop(self, kind: FailureKind, message: str) -> PullFailed:
-        """Ends the pull from this side, in any stage, and releases the lease."""
+        """Ends the pull in any stage, and releases the lease."""
         self._release()
         if self._stage is not PullStage.READING:
             return self._fail(kind, message)
@@ -184,7 +181,7 @@ class Pull:
         return PullFailed(self.order.number, kind, message, settled=False)
 
     def _fail(self, kind: FailureKind, message: str) -> PullFailed:
-        """Ends a pull whose blocks no bytes can arrive in any more."""
+        """Ends a pull when no more bytes can arrive in its blocks."""
         self._finish()
         return PullFailed(self.order.number, kind, message, settled=True)
 

@@ -51,7 +51,7 @@ class TrunkReader:
 
     @property
     def needs_polling(self) -> bool:
-        """True if a read can be open, or if messages about one have yet to be sent: both need the transport's poll."""
+        """True if a read can be open, or messages about a read must still be sent: both need the transport's poll."""
         return bool(self._pulls or self._connecting) or self.peers.busy or self.clock() < self._poll_until_s
 
     @property
@@ -84,11 +84,10 @@ class TrunkReader:
                 peer = self.peers.at(address)
                 if peer.ready:
                     peer.channel.send_hello()  # it can have died since its last answer
-                deadline_s = self.clock() + self.peers.terms.answer_s + FIRST_READ_S
-                self._connecting[number] = peer, deadline_s
+                self._connecting[number] = peer, self.clock() + self.peers.terms.answer_s + FIRST_READ_S
 
     def advance(self) -> None:
-        """Sends heartbeats that are due, and advances peers, pulls and connections as far as they can."""
+        """Sends heartbeats that are due, and advances peers, pulls and connections as far as possible."""
         self._send_heartbeats()
         self.peers.advance()
         for pull in list(self._pulls.values()):
@@ -96,16 +95,16 @@ class TrunkReader:
         self._check_connecting()
 
     def close(self) -> None:
-        """Ends every pull, releases every lease that can be reached, and disconnects. The reads of pulls that are not
-        settled can write until the transport is closed; call `settle_all` after that."""
+        """Ends every pull, releases every lease that can be reached, and disconnects. Reads of unsettled pulls can
+        write until the transport is closed; call `settle_all` after that."""
         for pull in list(self._pulls.values()):
             self._publish_from(pull, pull.close())
         for ticket in self._heartbeats.release_all():
             with contextlib.suppress(TransferError):  # a lease that cannot be released expires
                 self._release_lease(ticket)
         for number in self._connecting:
-            error = TransferError("this worker is stopping", FailureKind.CLOSED)
-            self.publish(orders.ConnectResult(number, error))
+            stopping = TransferError("this worker is stopping", FailureKind.CLOSED)
+            self.publish(orders.ConnectResult(number, stopping))
         self.peers.close()
 
     def settle_all(self) -> None:

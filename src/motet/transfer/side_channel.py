@@ -8,8 +8,8 @@
 
 Every message is an `Envelope`. Every version of the protocol can read the version number in it; only the same version
 with the same cluster key accepts the payload. Everything is MessagePack, so no message can name code. Any process that
-reaches the listener's port can send anything to it. Bytes that are not an envelope are dropped without a reply. A
-message with another version or without a valid seal gets a reply with the reason, and has no other effect.
+reaches the listener's port can send anything: bytes that are not an envelope are dropped without a reply, and a message
+with another version or without a valid seal has no effect but a reply with the reason.
 """
 
 import contextlib
@@ -43,9 +43,9 @@ MAX_REASON_CHARACTERS = 500
 REQUESTS_PER_ROUND = 256
 """Maximum number of messages that a listener reads in one round, so that a flood does not starve the transfers."""
 REPLIES_QUEUED = 64
-"""Maximum number of replies queued for a reader that does not take them; further replies are dropped."""
+"""Maximum number of replies queued for a reader that does not take them. More are dropped."""
 REQUESTS_QUEUED = 64
-"""Maximum number of requests queued for a worker that does not answer; further requests are dropped."""
+"""Maximum number of requests queued for a worker that does not answer. More are dropped."""
 REPLIES_PER_ROUND = 64
 """Maximum number of replies that a client reads in one round, whatever a worker sends."""
 LINGER_MS = 200
@@ -146,8 +146,8 @@ class SideChannelListener:
     """Reply to readers that may connect. Its description changes when memory is registered again."""
 
     def receive(self, publish: Callable[[TransferEvent], None]) -> bool:
-        """Reads the messages that have arrived, answers them or publishes them as events, and drops those that it
-        cannot decode. Never blocks. Returns True if a message came from a reader with the right cluster key."""
+        """Reads the messages that have arrived. Answers them, publishes them as events or, if it cannot decode them,
+        drops them. Never blocks. Returns True if a message came from a reader with the right cluster key."""
         has_reader = False
         for _ in range(REQUESTS_PER_ROUND):
             try:
@@ -274,7 +274,7 @@ class SideChannelClient:
         self._poller.register(self._socket, zmq.POLLIN)
 
     def send(self, request: ChannelRequest, nonce: bytes) -> None:
-        """Queues a message for the worker. Never blocks."""
+        """Queues a message. Never blocks."""
         with contextlib.suppress(zmq.Again):
             self._socket.send(encode(request, self._key, nonce=nonce), zmq.NOBLOCK)
 

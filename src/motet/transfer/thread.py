@@ -10,7 +10,7 @@
 1. The constructor binds the side channel, starts the thread, and returns when the transport has started.
 2. The engine gives orders and takes events; the thread runs until `close`.
 3. `close` ends the thread; no bytes can arrive in the memory afterwards. Without `close`, leases of other workers are
-   not released. The thread is a daemon all the same: a transport that hangs must not keep a crashed process alive.
+   not released. The thread is still a daemon: a transport that hangs must not keep a crashed process alive.
 """
 
 import logging
@@ -102,21 +102,20 @@ class TransferThread:
         return self._events.fileno()
 
     def deregister_memory(self) -> bool:
-        """Deregisters the KV memory, so that its pages can be returned to the operating system. Returns False if reads
-        that can write into it do not end in time. No pull may be ordered until `register_memory`."""
+        """Orders `DeregisterMemory`, and returns its result. No pull may be ordered until `register_memory`."""
         order = orders.DeregisterMemory(Future())
         self.order(order)
         return order.done.result(DEREGISTER_TIMEOUT_S + CLOSE_TIMEOUT_S)
 
     def register_memory(self) -> None:
-        """Registers the KV memory again. Raises TransferError if that is impossible."""
+        """Orders `RegisterMemory`. Raises TransferError if the memory cannot be registered."""
         order = orders.RegisterMemory(Future())
         self.order(order)
         order.done.result(CLOSE_TIMEOUT_S)
 
     def close(self) -> None:
-        """Ends the thread. Afterwards no bytes can arrive in the memory, and the ends of open pulls are in
-        `take_events`. A second call changes nothing."""
+        """Ends the thread. Afterwards no bytes can arrive in the memory, and `take_events` returns the ends of open
+        pulls. A second call changes nothing."""
         if self._stopping:
             return
         self._stopping = True

@@ -6,7 +6,7 @@
 4. The decode worker checks the seal, fetches the trunk, and compares the proof with the ticket's generations and
    digest.
 
-Fields that vLLM's NIXL connector has too (`do_remote_prefill` and so on) have the same names, so that gateways which
+Fields that vLLM's NIXL connector also has (`do_remote_prefill` and so on) have the same names, so that gateways that
 pass the object on from prefill to decode work unchanged. All numbers stay below 2^53, because JSON readers that have
 only doubles change larger ones.
 
@@ -16,8 +16,8 @@ sealed with it:
     seal of a message = HMAC-SHA256(key, nonce | payload)           empty without a key
     seal of a ticket  = HMAC-SHA256(key, "ticket" | ticket), in hex
 
-The reader generates the nonce, and the reply repeats it, so an old reply is never accepted. The key excludes strangers.
-It does not encrypt, and anyone who records the messages of a lease can repeat them while that lease lasts.
+The reader generates the nonce, and the reply repeats it, so an old reply is never accepted. The key excludes strangers,
+but does not encrypt: a party that records the messages of a lease can repeat them while that lease lasts.
 """
 
 import hashlib
@@ -69,7 +69,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prompt_digest: str
     """Digest of these tokens: see the function `prompt_digest`."""
     generations: tuple[Count, ...]
-    """Generation of each block, which must still be the same after the data has been read."""
+    """Generation of each block, which must be the same after the data has been read."""
     lease_id: Positive
     lease_slot: Count
     """Slot of the prefill worker's proof that contains the ticket's digest while the lease is held."""
@@ -130,7 +130,7 @@ def ticket_of(params: object) -> Ticket:
 
 
 def params_of(ticket: Ticket) -> dict[str, object]:
-    """Returns the ticket as JSON-ready `kv_transfer_params`."""
+    """Returns the ticket as `kv_transfer_params` for JSON."""
     params: dict[str, object] = msgspec.to_builtins(ticket)
     return params
 

@@ -5,8 +5,7 @@
                        ...
                        proof:    [entry 0][entry 1]...   8 bytes each, always in main memory
 
-Block and entry numbers come from tickets, which a client can have changed. Numbers outside the memory are therefore
-refused here.
+Block and entry numbers come from tickets, which a client can have changed, so numbers outside the memory are refused.
 """
 
 from collections.abc import Iterable, Sequence
@@ -130,7 +129,7 @@ class Transport(Protocol):
         ...
 
     def notify(self, peer: str, message: bytes) -> None:
-        """Sends a message, if possible. Never raises; a message to a peer that is gone is lost. Until the first read
+        """Sends a message, if possible. Never raises: a message to a peer that is gone is lost. Until the first read
         from a peer has ended, messages to it are sent only while this side polls."""
         ...
 
@@ -149,8 +148,8 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends all connections. Afterwards no bytes can arrive in this side's memory, for which the call can wait for
-        half a second. A second call changes nothing."""
+        """Ends all connections, for which it can wait half a second. Afterwards no bytes can arrive in this side's
+        memory. A second call changes nothing."""
         ...
 
 
@@ -162,7 +161,7 @@ def check_shapes(*, local: RegisteredMemory, remote: RegisteredMemory) -> None:
 
 
 def block_spans(memory: RegisteredMemory, pieces: Sequence[tuple[int, int]]) -> Spans:
-    """Returns the spans of (first block, number of blocks) in every region, region by region."""
+    """Returns the spans of pieces (first block, number of blocks) in every region, region by region."""
     blocks = _inside(pieces, memory.num_blocks, what="block")
     spans = np.empty((len(memory.regions), len(blocks), 2), np.uint64)
     spans[:, :, 0] = np.array(memory.regions, np.uint64)[:, None] + blocks[:, 0] * memory.region_block_bytes

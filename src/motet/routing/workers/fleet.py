@@ -1,8 +1,8 @@
 """The workers of a router as they join, leave, die and return: routing chooses from them, and `/status` shows them.
 
-The keeper of a worker (in `deploy`) reports the worker's state. `WorkerChooser` reports a worker that a group finds
-dead before the keeper does. A worker that returns, with a new process or a new connection, keeps its id and gets an
-empty load; groups of its former start are still removed from the former load.
+The keeper of a worker (in `deploy`) reports the worker's state. If a group finds a worker dead before the keeper does,
+`WorkerChooser` reports it. A worker that returns, with a new process or a new connection, keeps its id and gets an
+empty load; the groups of its last start are removed from the load of that start.
 """
 
 import asyncio
@@ -88,8 +88,7 @@ class Fleet:
     def put_text(self, id: str, cards: Sequence[ModelCard]) -> Member | None:
         """Records that an expected worker that takes texts is ready with these models. Returns None if it has been
         removed."""
-        member = self._members.get(id)
-        if member is None:
+        if (member := self._members.get(id)) is None:
             return None
         member.set_models(cards)
         return self._returned(member, None)
@@ -129,7 +128,7 @@ class Fleet:
             self._record_change()
 
     def remove(self, id: str) -> None:
-        """Removes a worker. Its groups, if any, must be evicted before."""
+        """Removes a worker, whose groups have been evicted."""
         if (member := self._members.pop(id, None)) is not None:
             member.load.retire()
             self._forget_cache(id)
@@ -137,8 +136,8 @@ class Fleet:
             self._record_change()
 
     def record_replaced_weights(self, old: str, new: str) -> None:
-        """Records that all members with the old weights have the new weights now: groups that were started with the old
-        weights continue with the new ones. `old`, `new`: `model_digest` of the weights."""
+        """Records that all members with the old weights have the new weights now, with which groups of the old weights
+        continue. `old`, `new`: `model_digest` of the weights."""
         self.successors.replace(old, new)
         for member in self._members.values():
             if member.worker is not None:
@@ -146,32 +145,32 @@ class Fleet:
         self._record_change()
 
     def record_worker_weights(self, id: str) -> None:
-        """Records that one worker on another server has new weights: its groups continue with these weights, on this
-        worker or on workers with the same weights."""
+        """Records that one worker on another server has new weights: its groups continue with these weights, there or
+        on workers with equal weights."""
         member = self._members.get(id)
         if member is None or member.worker is None:
             return
         member.refresh_facts()
         info = member.worker.engine.info
-        member.groups.use_weights(info.model_digest)
+        for group in member.groups:
+            group.use_weights(info.model_digest)
         logger.warning("%s has new weights, version %s", id, info.weight_version)
         self._record_change()
 
     async def evict(self, id: str, error: MotetError) -> None:
-        """Ends the groups of a worker with `error`, which says whether they can continue on another worker."""
+        """Ends the groups of a worker with `error`, which determines if they can continue on another worker."""
         if member := self._members.get(id):
-            await member.groups.evict(error)
+            await asyncio.gather(*(group.evict(error) for group in list(member.groups)))
 
     async def end_silences(self, id: str, error: EngineSilentError, *, polls: int) -> None:
         """Called at each poll of a worker. Ends the groups whose readers have received nothing from it for this number
         of polls in a row. If no other group received anything either, the worker gets no groups for some time."""
-        if (member := self._members.get(id)) is None:
-            return
-        silent = member.groups.poll()
-        late = [group for group, count in silent.items() if count >= polls]
-        if late and all(silent.values()):
-            self.distrust(id, why=error.message)
-        await asyncio.gather(*(group.evict(error) for group in late))
+        if member := self._members.get(id):
+            silent = {group: group.poll() for group in member.groups}
+            late = [group for group, count in silent.items() if count >= polls]
+            if late and all(silent.values()):
+                self.distrust(id, why=error.message)
+            await asyncio.gather(*(group.evict(error) for group in late))
 
     def check(self) -> None:
         """Raises AssertionError unless every group has ended and no task waits."""
@@ -190,7 +189,7 @@ class Fleet:
         return member
 
     def _forget_cache(self, id: str) -> None:
-        """Removes the cached blocks of the worker: they are gone, or the worker publishes them again."""
+        """Forgets the worker's cached blocks, which are gone or will be published again, and its sessions."""
         self.cached_blocks.cleared(id)
         for sessions in self.sessions.values():
             sessions.forget_worker(id)
@@ -205,7 +204,7 @@ class WeightSuccessors:
 
     def __init__(self) -> None:
         self._present: dict[str, str] = {}
-        """For each replaced digest, the digest that the workers have now."""
+        """The present digest for each replaced one."""
 
     def replace(self, old: str, new: str) -> None:
         """Records that all workers with the old weights have the new weights now."""
@@ -218,5 +217,5 @@ class WeightSuccessors:
             self._present.pop(next(iter(self._present)))
 
     def present(self, digest: str) -> str:
-        """Returns the digest of the weights with which a group continues that was started with weights of `digest`."""
+        """Returns the digest of the weights with which a group of the weights `digest` continues."""
         return self._present.get(digest, digest)

@@ -1,7 +1,7 @@
 """The open groups on a worker, each with its share of the worker's load, and the tasks that wait for them to end."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 
 from motet.block_names import BlockName
@@ -63,6 +63,9 @@ class OpenGroups:
     def add(self, group: "OpenGroup") -> None:
         self._groups.add(group)
 
+    def __iter__(self) -> "Iterator[OpenGroup]":
+        return iter(self._groups)
+
     def remove(self, group: "OpenGroup") -> None:
         self._groups.discard(group)
         self.changes.wake()
@@ -71,24 +74,9 @@ class OpenGroups:
         """Returns an empty `OpenGroups` for the worker's next start."""
         return OpenGroups(changes=self.changes, capacity=self.capacity)
 
-    async def evict(self, error: MotetError) -> None:
-        """Ends all groups on this worker with `error`, which says whether they can continue on another worker."""
-        await asyncio.gather(*(group.evict(error) for group in list(self._groups)))
-
-    def poll(self) -> Mapping["OpenGroup", int]:
-        """Called at each poll of the worker. Returns, for each group, the number of polls in a row at which its reader
-        waited for this worker and had got nothing since the poll before."""
-        return {group: group.poll() for group in self._groups}
-
-    def use_weights(self, model_digest: str) -> None:
-        """Records that the worker has new weights: its groups continue with these weights."""
-        for group in self._groups:
-            group.use_weights(model_digest)
-
 
 class OpenGroup:
-    """A group, or a part of a group, on one worker, from the time the worker gets it until it ends or moves. Owns its
-    share of the worker's load."""
+    """A group, or a part of a group, on one worker, until it ends or moves. Owns its share of the worker's load."""
 
     def __init__(
         self,
@@ -104,10 +92,11 @@ class OpenGroup:
         """`end`: ends the group on this worker with an error. `use_weights`: called with the digest of new weights with
         which the group continues. `prompt_tokens`: prompt tokens that the worker must compute; None if unknown."""
         self.evicted: MotetError | None = None
-        """The error with which the keeper of the worker has ended the group."""
+        """The error with which the worker's keeper has ended the group."""
         self.waits = False
         """True while the group's reader waits for the next delta. Set only for workers on other servers."""
         self._silent_polls = 0
+        """Number of polls of the worker in a row at which the reader waited and had received nothing since the last."""
         self._load = load
         self._groups = groups
         self._end: Callable[[MotetError], Awaitable[None]] | None = end
@@ -123,7 +112,6 @@ class OpenGroup:
 
     @property
     def is_open(self) -> bool:
-        """True until `close`."""
         return self._end is not None
 
     def finish_prompt(self, *, computed_tokens: int) -> None:
@@ -133,7 +121,7 @@ class OpenGroup:
             self._prompt = None
 
     def record_delta(self) -> None:
-        """Records that the reader received the delta that it waited for."""
+        """Records that the reader has received the delta for which it waited."""
         self._silent_polls = 0
 
     def add_choices(self, choices: int) -> None:
@@ -147,21 +135,18 @@ class OpenGroup:
 
     def remove_choices(self, choices: int, *, tail_blocks: int = 0) -> None:
         """Removes choices that have ended, with the blocks of their output tokens."""
-        if not self.is_open:
-            return
-        self._choices -= choices
-        self._tail_blocks -= tail_blocks
-        self._load.given_choices -= choices
-        self._load.tail_blocks -= tail_blocks
-        self._groups.capacity.wake()
+        if self.is_open:
+            self.add_choices(-choices)
+            self.add_tail_blocks(-tail_blocks)
+            self._groups.capacity.wake()
 
     def close(self) -> None:
         """Removes the group: the worker sends nothing more of it. A second call changes nothing."""
         if not self.is_open:
             return
+        self.add_choices(-self._choices)
+        self.add_tail_blocks(-self._tail_blocks)
         self._end = None
-        self._load.given_choices -= self._choices
-        self._load.tail_blocks -= self._tail_blocks
         self._load.remove_trunk(self._trunk)
         if self._prompt is not None:
             self._load.prompts.remove(self._prompt)
@@ -169,12 +154,13 @@ class OpenGroup:
         self._groups.remove(self)
 
     async def evict(self, error: MotetError) -> None:
-        """Ends the group on this worker with `error`."""
+        """Ends the group on this worker with `error`, once."""
         if self._end is not None and self.evicted is None:
             self.evicted = error
             await self._end(error)
 
     def poll(self) -> int:
+        """Called at each poll of the worker. Returns the number of polls in a row without a delta."""
         self._silent_polls += self.waits
         return self._silent_polls
 

@@ -1,6 +1,6 @@
 """An index of the prompt blocks that workers have, in their KV caches or for open groups.
 
-The name of a block depends on all tokens before it too (`motet.block_names`). So the index is flat, and a lookup
+The name of a block also depends on all tokens before it (`motet.block_names`). So the index is flat, and a lookup
 follows the prompt's names until no worker is left:
 
     name 0   {a, b, c}      a, b and c have it
@@ -8,8 +8,8 @@ follows the prompt's names until no worker is left:
     name 2   {a}            b has 2
     name 3   -              a has 3
 
-The holders of a name are the bits of an integer, one for each worker, so each step of a lookup is one dictionary
-access and one `and`, whatever the number of workers.
+The workers that have a name are the bits of an integer, so each step of a lookup is one dictionary access and one
+`and`, whatever the number of workers.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from itertools import compress
 from motet.block_names import BlockName
 
 FEW = 16
-"""Maximum number of workers that are read from an integer bit by bit. For more, all bits are written to a string."""
+"""Maximum number of workers that are read from an integer bit by bit. For more, the integer becomes a string."""
 BITS = bytes.maketrans(b"01", b"\0\1")
 
 
@@ -30,7 +30,7 @@ class PrefixIndex:
         self._names: dict[str, set[BlockName]] = {}
         self._bits: dict[str, int] = {}
         self._workers: list[str] = []
-        """The worker of each bit. A free bit has the id of its last worker, to which no block refers."""
+        """The worker of each bit. A free bit still has its last worker, to which no block refers."""
         self._free: list[int] = []
 
     def __len__(self) -> int:
@@ -74,8 +74,7 @@ class PrefixIndex:
         """Returns the number of leading blocks that each worker has, ascending. Workers without any are left out. Stops
         reading names when no worker is left."""
         counts: dict[str, int] = {}
-        left = 0
-        count = 0
+        left, count = 0, 0
         for name in names:
             holders = self._holders.get(name, 0)
             if count:
@@ -86,8 +85,7 @@ class PrefixIndex:
             if not left:
                 return counts
             count += 1
-        counts.update(dict.fromkeys(self._workers_of(left), count))
-        return counts
+        return counts | dict.fromkeys(self._workers_of(left), count)
 
     def check(self) -> None:
         """Raises AssertionError unless the maps of both directions agree."""

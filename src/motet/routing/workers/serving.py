@@ -56,20 +56,17 @@ def roster(members: Iterable[Member]) -> Roster:
     )
 
 
-DECODING = (Role.DECODE, Role.BOTH)
-
-
 @dataclass(frozen=True)
 class ModelServing:
     """The workers for one model. A worker that has not reported its models counts as expected, and gets no groups."""
 
     prefill: Roster
     generate: Roster
-    """Workers that are ready to generate choices. Prefill workers are among them only if there is no other worker."""
+    """Workers that are ready to generate choices. Includes prefill workers only if there is no other worker."""
     paired_prefill: Roster
     """The workers of `prefill` whose KV a ready decode worker can fetch."""
     readers: dict[PairKey, Roster]
-    """Ready workers that generate choices and fetch KV, by the key that they share with the workers that compute it."""
+    """Ready workers that fetch KV, by the key that they share with the workers that compute it."""
     ticket_readers: int
     """Maximum number of readers of a ticket, no matter which worker of `paired_prefill` makes it."""
     shares_prompts: bool
@@ -77,7 +74,7 @@ class ModelServing:
     has_decode: bool
     """True if a decode worker is known, available or not."""
     has_prefill: bool
-    """True if prefill and decode are separate: workers of both kinds are known, available or not."""
+    """True if workers of both kinds are known, available or not: prefill and decode are separate."""
     worker_expected: bool
     """True if a worker that could generate choices is available, or is expected to return."""
 
@@ -88,7 +85,7 @@ class ModelServing:
 def serving(members: Iterable[Member], model: str) -> ModelServing:
     """Sorts the members that take tokens and have the model."""
     expected = [member for member in members if not member.facts.takes_texts and member.models.may_have(model)]
-    has_decode = any(member.facts.role in DECODING for member in expected)
+    has_decode = any(member.facts.role in (Role.DECODE, Role.BOTH) for member in expected)
     ready = [member for member in expected if member.state is WorkerState.READY and member.models.has(model)]
     prefill = [member for member in ready if member.facts.role is Role.PREFILL]
     readers: dict[PairKey, list[Member]] = {}
@@ -113,7 +110,7 @@ def serving(members: Iterable[Member], model: str) -> ModelServing:
 
 
 class Catalog:
-    """Answers queries about the members. Results are computed at the first query after a change of a member, and cached
+    """Answers queries about the members. Computes a result at the first query after a change of a member, and caches it
     until the next change."""
 
     def __init__(self, members: Mapping[str, Member]) -> None:
@@ -122,7 +119,7 @@ class Catalog:
         self._serving: dict[str, ModelServing] = {}
         """Workers by model."""
         self._makers: dict[str, Member] | None = None
-        """Members that make tickets, by engine id. None if they are to be computed again."""
+        """Members that make tickets, by engine id. None if they must be computed again."""
         self._models: dict[ModelName, ModelCard] = {}
         self._models_valid = True
 
@@ -134,16 +131,14 @@ class Catalog:
 
     def serving(self, model: str = "") -> ModelServing:
         """Returns the workers that serve the model now. Without a name, returns the workers of all models."""
-        cached = self._serving.get(model)
-        if cached is not None:
-            return cached
-        result = serving(self._members.values(), model)
-        if not model or model in self.models():  # names that clients invent are not cached
-            self._serving[model] = result
+        if (result := self._serving.get(model)) is None:
+            result = serving(self._members.values(), model)
+            if not model or model in self.models():  # names that clients invent are not cached
+                self._serving[model] = result
         return result
 
     def ready(self, work: WorkKind, model: str = "") -> tuple[Member, ...]:
-        """Returns the workers that may get this work now. Prefill workers generate only if there is no other worker."""
+        """Returns the workers that may get this work now."""
         return self.serving(model).ready(work)
 
     def texts(self, model: str) -> list[Member]:
@@ -177,8 +172,7 @@ class Catalog:
         return None
 
     def adapter(self, model: ModelName) -> str:
-        """Returns the name that distinguishes KV blocks of this model from blocks of its base model. Returns an empty
-        name if it has no base model."""
+        """Returns the name that distinguishes KV blocks of this model from its base model's; empty without a base."""
         card = self.models().get(model) if model else None
         return model if card is not None and card.parent is not None else ""
 

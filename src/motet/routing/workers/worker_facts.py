@@ -32,15 +32,15 @@ class WorkerFacts:
     role: Role | None = None
     kind: EngineKind | None = None
     engine_id: str | None = None
-    """The engine id in the tickets that it makes. None if it makes no tickets."""
+    """The engine id in the worker's tickets. None if it makes no tickets."""
     pair_key: PairKey | None = None
     can_fetch: bool = False
-    """True if it can fetch KV that another engine has computed."""
+    """True if it generates choices and can fetch KV that another engine has computed."""
     shares_prompts: bool = False
-    """True if its groups share a prompt from the moment when the first of them arrives."""
+    """True if its groups share a prompt from the arrival of the first one."""
     block_size: int = 0
     block_weights: str = ""
-    """Name of its weights in the names of its blocks."""
+    """Name of the weights in the names of its blocks."""
     ticket_readers: int = 1
     """Maximum number of readers of a ticket that it makes."""
 
@@ -77,13 +77,13 @@ def can_fetch(info: EngineInfo) -> bool:
 
 
 def numeric_format(info: EngineInfo) -> str:
-    """Returns the type of the weights. Workers that differ in it serve two models, even if the names are equal."""
+    """Returns the type of the weights. Workers with different types serve two models, even if the names are equal."""
     return f"{info.dtype} with int8 weights" if INT8 in info.fingerprint else info.dtype
 
 
 @dataclass(frozen=True)
 class WorkerModels:
-    """The models that a worker serves or, while it is away, the models that it served last. Made by `models_of`."""
+    """The models that a worker serves or, while it is not available, served last. Made by `models_of`."""
 
     additional: tuple[ModelCard, ...] = ()
     """The models that it serves in addition to its engine's own model."""

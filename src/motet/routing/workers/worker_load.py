@@ -1,7 +1,7 @@
 """The load of a worker: the open choices that it was given, their blocks, and the prompts that it has not finished.
 
-The figures count what this server sent to the worker and received from it. Only `WorkerLoad.foreign_choices`, the
-choices that other servers gave the worker, comes from the worker's own reports.
+The figures count what this server has sent to the worker and received from it. Only `WorkerLoad.foreign_choices` comes
+from the worker's own reports.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from motet.routing.workers.prefix_index import PrefixIndex
 MIN_MEASURED_TOKENS = 128
 """Shorter prompts are not measured: they show the time of a step, not tokens per second."""
 DECAY = 0.8
-"""Factor for the weight of older measurements at each new one, so about the last five measurements count."""
+"""Factor for older measurements at each new one, so about the last five measurements count."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PromptBacklog:
     waiting_tokens: int = 0
     """Tokens of earlier prompts that the worker has not finished."""
     tokens_per_s: float | None = None
-    """Prompt tokens that the worker computes per second, as a running mean. None until a prompt was measured."""
+    """Prompt tokens that the worker computes per second: a running mean. None until a prompt was measured."""
 
     def seconds(self, tokens_per_s: float) -> float:
         return (self.waiting_tokens + self.own_tokens) / tokens_per_s
@@ -46,7 +46,7 @@ class PromptLoad:
 
         given   a────────────────┐   b waits for a, then takes its own time
         given        b           └──────────┐
-                seconds of a ───►│ of b ───►│       tokens_per_s = sum of tokens / sum of seconds, old ones fading
+                seconds of a ───►│ of b ───►│       tokens_per_s = sum of tokens / sum of seconds, with `DECAY`
     """
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
@@ -62,11 +62,11 @@ class PromptLoad:
         return self._tokens / self._seconds if self._seconds > 0 else None
 
     def backlog(self, own_tokens: int) -> PromptBacklog:
-        """Returns the backlog of another prompt. `own_tokens`: tokens of that prompt to compute."""
+        """Returns the backlog of another prompt, with this number of tokens to compute."""
         return PromptBacklog(own_tokens, self.waiting_tokens, self.tokens_per_s)
 
     def add(self, tokens: int) -> UnfinishedPrompt:
-        """Adds a prompt with this number of tokens to compute. One `finish` or `remove` must follow."""
+        """Adds a prompt with this number of tokens to compute. `finish` or `remove` must follow, once."""
         self.waiting_tokens += tokens
         return UnfinishedPrompt(tokens, self._clock())
 
@@ -79,13 +79,13 @@ class PromptLoad:
         self._last_end_s = now_s
 
     def remove(self, prompt: UnfinishedPrompt) -> None:
-        """Removes a prompt that failed, or whose group has ended, without measuring it."""
+        """Removes a prompt that failed or whose group has ended, without a measurement."""
         self.waiting_tokens -= prompt.tokens
 
 
 class WorkerLoad:
-    """The load of a worker from one start of its engine to the next. Groups of an earlier start are removed from the
-    load of that start, even after `retire`."""
+    """The load of a worker from one start of its engine to the next. Groups are removed from the load of the start at
+    which they were added, even after `retire`."""
 
     def __init__(self, worker: str, open_blocks: PrefixIndex, *, clock: Callable[[], float]) -> None:
         """`worker`: id of the worker. `open_blocks`: prompt blocks of open groups by worker, which this load
@@ -95,7 +95,7 @@ class WorkerLoad:
         self.foreign_choices = 0
         """Open choices that other servers gave the worker, according to its last report."""
         self.trunk_blocks = 0
-        """KV blocks of the prompts of open groups. A block counts once, no matter how many groups share it."""
+        """KV blocks of the prompts of open groups. A shared block counts once."""
         self.tail_blocks = 0
         """KV blocks of the output tokens of open choices."""
         self.prompts = PromptLoad(clock=clock)
@@ -121,7 +121,6 @@ class WorkerLoad:
         self.foreign_choices = max(0, open_choices - self.given_choices)
 
     def add_trunk(self, trunk: Sequence[BlockName]) -> None:
-        """Adds the blocks of a group's prompt."""
         sharers, added = self._sharers, []
         for name in trunk:
             if (count := sharers.get(name, 0)) == 0:
@@ -132,7 +131,6 @@ class WorkerLoad:
             self._open_blocks.stored(self._worker, added)
 
     def remove_trunk(self, trunk: Sequence[BlockName]) -> None:
-        """Undoes `add_trunk`."""
         sharers, removed = self._sharers, []
         for name in trunk:
             if (left := sharers.pop(name) - 1) > 0:
@@ -144,7 +142,7 @@ class WorkerLoad:
             self._open_blocks.removed(self._worker, removed)
 
     def retire(self) -> None:
-        """Removes the worker's open blocks. Called when the worker has left, or has a new engine."""
+        """Removes the worker's open blocks, because it has left or has a new engine."""
         if self._open_blocks is not None:
             self._open_blocks.cleared(self._worker)
             self._open_blocks = None
