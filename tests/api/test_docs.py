@@ -8,9 +8,9 @@ import pytest
 from motet.api.generation.request_fields import StreamOptions
 from motet.api.http.schema import Schema
 from motet.api.openai.chat_schema import CalledFunction, CalledTool, ChatRequest, Message
-from motet.api.openai.completions_schema import CompletionRequest
+from motet.api.openai.completions import CompletionRequest
 from motet.api.openai.models import TokenizeBody
-from motet.api.vllm.generate_schema import GenerateSampling, TokensRequest
+from motet.api.vllm.generate import GenerateSampling, TokensRequest
 from motet.text.formats import FORMATS
 from motet.text.harmony import HARMONY
 from motet.text.reasoning import FAMILIES, GPT_OSS

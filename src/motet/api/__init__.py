@@ -9,5 +9,4 @@ trainers/  worker/       routes that pause a server and bring it new weights (`-
 operators/  page/        status, metrics and membership; the page in a browser
 openapi, app             the description of the routes; the application
 
-`tools/layers.py` enforces the order.
-"""
+`tools/layers.py` enforces the order."""

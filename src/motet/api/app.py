@@ -21,7 +21,7 @@ from motet.api.http.routes import new_router
 from motet.api.openai.chat_completions import chat_router
 from motet.api.openai.completions import completion_router
 from motet.api.openai.group_routes import group_router
-from motet.api.openai.models import models_router, tokenizer_router
+from motet.api.openai.models import models_router
 from motet.api.openai.responses import responses_router
 from motet.api.openapi import openapi_router
 from motet.api.operators.admin import admin_router, membership_router
@@ -45,7 +45,6 @@ ROUTERS = (
     group_router,
     render_router,
     models_router,
-    tokenizer_router,
     openapi_router,
     page_router,
     admin_router,
@@ -78,13 +77,8 @@ class App(FastAPI):
 
 def create_app(service: Service, router: APIRouter | None = None) -> FastAPI:
     """Returns the app of a service. Two apps in one process share nothing. `router`: from `create_router`."""
-    app = App(
-        title="Motet",
-        openapi_url=None,
-        middleware=_middleware(service),
-        redirect_slashes=False,
-        strict_content_type=False,
-    )
+    layers = _middleware(service)
+    app = App(title="Motet", openapi_url=None, middleware=layers, redirect_slashes=False, strict_content_type=False)
     add_error_handlers(app)
     app.router.routes.extend((router or create_router(service)).routes)
     return app

@@ -25,8 +25,7 @@ MAX_KEPT = 1024
 MAX_KEPT_BYTES = 256 * 2**20
 """Maximum memory of these groups. Above a limit, the client that uses the most memory loses its oldest group."""
 GROUP_BYTES, BODY_FACTOR, CHOICE_BYTES = 4096, 40, 200
-"""Estimated memory in bytes per group, per byte of its request (8 KiB of stop strings compile to 320 KiB), and per
-choice."""
+"""Estimated bytes of memory per group, byte of its request (8 KiB of stop strings compile to 320 KiB), and choice."""
 MAX_CHOICES = 16_384
 """Maximum number of choices of a group, including choices that were added later."""
 
@@ -143,8 +142,7 @@ class KnownGroup:
         return [reports[index] for index in sorted(reports)]
 
     async def end_choice(self, index: int) -> bool:
-        """Ends a choice at its current position. Returns False if it had ended. Raises NotFoundError if the group has
-        no such choice."""
+        """Ends a choice at its current position. Returns False if it had ended. Raises NotFoundError."""
         for answer in self.open:
             if any(one.index == index for one in answer.choices()):
                 return await answer.end_choice(index)

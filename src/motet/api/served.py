@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -134,21 +134,14 @@ def model_named(models: Mapping[str, ServedModel | TextModel], name: str | None)
     known = list(models.values())
     if not known:
         raise NoWorkerError("No model is served at this moment: no worker has come yet that has one.")
+    listed = f"Available here: {', '.join(f'`{model.name}`' for model in known)}."
     if name is not None:
-        raise ModelNotFoundError(
-            f"The model `{name}` does not exist or you do not have access to it. {_listed(known)}", param="model"
-        )
+        message = f"The model `{name}` does not exist or you do not have access to it. {listed}"
+        raise ModelNotFoundError(message, param="model")
     if len(known) > 1:
-        raise RequestError(
-            f"Missing required parameter: 'model'. This server has several. {_listed(known)}",
-            param="model",
-            code="missing_required_parameter",
-        )
+        message = f"Missing required parameter: 'model'. This server has several. {listed}"
+        raise RequestError(message, param="model", code="missing_required_parameter")
     return known[0]
-
-
-def _listed(known: Sequence[ServedModel | TextModel]) -> str:
-    return f"Available here: {', '.join(f'`{model.name}`' for model in known)}."
 
 
 class GrammarChecks:

@@ -105,12 +105,9 @@ class Service:
         for a model that takes texts: the routes that can serve it pass the request on without this call."""
         model = model_named(self.models(), name)
         if isinstance(model, TextModel):
-            raise RequestError(
-                f"The model `{model.name}` runs on a server that takes texts: /v1/chat/completions and /v1/completions "
-                "are its only routes.",
-                param="model",
-                code="unsupported_model",
-            )
+            routes = "/v1/chat/completions and /v1/completions are its only routes"
+            message = f"The model `{model.name}` runs on a server that takes texts: {routes}."
+            raise RequestError(message, param="model", code="unsupported_model")
         return model
 
     def only_model(self) -> ServedModel:
@@ -133,20 +130,14 @@ class Service:
             raise above_maximum(count_param, n, maximum=max_n, flag=flag)
         config, total = self.config, num_prompts * n
         if total > config.max_choices:
-            raise RequestError(
-                f"Too many choices: {num_prompts} prompts x {n} = {total}, while one request may have at most "
-                f"{config.max_choices} (--max-choices). Send fewer prompts at a time, or a smaller 'n'.",
-                param=prompt_param,
-                code="too_many_choices",
-            )
+            numbers = f"{num_prompts} prompts x {n} = {total}, while one request may have at most {config.max_choices}"
+            advice = "(--max-choices). Send fewer prompts at a time, or a smaller 'n'."
+            raise RequestError(f"Too many choices: {numbers} {advice}", param=prompt_param, code="too_many_choices")
         if num_prompts > config.max_waiting_groups:
-            raise RequestError(
-                f"Too many prompts: {num_prompts}, while at most {config.max_waiting_groups} may wait for their first "
-                "token on this server (--max-waiting-groups), so they would never be taken in together. Send fewer at "
-                "a time.",
-                param=prompt_param,
-                code="too_many_prompts",
-            )
+            maximum = f"at most {config.max_waiting_groups} may wait for their first token on this server"
+            advice = "(--max-waiting-groups), so they would never be taken in together. Send fewer at a time."
+            message = f"Too many prompts: {num_prompts}, while {maximum} {advice}"
+            raise RequestError(message, param=prompt_param, code="too_many_prompts")
         self.admission.check_capacity(num_prompts, client=client)
         self.key_limits.check(client, total)
 
@@ -165,10 +156,8 @@ class Service:
         if not self.config.rl:
             raise NotFoundError("This route is closed: start the server with --rl.", code="rl_off")
         if part is None:
-            raise NotFoundError(
-                "The engines of this server are on other servers: use the routes of those servers.",
-                code="no_engines_here",
-            )
+            message = "The engines of this server are on other servers: use the routes of those servers."
+            raise NotFoundError(message, code="no_engines_here")
         return part
 
     def start_drain(self) -> None:
@@ -204,8 +193,7 @@ class WorkerSnapshot:
 async def snapshot_workers(
     reports: Iterable[WorkerReport], *, patience_s: float, draining: bool = False, local_only: bool = False
 ) -> list[WorkerSnapshot]:
-    """Returns the workers in the order of `reports`. `draining`: True if the server drains. `local_only`: True to query
-    only the workers of this server."""
+    """Returns the workers in the order of `reports`. `local_only`: True to query only the workers of this server."""
 
     async def snapshot(report: WorkerReport) -> WorkerSnapshot:
         worker, state = report.worker, report.state

@@ -14,12 +14,10 @@ from motet.api.app import create_app
 from motet.api.generation.plan import AnswerHead, Plan
 from motet.api.openai.chat_completions import chat_writer
 from motet.api.openai.chat_schema import ChatRequest
-from motet.api.openai.completions import completion_writer
-from motet.api.openai.completions_schema import CompletionRequest
+from motet.api.openai.completions import CompletionRequest, completion_writer
 from motet.api.served import one_model
 from motet.api.service import Service
-from motet.api.vllm.generate import tokens_writer
-from motet.api.vllm.generate_schema import TokensRequest
+from motet.api.vllm.generate import TokensRequest, tokens_writer
 from motet.engine import Worker
 from motet.ids import RequestId
 from motet.settings.server_config import ServerConfig

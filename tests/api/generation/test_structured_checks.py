@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from motet.api.openai.completions_schema import CompletionRequest
+from motet.api.openai.completions import CompletionRequest
 from motet.api.served import MAX_COMPILING, MAX_HEAVY_COMPILING, NUM_THREADS, TIMEOUT_S, GrammarChecks
 from motet.errors import GrammarError, OverloadedError
 from motet.grammar.compiled_grammar import CompiledGrammar, Grammars

@@ -32,8 +32,7 @@ STOP_REASONS = {
     FinishReason.CONTENT_FILTER: "refusal",
     FinishReason.ABORT: "pause_turn",
 }
-"""Anthropic's stop reasons. `pause_turn` is for an answer that an operator ended: the client can send it back, and it
-continues."""
+"""Anthropic's stop reasons. An answer with `pause_turn` was ended early: if the client sends it back, it continues."""
 
 
 class BlockKind(StrEnum):
@@ -63,7 +62,6 @@ class OpenBlock:
         self._texts: list[str] = []
 
     def block(self) -> dict[str, object]:
-        """Returns the block so far."""
         text = "".join(self._texts)
         if self.kind is BlockKind.CALL:
             return {"type": self.kind, **self._constant, "input": input_of(text)}
@@ -90,8 +88,8 @@ class OpenBlock:
 
 
 def input_of(arguments: str) -> object:
-    """Returns the arguments of a call as an object. Truncated arguments become the object so far, as in the stream
-    helper of Anthropic's client."""
+    """Returns a call's arguments as an object. Truncated arguments are read as far as they go, as Anthropic's client
+    does in its stream helper."""
     try:
         msgspec.json.decode(arguments, type=dict[str, object])
         return msgspec.Raw(arguments.encode())  # keeps every digit of its numbers
@@ -108,7 +106,6 @@ class MessageOutput:
 
     def __init__(self, head: AnswerHead, *, reasoning_shown: bool) -> None:
         self.stop_reason: str | None = None
-        """The reason at the end; None before."""
         self.stop_sequence: str | None = None
         self._head = head
         self._reasoning_shown = reasoning_shown
@@ -206,8 +203,7 @@ class MessageBody(GroupsWriter):
 
 
 class MessageEvents(GroupsWriter):
-    """Writes a message as events: message_start, ping, the events of its blocks, message_delta, message_stop |
-    error."""
+    """Writes a message as events: message_start, ping, the blocks' events, message_delta, message_stop | error."""
 
     def __init__(self, output: MessageOutput, *, request_id: str) -> None:
         """`request_id`: the id that an error has."""
@@ -219,8 +215,7 @@ class MessageEvents(GroupsWriter):
         return encode_events([*self._opening(usage), *self._output.feed(steps)])
 
     def close(self, usage: Usage) -> Sequence[bytes]:
-        output = self._output
-        end = {"stop_reason": output.stop_reason, "stop_sequence": output.stop_sequence}
+        end = {"stop_reason": self._output.stop_reason, "stop_sequence": self._output.stop_sequence}
         last = NamedEvent("message_delta", {"delta": end, "usage": message_usage(usage)})
         return [encode_events([*self._opening(lambda: usage), last, NamedEvent("message_stop")])]
 

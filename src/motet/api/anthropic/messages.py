@@ -7,8 +7,7 @@ A request for a message becomes a request for a chat, which generates its answer
     thinking, output_config        ─► reasoning_effort, include_reasoning, response_format
 
 The text of the choice becomes blocks (`message_output`). `http.failure` gives all errors of these routes Anthropic's
-shape.
-"""
+shape."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,7 +39,7 @@ from motet.api.service import Service
 ID_PREFIX = "msg_"
 TOOL_MODES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"max": "xhigh"}
-"""Anthropic's names of efforts that a chat has under another name."""
+"""Name of an effort in a chat by Anthropic's name, where these differ."""
 
 
 def messages_router(service: Service) -> APIRouter:
@@ -112,8 +111,8 @@ def _thinking(body: MessagePrompt) -> dict[str, object]:
 
 
 def turns(system: Sequence[TextBlock], messages: Sequence[TurnInput]) -> list[dict[str, object]]:
-    """Returns the turns of a chat. As in Anthropic's API, consecutive messages of one role are one turn; a tool result
-    is a turn of its own."""
+    """Returns the turns of a chat. As in Anthropic's API, consecutive messages of a role are one turn; each tool result
+    is a turn."""
     chat: list[ChatTurn] = []
     if system:
         chat.append(ChatTurn("system", texts=[block.text for block in system]))

@@ -1,8 +1,6 @@
 """The bodies of `POST /v1/messages` and `POST /v1/messages/count_tokens`, Anthropic's Messages.
 
-Each block of content is read by its type. Unsupported content (pictures, documents, tools that the server runs) is
-refused by its name.
-"""
+Each block of content is read by its type. Errors name unsupported types: pictures, documents, the server's tools."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Self
@@ -150,8 +148,8 @@ class MessageTool(OpenSchema):
 def _read_tool(value: object) -> MessageTool:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind not in (None, "custom"):
-        why = f"is {kind!r}, and this server has no such tool; only tools of type 'custom', with an 'input_schema', are"
-        raise FieldError(unsupported_parameter, "type", f"{why} supported")
+        supported = "only tools of type 'custom', with an 'input_schema', are supported"
+        raise FieldError(unsupported_parameter, "type", f"is {kind!r}, and this server has no such tool; {supported}")
     return MessageTool.model_validate(value)
 
 
@@ -162,8 +160,7 @@ class MessageToolChoice(Schema):
 
     @model_validator(mode="after")
     def check_name(self) -> Self:
-        given = self.name is not None
-        if given != (self.type == "tool"):
+        if (given := self.name is not None) != (self.type == "tool"):
             raise FieldError(unknown_parameter if given else missing_parameter, "name")
         return self
 
@@ -176,8 +173,7 @@ class ThinkingField(Schema):
 
     @model_validator(mode="after")
     def check_budget(self) -> Self:
-        given = self.budget_tokens is not None
-        if given != (self.type == "enabled"):
+        if (given := self.budget_tokens is not None) != (self.type == "enabled"):
             raise FieldError(unknown_parameter if given else missing_parameter, "budget_tokens")
         return self
 

@@ -5,8 +5,7 @@
     3. send headers, then the bytes that the writer makes of each step, in one message that bypasses the middleware
     4. close the groups                in any case: end, error, client disconnected, server stopping
 
-The response is an object and not a generator, because a generator that never starts never cleans up.
-"""
+The response is an object and not a generator, because a generator that never starts never cleans up."""
 
 import asyncio
 import logging

@@ -37,8 +37,7 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
 
     @abstractmethod
     def close(self, usage: UsedT) -> Sequence[bytes]:
-        """Returns the end of a stream, or the entire answer, in pieces that are sent one by one, so that other streams
-        are served in between."""
+        """Returns the end of a stream, or the entire answer, in pieces. Other streams are served between two pieces."""
 
     def fail(self, error: Exception) -> bytes:
         """Returns the end of a stream that has started and fails."""

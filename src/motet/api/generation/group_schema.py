@@ -7,7 +7,6 @@ from pydantic import BaseModel, Field, PlainValidator, model_validator
 from motet.api.generation.request_fields import StreamingFields
 from motet.api.http.failure import FieldError, invalid_type, invalid_value
 from motet.api.http.schema import Schema
-from motet.errors import RequestError
 from motet.policies.confidence import ConfidenceRule
 from motet.policies.criteria import Agree, AnyOf, Condition, Finished, Posterior, Window
 from motet.policies.extract import Extract, ExtractError, ExtractKind
@@ -31,17 +30,16 @@ class _ExtractObject(BaseModel):
 
 
 def _extract(value: object) -> Extract:
-    ways = f"one of {', '.join(NAMED)}, or an object with one of {' and '.join(WITH_SOURCE)}"
     if isinstance(value, Extract):
         return value
     if isinstance(value, str) and value in NAMED:
         return Extract(ExtractKind(value))
-    if not isinstance(value, dict):
+    given = value.items() if isinstance(value, dict) else ()
+    sources = [(name, source) for name, source in given if source is not None]
+    if len(sources) != 1 or sources[0][0] not in WITH_SOURCE:
+        ways = f"one of {', '.join(NAMED)}, or an object with one of {' and '.join(WITH_SOURCE)}"
         raise FieldError(invalid_value, None, f"expected {ways}")
-    given = [(name, source) for name, source in value.items() if source is not None]
-    if len(given) != 1 or given[0][0] not in WITH_SOURCE:
-        raise FieldError(invalid_value, None, f"expected {ways}")
-    ((name, source),) = given
+    ((name, source),) = sources
     if not isinstance(source, str):
         raise FieldError(invalid_type, name, "a string")
     try:
@@ -91,7 +89,7 @@ class StopWhen(Schema):
             if (count := getattr(self, name)) is not None and count > n:
                 raise invalid_value(f"{param}.{name}", f"it is {count}, and the group has {n} choices")
         if self.any_of is not None:
-            inner = [when.condition(n, param=f"{param}.any_of[{number}]") for number, when in enumerate(self.any_of)]
+            inner = (when.condition(n, param=f"{param}.any_of[{number}]") for number, when in enumerate(self.any_of))
             return AnyOf(tuple(inner))
         if self.finished is not None:
             return Finished(self.finished)
@@ -134,12 +132,9 @@ class ConfidenceFields(Schema):
             raise invalid_value(param, "this server reports no log-probabilities of other tokens (--max-logprobs 0)")
         if self.top > max_top and "top" in self.model_fields_set:
             raise invalid_value(f"{param}.top", f"it is {self.top}, and this server allows {max_top} (--max-logprobs)")
+        top, warm_up = min(self.top, max_top), self.warm_up or 0
         return ConfidenceRule(
-            window=self.window,
-            top=min(self.top, max_top),
-            below=self.below,
-            warm_up=self.warm_up or 0,
-            percentile=self.percentile,
+            window=self.window, top=top, below=self.below, warm_up=warm_up, percentile=self.percentile
         )
 
 
@@ -161,8 +156,7 @@ class GroupFields(Schema):
 
     @model_validator(mode="after")
     def check_extract(self) -> Self:
-        given = self._extracts()
-        if len(set(given)) > 1:
+        if len(set(self._extracts())) > 1:
             raise FieldError(invalid_value, "extract", "a group has one way to find values; give only one")
         if self.start is None and self.refill != "each":
             raise FieldError(invalid_value, "refill", "it has an effect only with start")
@@ -173,14 +167,16 @@ class GroupFields(Schema):
         return inner if self.extract is None else [self.extract, *inner]
 
     def policy(self, n: int, *, max_top: int) -> GroupPolicy:
-        """Returns the policy. `n`: number of choices of a group. `max_top`: see `ConfidenceFields.rule`. Raises
-        RequestError for a policy that such a group cannot have."""
+        """Returns the policy of a group of `n` choices. `max_top`: see `ConfidenceFields.rule`. Raises RequestError if
+        such a group cannot have it."""
         condition = None if self.stop_when is None else self.stop_when.condition(n, param=f"{PARAM}.stop_when")
         if self.start is not None and self.start > n:
             raise invalid_value(f"{PARAM}.start", f"it is {self.start}, and the group has {n} choices")
         extract = next(iter(self._extracts()), None)
         if extract is None and (self.vote or (condition is not None and condition.needs_values)):
-            raise self._without_extract()
+            field = "vote" if self.vote else "stop_when"
+            why = f"{PARAM}.{field} compares values, so extract must say how to find them"
+            raise invalid_value(f"{PARAM}.extract", why)
         return GroupPolicy(
             stop_when=condition,
             extract=extract,
@@ -190,12 +186,6 @@ class GroupFields(Schema):
             keep=Keep(self.keep),
             vote=self.vote,
             deterministic=self.deterministic,
-        )
-
-    def _without_extract(self) -> RequestError:
-        field = "vote" if self.vote else "stop_when"
-        return invalid_value(
-            f"{PARAM}.extract", f"{PARAM}.{field} compares values, so extract must say how to find them"
         )
 
 

@@ -64,8 +64,7 @@ class AnswerGroup(ABC, Generic[StepT, UsedT]):
 
 
 class GroupAccount:
-    """The accounting of one submitted group: its slot in admission, its metrics, and its line in the access log. `end`
-    must be called once."""
+    """The accounting of one submitted group, until `end`: its slot in admission, its metrics, its line in the log."""
 
     def __init__(
         self,
@@ -94,12 +93,8 @@ class GroupAccount:
         """Must be called with choices that start later than the group."""
         self.finish_reasons: Mapping[int, FinishReason] = self._record.finish_reasons
         """Finish reason of each choice that has ended, by index."""
-        self._names = {
-            "request_id": request_id,
-            "group": group,
-            "model": served.parent or served.name,
-            "adapter": served.name if served.parent else None,
-        }
+        model, adapter = (served.parent, served.name) if served.parent else (served.name, None)
+        self._names = {"request_id": request_id, "group": group, "model": model, "adapter": adapter}
         if span.context is not None:
             self._names["trace_id"] = span.context.trace_id
 
@@ -120,8 +115,8 @@ class GroupAccount:
         )
 
     def end(self, *, status: int, worker: str, usage: Usage | None, tokens: Mapping[int, int] | None = None) -> None:
-        """Leaves admission, counts the group and logs it. `usage`: None if it was not reported. `tokens`: number of
-        output tokens of each choice, if known."""
+        """Leaves admission, counts the group and logs it. Must be called once. `usage`: None if it was not reported.
+        `tokens`: number of output tokens of each choice, if known."""
         self._slot.leave()
         record = self._record
         self._metrics.group_ended(record, status=status, tokens=tokens or {})
@@ -131,9 +126,7 @@ class GroupAccount:
             "worker": worker,
             "status": status,
             "n": record.num_choices,
-            "prompt_tokens": usage.prompt_tokens if usage else None,
-            "cached_tokens": usage.cached_tokens if usage else None,
-            "completion_tokens": usage.completion_tokens if usage else None,
+            **{name: getattr(usage, name, None) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")},
             "finished": len(record.finished_s),
             "first_token_s": _rounded(record.first_token_s),
             "last_choice_first_token_s": _rounded(record.last_choice_first_token_s),
@@ -150,18 +143,19 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
     """One prompt of a request: its group in the engine, its account, and the ticket that it starts or ends with."""
 
     def __init__(self, service: Service, plan: Plan, *, number: int, known: KnownGroup | None = None) -> None:
-        """`number`: number of the prompt in the request. `known`: the group as the client finds it by its id; None if
-        the client cannot find it."""
+        """`number`: number of the prompt in the request. `known`: None if the client cannot find the group by its id
+        later."""
         self._service = service
         self._plan = plan
         self._request = plan.groups[number]
         self._number = number
         self._known = known
         self._text: TextGroup | None = None
-        """Text of the group; None before `open`, and if the group is only prefilled."""
+        """None before `open`, and if the group is only prefilled."""
         self._ticket: Ticket | None = None
-        """Ticket that the prefill returned."""
+        """The ticket that the prefill returned."""
         self._account: GroupAccount | None = None
+        """None before `open`."""
         self._span: Span = NO_SPAN
 
     def open(self, slot: AdmissionSlot) -> None:
@@ -224,8 +218,8 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         return (self._text.workers.last if self._text else "") or self._service.only_worker
 
     async def close(self, *, status: int) -> None:
-        """Frees the group. Releases the request's ticket if no engine has received it, and the ticket of a prefill if
-        the client has not received it."""
+        """Frees the group, the request's ticket if no engine has received it, and the ticket of a prefill if the client
+        has not received it."""
         unused = self._request.ticket if self._text is None else None
         if self._known is not None and self._text is None:
             self._known.further.put_back(self._request.choices)

@@ -4,8 +4,7 @@
 2. `chat_prompt`, `completion_prompts` turn the client's prompts into token ids, long texts in a thread
 3. `with_answer_format`, `with_grammar` add the parser of the answers, and the grammar that they must follow: the form
    in the request, a tool call, or either
-4. `make_plan` checks the request against the prompts and the model's limits, and plans the groups
-"""
+4. `make_plan` checks the request against the prompts and the model's limits, and plans the groups"""
 
 import logging
 import time
@@ -113,7 +112,7 @@ class RouteOptions:
     """The field with the prompt, for errors about its length."""
     num_choices: int
     """Number of choices of each prompt."""
-    default_max_tokens: int | None
+    default_max_tokens: int | None = None
     """Maximum number of output tokens if the request has none; None for the model's limit."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -143,8 +142,8 @@ def make_plan(
     request: RequestFields,
     options: RouteOptions,
 ) -> Plan:
-    """Returns the plan. Raises `RequestError` if the request does not fit the model's limits or its prompts. Can run in
-    a thread."""
+    """Returns the plan. Raises `RequestError` if the request does not fit the model's limits or its prompts. Can be
+    called in any thread."""
     context, caller, served = options.context, options.context.caller, options.context.served
     context.check(prompts)
     rights = service.rights(caller.client)

@@ -1,5 +1,4 @@
-"""The fields of a request, with the same names, ranges and defaults on every route that generates: sampling, streaming,
-the model, scheduling and caching."""
+"""The fields of requests, with the same names, ranges and defaults on every route that generates."""
 
 from typing import Annotated, Any, Self
 
@@ -56,8 +55,7 @@ TokenId = Annotated[int, Field(ge=0)]
 
 
 def _token_ids(value: object) -> object:
-    """Checks token ids one by one in Python, which lets other threads run: pydantic would hold the GIL for 100 ms for a
-    million of them."""
+    """Checks token ids in Python, which lets other threads run: pydantic would hold the GIL for 100 ms per million."""
     if not isinstance(value, list):
         raise FieldError(invalid_type, None, "an array of token ids, which are integers")
     for number, token in enumerate(value):
@@ -192,8 +190,7 @@ class RequestFields(Schema):
 
     model: str | None = None
     session_id: SessionId = None
-    """The conversation, for clients that cannot set the header `x-session-id`, which takes precedence. -1 means none,
-    as in LMDeploy."""
+    """The conversation, if there is no header `x-session-id`. -1 means none, as in LMDeploy."""
     cache_salt: Annotated[str, UNICODE] = ""
     keep_s: float = Field(0.0, ge=0, le=MAX_KEEP_S)
     priority: int = Field(0, ge=MIN_PRIORITY, le=MAX_PRIORITY)

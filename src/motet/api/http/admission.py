@@ -78,8 +78,7 @@ class Admission:
 
 
 class AdmissionSlot:
-    """The slot of one group, or of several groups together, from admission to the end. Both methods can be called
-    repeatedly."""
+    """The slot of one or several groups, from admission to the end. Both methods can be called repeatedly."""
 
     def __init__(self, admission: Admission, num_groups: int, *, client: str) -> None:
         self._admission = admission

@@ -28,22 +28,19 @@ T = TypeVar("T")
 Marks = npt.NDArray[np.bool_]
 
 MAX_CONTAINERS = 10_000
-"""Maximum number of objects and arrays: enough for 2000 turns with a call each, and 128 tools. Checking the schema
-takes 20 to 40 us for each."""
+"""Maximum number of objects and arrays, enough for 2000 turns with calls and 128 tools. Each takes 20 to 40 us."""
 MAX_MEMBERS = 40_000
 """Maximum number of members of objects, four for each object and array."""
 MAX_STRINGS = 100_000
 """Maximum number of strings, including the names of members."""
 MAX_VALUES = 1_000_000
-"""Maximum number of values: enough for the token ids of 256 prompts of 3900 tokens. A string costs several times as
-much as a number."""
+"""Maximum number of values: enough for 256 prompts of 3900 token ids. Strings cost several times as much as numbers."""
 MAX_DIGITS = 100
 """Maximum number of digits of a number. Parsing is quadratic and holds the GIL."""
 JSON_TYPE = re.compile(r"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 SHORT_BYTES = 64 * 1024
 SHORT_CONTAINERS = 100
-"""Maximum number of bytes, and of objects and arrays, of a body that is read on the event loop. Such a body takes at
-most 2 to 4 ms, less than a thread would delay the streams."""
+"""Maximum size of a body that is read on the event loop. It takes 2 to 4 ms, less than a thread would delay streams."""
 
 _LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (MAX_VALUES, "values")}
 """The maximum number in a body and the name of each kind of part, by the character that follows or ends it."""

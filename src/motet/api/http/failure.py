@@ -50,8 +50,7 @@ ANTHROPIC_TYPES = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
-"""Anthropic's type of an error by its status. Other errors are an `invalid_request_error` below 500, otherwise an
-`overloaded_error` or an `api_error`."""
+"""Anthropic's type of an error by its status. `message_error` has the types of all other errors."""
 
 CLIENT_GONE = 499
 """nginx's status for a request whose client has left. It is logged and counted, but never sent."""
@@ -128,8 +127,7 @@ class FieldError(ValueError):
     body: `validation_failure` makes the error that names the complete path."""
 
     def __init__(self, refusal: Callable[..., RequestError], field: str | int | None, *texts: str) -> None:
-        """`refusal`: makes the error from the path and `texts`. `field`: the wrong field of the checked object; None
-        for the object itself."""
+        """`refusal`: makes the error from the path and `texts`. `field`: a field of the object; None for the object."""
         super().__init__(texts)
         self._refusal = refusal
         self._inner = () if field is None else (field,)
@@ -160,8 +158,7 @@ def _encodable(text: str) -> str:
 
 
 def message_error(error: Exception, request_id: str) -> dict[str, object]:
-    """Returns the object that a client of Anthropic's API receives. The object has no member for the field's name, so
-    the message includes the name."""
+    """Returns the object that a client of Anthropic's API receives. Only its message can name the wrong field."""
     status = error.status if isinstance(error, MotetError) else 500
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     kind = OverloadedError.type if isinstance(error, OverloadedError) else kind
@@ -178,10 +175,8 @@ def _too_long(need: TokenNeed) -> str:
     """Returns Anthropic's own message. Clients parse its numbers to request fewer tokens or to shorten the turns."""
     if need.prompt >= need.most:
         return f"prompt is too long: {need.prompt} tokens > {need.most - 1} maximum"
-    needs, advice = (
-        f"{need.prompt} + {need.answer} > {need.most}",
-        "decrease input length or `max_tokens` and try again",
-    )
+    needs = f"{need.prompt} + {need.answer} > {need.most}"
+    advice = "decrease input length or `max_tokens` and try again"
     return f"input length and `max_tokens` exceed context limit: {needs}, {advice}"
 
 
@@ -221,10 +216,8 @@ def http_failure(request: Request, error: HTTPException) -> MotetError:
     if error.status_code == 404:
         return NotFoundError(f"Invalid URL ({request.method} {request.url.path})", code="unknown_url")
     if error.status_code == 405:
-        return MethodNotAllowedError(
-            f"Not allowed to {request.method} on {request.url.path}. "
-            "(HINT: Perhaps you meant to use a different HTTP method?)"
-        )
+        hint = "(HINT: Perhaps you meant to use a different HTTP method?)"
+        return MethodNotAllowedError(f"Not allowed to {request.method} on {request.url.path}. {hint}")
     other: dict[int, type[MotetError]] = {413: BodyTooLargeError, 503: OverloadedError}
     return other.get(error.status_code, RequestError)(error.detail)
 
@@ -239,14 +232,11 @@ Problem = Mapping[str, Any]
 
 _EXPECTED = {
     "string_type": "a string",
-    "int_type": "an integer",
-    "int_from_float": "an integer",
     "float_type": "a number",
     "bool_type": "a boolean",
     "list_type": "an array",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
+    **dict.fromkeys(("int_type", "int_from_float"), "an integer"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "an object"),
 }
 
 _BOUNDS = {
@@ -258,9 +248,7 @@ _BOUNDS = {
 
 _LENGTHS = {
     "too_short": ("below_min_length", "too short", "minimum", "min_length"),
-    "string_too_short": ("below_min_length", "too short", "minimum", "min_length"),
     "too_long": ("above_max_length", "too long", "maximum", "max_length"),
-    "string_too_long": ("above_max_length", "too long", "maximum", "max_length"),
 }
 
 
@@ -289,8 +277,8 @@ def validation_failure(problems: Sequence[Problem]) -> RequestError:
         return invalid_type(param, f"{_EXPECTED[kind]}, but got {_NAMES.get(type(value), 'null')} instead")
     if kind in _BOUNDS:
         return _out_of_bounds(kind, param, value=value, bounds=bounds)
-    if kind in _LENGTHS:
-        return _wrong_length(kind, param, value=value, bounds=bounds)
+    if (length_kind := kind.removeprefix("string_")) in _LENGTHS:
+        return _wrong_length(length_kind, param, value=value, bounds=bounds)
     if kind in ("literal_error", "enum"):
         message = f"Invalid value: {value!r}. Supported values are: {bounds.get('expected')}."
         return RequestError(message, param=param, code="invalid_value")

@@ -121,8 +121,7 @@ def group_span(parent: RequestSpan, *, model: str, num_choices: int, group: str)
 def end_group_span(
     span: Span, record: GroupRecord, *, status: int, worker: str, usage: Usage | None, tokens: Mapping[int, int]
 ) -> None:
-    """Ends the span of a group, and adds the spans of its choices. `tokens`: number of output tokens of each choice for
-    which it is known."""
+    """Ends the span of a group, and adds the spans of its choices. `tokens`: the known numbers of output tokens."""
     if not span.recorded:
         return
     reasons = record.finish_reasons

@@ -130,8 +130,7 @@ def check_unicode(value: T) -> T:
 
 
 UNICODE = AfterValidator(check_unicode)
-"""Refuses a string with a lone surrogate, which JSON can escape but UTF-8 cannot encode. For fields that are passed on
-without a check by a schema."""
+"""Refuses a lone surrogate, which JSON can escape but UTF-8 cannot encode, in fields that are not checked further."""
 
 JsonObject = Annotated[dict[str, object], UNICODE]
 

@@ -31,8 +31,7 @@ log = logging.getLogger("motet.api")
 TURN_CHARS = 64
 """Number of characters of text that cost as much as one message."""
 TOOL_CHARS = 1024
-"""Number of characters of a schema that cost as much as the grammar of one tool, which at worst costs a hundred times
-as much."""
+"""Number of characters of a schema that cost as much as the grammar of one tool, at worst a hundredth of it."""
 
 
 async def plan_chat(
@@ -50,7 +49,6 @@ async def plan_chat(
         prefix=prefix,
         prompt_param=prompt_param,
         num_choices=body.n,
-        default_max_tokens=None,
         logprobs=body.num_logprobs,
         logprobs_param="top_logprobs",
         prompt_logprobs=body.prompt_logprobs,
@@ -103,11 +101,8 @@ def check_answer_format(served: ServedModel, chat: ChatRequest) -> None:
         why = "cannot be false for this model, which has a separate channel for reasoning"
         raise unsupported_parameter("separate_reasoning", why)
     if chat.tool_rules is not None and served.formats.tools is None:
-        raise RequestError(
-            "Invalid 'tools': tool calls are not parsed from this model's answers (see --tool-parser).",
-            param="tools",
-            code="unsupported_parameter",
-        )
+        why = "tool calls are not parsed from this model's answers (see --tool-parser)"
+        raise RequestError(f"Invalid 'tools': {why}.", param="tools", code="unsupported_parameter")
 
 
 async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt: Sequence[int]) -> RouteOptions:
@@ -122,10 +117,9 @@ async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt
     if form is None:
         return options
     thinking = formats.thinking(prompt, continued=start, calls=form != chat.form)
+    grammar = msgspec.structs.replace(form.grammar, thinking=thinking)
     try:
-        return await with_grammar(
-            options, form._replace(grammar=msgspec.structs.replace(form.grammar, thinking=thinking))
-        )
+        return await with_grammar(options, form._replace(grammar=grammar))
     except GrammarError:
         if rules is not None:
             await _check_each(chat, rules, options=options)
@@ -149,8 +143,8 @@ async def _check_each(chat: ChatRequest, rules: ToolRules, *, options: RouteOpti
 
 
 def form_of(chat: ChatRequest, context: RequestContext) -> AnswerForm | None:
-    """Returns the form that an answer must have: the form in the request, a tool call, or either. Raises `RequestError`
-    for a combination that is not supported."""
+    """Returns the form of the answers: the request's own form, a tool call, or either. Raises `RequestError` for an
+    unsupported combination."""
     served = context.served
     rules, form, tools = chat.tool_rules, chat.form, served.formats.tools
     if rules is None or tools is None:
@@ -162,15 +156,11 @@ def form_of(chat: ChatRequest, context: RequestContext) -> AnswerForm | None:
         constrained = rules.mode is ToolMode.REQUIRED or any(tool.strict for tool in rules.callable)
         return _calls(tools, rules, context=context) if constrained else None
     if served.formats.harmony:
-        raise RequestError(
-            f"'{form.param}' and 'tools' cannot be used together with this model; 'tool_choice' 'none' can.",
-            param=form.param,
-        )
+        why = "cannot be used together with this model; 'tool_choice' 'none' can"
+        raise RequestError(f"'{form.param}' and 'tools' {why}.", param=form.param)
     if form.grammar.kind is not GrammarKind.JSON or rules.mode is ToolMode.REQUIRED:
-        raise RequestError(
-            f"'{form.param}' and 'tools' cannot be used together; JSON and 'tool_choice' 'auto' can, or 'none'.",
-            param=form.param,
-        )
+        why = "cannot be used together; JSON and 'tool_choice' 'auto' can, or 'none'"
+        raise RequestError(f"'{form.param}' and 'tools' {why}.", param=form.param)
     calls = _calls(tools, replace(rules, mode=ToolMode.REQUIRED), context=context)
     return _calls_or(closed_form(form, context), calls)
 

@@ -147,8 +147,7 @@ class ToolField(OpenSchema):
     function: FunctionField
 
     def for_template(self) -> dict[str, object]:
-        """Returns the tool for the chat template, with the order of keys that models were trained with, and without the
-        fields that the client omitted."""
+        """Returns the tool for the chat template: the fields that the client sent, in the order of models' training."""
         function = self.function.model_dump(include={"name", "description", "parameters"}, exclude_defaults=True)
         return {"type": self.type, "function": function}
 
@@ -193,10 +192,8 @@ class ToolChoice(Schema):
     @model_validator(mode="after")
     def check_type(self) -> Self:
         for field in ("function", "allowed_tools"):
-            given = getattr(self, field) is not None
-            if given == (self.type == field):
-                continue
-            raise FieldError(unknown_parameter if given else missing_parameter, field)
+            if (given := getattr(self, field) is not None) != (self.type == field):
+                raise FieldError(unknown_parameter if given else missing_parameter, field)
         return self
 
     @property
@@ -240,9 +237,8 @@ class ChatPrompt(Schema):
     def check_end_of_prompt(self) -> Self:
         given = "add_generation_prompt" in self.model_fields_set and self.add_generation_prompt
         if self.continue_final_message and given:
-            raise FieldError(
-                invalid_value, "continue_final_message", "it and 'add_generation_prompt' cannot both be true"
-            )
+            why = "it and 'add_generation_prompt' cannot both be true"
+            raise FieldError(invalid_value, "continue_final_message", why)
         return self
 
     @model_validator(mode="after")
@@ -263,8 +259,7 @@ class ChatPrompt(Schema):
 
     @property
     def tool_rules(self) -> ToolRules | None:
-        """The rules for tool calls; None if no tool can be called. A named function is called exactly once, as in
-        OpenAI's API."""
+        """None if no tool can be called. A named function is called exactly once, as in OpenAI's API."""
         choice = self.tool_choice
         mode = choice.mode if choice else ToolMode.AUTO
         if not self.tools or mode is None:

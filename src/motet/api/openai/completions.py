@@ -1,11 +1,14 @@
 """`POST /v1/completions`: several prompts, n choices of each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Annotated, ClassVar, Self
 
 from fastapi import APIRouter, Request, Response
 from msgspec.json import encode as json_bytes
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
+from motet.api.generation.answer_form import FormattedFields
 from motet.api.generation.answer_writer import GroupsWriter, usage_json, usage_shape
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import (
@@ -16,14 +19,24 @@ from motet.api.generation.collect import (
     CollectedGroup,
     LogprobFields,
 )
+from motet.api.generation.group_schema import SteeredFields, check_keep
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
-from motet.api.generation.prompts import completion_prompts, in_thread_if_long
-from motet.api.generation.request_fields import num_listed
+from motet.api.generation.prompts import Prompt, completion_prompts, in_thread_if_long, parse_prompts
+from motet.api.generation.request_fields import (
+    IGNORED_FIELDS,
+    IGNORED_OF_VLLM,
+    RequestFields,
+    SamplingFields,
+    StreamingFields,
+    check_named_logprobs,
+    in_range,
+    num_listed,
+)
 from motet.api.http.caller import caller_of
+from motet.api.http.failure import FieldError, invalid_value
 from motet.api.http.routes import PostRoute, drop_body, new_router, read_body
-from motet.api.openai.completions_schema import DEFAULT_MAX_TOKENS, CompletionRequest
 from motet.api.service import Service
 from motet.api.texts.text_requests import answer_from_texts, pass_through
 from motet.engines.upstream.text_source import TextRoute
@@ -31,6 +44,81 @@ from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import CompletionLogprobs, PromptEcho, completion_logprobs, echo
 from motet.text.text_group import GroupStep
 from motet.types import PromptReport, TokenLogprob, Usage
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def _as_count(value: object) -> object:
+    """Reads true as 1, as vLLM does, and false as None."""
+    return (1 if value else None) if isinstance(value, bool) else value
+
+
+class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestFields, StreamingFields):
+    ignored = IGNORED_FIELDS | IGNORED_OF_VLLM
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "spaces_between_special_tokens": (True,),
+        "suffix": ("",),
+        "use_beam_search": (False,),
+    }
+
+    prompt: Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts)]
+    max_tokens: int | None = Field(None, ge=0)
+    """0, with `echo`, returns only the prompt and its log-probabilities."""
+    best_of: int | None = Field(None, ge=1)
+    echo: bool = False
+    logprobs: Annotated[int | None, BeforeValidator(_as_count, json_schema_input_type=int | bool)] = in_range(
+        "logprobs", None
+    )
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    add_special_tokens: bool = True
+
+    @property
+    def num_generated(self) -> int:
+        """Number of choices to generate for each prompt; the `n` best of them are sent."""
+        return self.best_of if self.best_of is not None else self.n
+
+    @property
+    def ranked(self) -> bool:
+        """True if the choices in the answer are the best of several."""
+        return self.num_generated > self.n
+
+    def without_answer(self) -> Self:
+        """Returns the request without the fields about answers, for a prefill."""
+        unset: dict[str, object] = {"n": 1, "best_of": None, "echo": False, "logprobs": None, "prompt_logprobs": None}
+        return self.model_copy(update=unset)
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        """The maximum number of output tokens. An only token costs no step: it is sampled from the prompt's logits."""
+        return 1 if self.prompt_only else self.max_tokens
+
+    @property
+    def prompt_only(self) -> bool:
+        return self.max_tokens == 0
+
+    @model_validator(mode="after")
+    def check_max_tokens(self) -> Self:
+        if self.prompt_only and not self.echo:
+            raise FieldError(invalid_value, "max_tokens", "0 tokens are an answer only with 'echo'")
+        check_named_logprobs(self, self.logprobs)
+        if self.prompt_only and self.logprob_token_ids:
+            raise FieldError(invalid_value, "logprob_token_ids", "an answer of 0 tokens has no log-probabilities")
+        return self
+
+    @model_validator(mode="after")
+    def check_best_of(self) -> Self:
+        self.refuse_if_streamed("prompt_logprobs", self.prompt_logprobs)
+        check_keep(self, self.group)
+        if self.best_of is None:
+            return self
+        if self.best_of < self.n:
+            raise FieldError(invalid_value, "best_of", f"it must be at least 'n' ({self.n}), but got {self.best_of}")
+        if self.stream and self.best_of > self.n:
+            raise FieldError(invalid_value, "best_of", "greater than 'n' it cannot be used with 'stream'")
+        if self.group is not None and self.best_of > self.n:
+            raise FieldError(invalid_value, "best_of", "greater than 'n' it cannot be used with 'group'")
+        return self
 
 
 def completion_router(service: Service) -> APIRouter:
@@ -111,8 +199,7 @@ def completion_writer(plan: Plan, body: CompletionRequest, *, stream: bool) -> G
 
 
 class CompletionTexts:
-    """The parts of a choice in addition to its generated text: the prompt, if it is repeated (`echo`), and
-    log-probabilities."""
+    """The parts of a choice in addition to its generated text: log-probabilities, and a repeated prompt (`echo`)."""
 
     def __init__(self, plan: Plan, body: CompletionRequest) -> None:
         self._plan = plan

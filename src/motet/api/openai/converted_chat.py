@@ -4,8 +4,7 @@
                  │                     │
                  └─────────────────────┴─► errors name a field of the chat; the client gets its own name (`FIELDS`)
 
-`messages` and `responses` have the conversion of the fields, and the shape of the answers.
-"""
+`messages` and `responses` have the conversion of the fields, and the shape of the answers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

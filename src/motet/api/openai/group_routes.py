@@ -6,8 +6,7 @@
     DELETE /v1/groups/{id}                ends all choices, and removes the group from the groups that can be found
 
 The id is the answer's id; with several prompts it is followed by `-0`, `-1` and so on. For the group of another client
-the answer is a 404, as for a group that does not exist.
-"""
+the answer is a 404, as for a group that does not exist."""
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
@@ -55,11 +54,9 @@ def group_router(service: Service) -> APIRouter:
     async def more(body: MoreChoicesBody, request: Request) -> Response:
         group = found(request)
         if group.more is None:
-            raise unsupported_parameter(
-                "n",
-                "is for groups that can have more choices: this group cannot, since its request has several prompts, "
-                "best_of or a scored prompt, or its model is on a server that takes texts",
-            )
+            no_more = "several prompts, best_of or a scored prompt, or its model is on a server that takes texts"
+            why = f"is for groups that can have more choices: this group cannot, since its request has {no_more}"
+            raise unsupported_parameter("n", why)
         span = caller_of(request).span
         return group.more(group, MoreChoices(body.n, body.stream, body.include_usage, body.continuous_usage, span=span))
 

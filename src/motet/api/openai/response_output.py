@@ -124,9 +124,8 @@ class ResponseOutput:
         reasoning_shown: bool,
         origins: Mapping[str, Members],
     ) -> None:
-        """`name`: part of the ids of all items, unique to this Response. `num_top`: number of alternatives to each
-        token; None without log-probabilities. `origins`: the name and the namespace of functions in namespaces, by the
-        name that the model calls."""
+        """`name`: part of the items' ids, unique to the Response. `num_top`: number of alternatives to each token, None
+        for no log-probabilities. `origins`: see `responses.origins`."""
         self.finish: FinishReason | None = None
         self._name = name
         self._tokenizer = tokenizer
@@ -224,8 +223,7 @@ class PartLogprobs:
         self._tokens.extend(zip(event.offsets or (), event.logprobs or (), strict=True))
 
     def take(self, part: str) -> list[TokenLogprob]:
-        """Returns the tokens of the next part: the tokens that end in it, except a token that the previous part has
-        taken."""
+        """Returns the tokens of the next part: tokens that end in it and that the previous part has not taken."""
         found = self._text.find(part, max(self._shown - len(part) - self._start, 0))
         if not part or found < 0:
             return []

@@ -75,8 +75,7 @@ class ResponseBody(GroupsWriter):
 
 
 class ResponseEvents(GroupsWriter):
-    """Writes a Response as events: created, in_progress, the events of its items, completed | incomplete | error,
-    failed."""
+    """Writes a Response as events: created, in_progress, the items' events, completed | incomplete | error, failed."""
 
     def __init__(self, response: ResponseObject) -> None:
         self._response = response
@@ -94,8 +93,7 @@ class ResponseEvents(GroupsWriter):
         return [self._encode(_state_event(self._response.status, self._response.ended(usage)))]
 
     def fail(self, error: Exception) -> bytes:
-        """Returns an `error` event with Motet's code, and the failed Response with `server_error`, the only one of
-        OpenAI's codes that fits."""
+        """Returns an `error` event with Motet's code, and the failed Response with OpenAI's only code that fits."""
         body = error_body(error)
         failed = self._response.json(ItemStatus.FAILED, error={"message": body.message, "code": "server_error"})
         event = NamedEvent("error", {"code": body.code, "message": body.message, "param": body.param})

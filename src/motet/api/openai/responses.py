@@ -6,8 +6,7 @@ A request for a Response becomes a request for a chat, which generates its answe
     tools, tool_choice, text ─► the same fields, with their names one level deeper
 
 The text of the choice becomes items (`response_output`). The rest of a Response repeats the request
-(`response_writers`).
-"""
+(`response_writers`)."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -125,7 +124,7 @@ def _functions(body: ResponsesRequest) -> list[tuple[str, PlacedTool]]:
 
 
 def origins(body: ResponsesRequest) -> Mapping[str, Members]:
-    """Returns the name and the namespace of each function that has one, by its name in the chat."""
+    """Returns the name and the namespace of each function in a namespace, by the name that the model calls."""
     return {
         name: {"name": placed.tool.name, "namespace": placed.namespace}
         for name, placed in _functions(body)
@@ -140,8 +139,7 @@ def names_of(body: ResponsesRequest) -> Names:
 
 
 def messages(instructions: str | None, items: Sequence[InputItem]) -> list[Members]:
-    """Returns the messages of the chat. Consecutive items of the model (reasoning, then text, then calls) are one turn,
-    since they were one answer."""
+    """Returns the messages of the chat. The items of one answer (reasoning, then text, then calls) become one turn."""
     turns: list[Members] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         match item:

@@ -1,7 +1,6 @@
 """The body of `POST /v1/responses`.
 
-The server stores no Responses, so fields that refer to an earlier or a later request are refused.
-"""
+The server stores no Responses, so fields that refer to an earlier or a later request are refused."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
@@ -138,24 +137,9 @@ class BuiltInTool(Schema):
 
 
 BUILT_IN = frozenset(
-    {
-        "apply_patch",
-        "code_interpreter",
-        "computer",
-        "computer_use_preview",
-        "custom",
-        "file_search",
-        "image_generation",
-        "local_shell",
-        "mcp",
-        "programmatic_tool_calling",
-        "shell",
-        "tool_search",
-        "web_search",
-        "web_search_2025_08_26",
-        "web_search_preview",
-        "web_search_preview_2025_03_11",
-    }
+    {"apply_patch", "code_interpreter", "computer", "computer_use_preview", "custom", "file_search", "image_generation"}
+    | {"local_shell", "mcp", "programmatic_tool_calling", "shell", "tool_search"}
+    | {"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"}
 )
 """Types of tools that the prompt omits; refused if a call is required."""
 
@@ -281,9 +265,8 @@ class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, Streamin
     def check_built_in(self) -> Self:
         choice = (self.tool_choice or {}).get("type")
         if isinstance(choice, str) and choice in BUILT_IN:
-            raise FieldError(
-                unsupported_parameter, "tool_choice.type", f"is '{choice}', and this server has no such tool"
-            )
+            why = f"is '{choice}', and this server has no such tool"
+            raise FieldError(unsupported_parameter, "tool_choice.type", why)
         for param, _, tool in placed_tools(self) if choice == "required" else ():
             if isinstance(tool, BuiltInTool):
                 why = f"is '{tool.type}', and this server has no such tool; leave it out where a call is required"

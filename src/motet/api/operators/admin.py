@@ -1,8 +1,7 @@
 """The operators' routes: health, readiness, status, metrics, and draining.
 
 `/workers` lists the workers, adds and removes them, and kills the process of one. It is for operators only: the server
-connects to the address of a worker that joins.
-"""
+connects to the address of a worker that joins."""
 
 import asyncio
 import re
@@ -132,8 +131,8 @@ def _sample(seen: WorkerSnapshot) -> EngineSample | None:
 async def _needed(service: Service) -> list[WorkerSnapshot]:
     """Returns the workers among which at least one must be alive: the workers that decode, or all if none does.
 
-    A dead engine is known at once; an engine that takes longer to answer is alive, and busy with a long step. Other
-    servers are not queried: their keepers know their state."""
+    A dead engine fails at once; an engine that answers late is alive, and in a long step. Workers on other servers are
+    not queried: their keepers know their state."""
     reports = service.workers()
     decoding = [report for report in reports if report.role in (Role.DECODE, Role.BOTH)]
     return await snapshot_workers(decoding or reports, patience_s=HEALTH_PATIENCE_S, local_only=True)
@@ -182,30 +181,25 @@ def membership_router(service: Service) -> APIRouter:
 
 
 def _kill_of(service: Service, id: str) -> Callable[[], None]:
-    """Returns the method that kills the engine's process of a worker. Raises RequestError unless this server has
-    started the process, and it runs now."""
+    """Returns the method that kills the engine's process of a worker. Raises RequestError unless this server started it
+    and it runs."""
     report = next((report for report in service.workers() if report.id == id), None)
     if report is None:
         raise NotFoundError(f"There is no worker {id!r}.", code="worker_not_found")
     if report.state in WITHOUT_ENGINE:
-        raise RequestError(
-            f"Worker {id} has no engine at this moment: it is {report.state}.", code="worker_not_running"
-        )
+        why = f"has no engine at this moment: it is {report.state}"
+        raise RequestError(f"Worker {id} {why}.", code="worker_not_running")
     if report.worker is None or report.worker.kill is None:
-        message = (
-            f"The engine of worker {id} is not a process of this server, which can end only processes that it started."
-        )
-        raise RequestError(message, code="worker_elsewhere")
+        why = "is not a process of this server, which can end only processes that it started"
+        raise RequestError(f"The engine of worker {id} {why}.", code="worker_elsewhere")
     return report.worker.kill
 
 
 def _membership(service: Service) -> Membership:
     """Returns the membership. Raises unless workers can be changed. If an admin key is set, `Gate` has checked it."""
     if service.membership is None:
-        raise NotFoundError(
-            "The workers of this server are fixed; workers can join a server that is started with `motet gateway`.",
-            code="fixed_workers",
-        )
+        why = "workers can join a server that is started with `motet gateway`"
+        raise NotFoundError(f"The workers of this server are fixed; {why}.", code="fixed_workers")
     _check_admin_key(service)
     return service.membership
 

@@ -3,8 +3,7 @@ and at what cost.
 
 Its files are in `static/` and are sent unchanged. They contain no secret and need no key; the page uses the routes of
 all clients, with the key that its reader types. A browser runs nothing in the page except these files: `HEADERS` forbid
-inline scripts and styles, third-party scripts and styles, and frames around the page.
-"""
+inline scripts and styles, third-party scripts and styles, and frames around the page."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,8 +1,7 @@
 """SGLang's `POST /generate`, in its shapes: texts or token ids in, with the plans of the other routes.
 
 An unstreamed answer is an object, or a list of objects for several prompts or choices, prompt by prompt. In a stream
-each event has the choice so far from its start, which is SGLang's default.
-"""
+each event has the choice so far from its start, which is SGLang's default."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +74,6 @@ async def _plan(service: Service, body: SglangRequest, *, context: RequestContex
         prompt_param=body.prompt_param,
         num_choices=sampling.n,
         count_param="sampling_params.n",
-        default_max_tokens=None,
         logprobs=body.top_logprobs_num if body.return_logprob else None,
         logprobs_param="top_logprobs_num",
         prompt_logprobs=body.top_logprobs_num if body.scores_prompt else None,
@@ -144,8 +142,7 @@ class SglangBody(BodyShape):
         return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
 
     def _version_of(self, choice: CollectedChoice) -> str | None:
-        """Returns the version of the weights that generated the last token; before the end of a choice, the version of
-        the weights that generate now."""
+        """Returns the weight version of the choice's last token; before its end, the version of the current weights."""
         if choice.end is not None:
             spans = choice.end.weight_versions
             return spans[-1].version if spans else FIRST_VERSION

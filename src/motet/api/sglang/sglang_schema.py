@@ -122,17 +122,8 @@ class SglangRequest(RequestFields, StreamingFields):
     """The body of /generate. SGLang's other fields are refused as unknown."""
 
     ignored = frozenset(
-        {
-            "background",
-            "conversation_id",
-            "custom_labels",
-            "data_parallel_rank",
-            "external_trace_header",
-            "log_metrics",
-            "no_logs",
-            "routed_dp_rank",
-            "routing_key",
-        }
+        {"background", "conversation_id", "custom_labels", "data_parallel_rank", "external_trace_header"}
+        | {"log_metrics", "no_logs", "routed_dp_rank", "routing_key"}
     )
     refused = frozenset({"kv_transfer_params", "priority", "stream_options"})
     advice: ClassVar[Mapping[str, str]] = {"priority": "its numbers mean the opposite on the other routes"}

@@ -4,8 +4,7 @@
              the text of its pieces                  start:      the request of a choice is sent
 
 The pieces of one read are one step of the policy. A choice that Motet ends still has a last piece, which arrives with
-the next read.
-"""
+the next read."""
 
 from collections.abc import Sequence
 
@@ -17,8 +16,7 @@ from motet.types import FinishReason
 
 
 class SteeredPrompt:
-    """An `OpenAnswer` for one prompt. Its choices are numbered from 0; in the request their numbers start at
-    `first`."""
+    """An `OpenAnswer` for one prompt. Its choices are numbered from 0, in the request from `first`."""
 
     def __init__(self, policy: GroupPolicy, stream: TextGroupStream, *, first: int, n: int) -> None:
         self._stream = stream
@@ -29,8 +27,8 @@ class SteeredPrompt:
         """Finish reason of each choice that has ended, by index."""
 
     async def feed(self, pieces: Sequence[TextPiece]) -> Sequence[int]:
-        """Passes the pieces of this prompt to the policy, and ends and starts choices as it decides. Returns the
-        choices that start, as the request numbers them."""
+        """Passes this prompt's pieces to the policy, and ends and starts choices as it decides. Returns the numbers of
+        the started choices in the request."""
         driver, outputs = self._driver, []
         for piece in pieces:
             if piece.finish is FinishReason.ABORT:
@@ -49,15 +47,11 @@ class SteeredPrompt:
 
     def choices(self) -> Sequence[ChoiceReport]:
         reasons, unfinished, waiting = self._reasons, self._driver.unfinished, self._driver.waiting
-        return [
-            ChoiceReport(
-                index,
-                choice_state(index, ended=reasons, unfinished=unfinished, waiting=waiting),
-                None,
-                reasons.get(index),
-            )
-            for index in range(self._n)
-        ]
+        reports = []
+        for index in range(self._n):
+            state = choice_state(index, ended=reasons, unfinished=unfinished, waiting=waiting)
+            reports.append(ChoiceReport(index, state, None, reasons.get(index)))
+        return reports
 
     async def end_choice(self, index: int) -> bool:
         if self._driver.withdraw(index):

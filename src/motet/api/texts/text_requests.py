@@ -9,8 +9,7 @@
                          the choices, usage: summed}
 
 Motet handles the field `group` and never sends it to the upstream: each prompt is steered separately
-(`steered_texts`).
-"""
+(`steered_texts`)."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -71,8 +70,7 @@ async def pass_through(service: Service, request: Request) -> PassThrough | None
 
 
 def answer_from_texts(service: Service, passed: PassThrough, *, route: TextRoute, request: Request) -> Response:
-    """Returns the answer of a model's text upstream. Raises RequestError for wrong values of fields that Motet has to
-    understand; the upstream checks the others."""
+    """Returns the answer of a model's text upstream. Raises RequestError for wrong values of `UpstreamFields`."""
     model, fields = passed
     checked, config = check_fields(fields), service.config
     policy = _policy(checked)
@@ -158,8 +156,8 @@ def check_fields(fields: Fields) -> UpstreamFields:
 
 
 def _read(body: bytes) -> tuple[Fields | None, str | None]:
-    """Returns the fields of the body, None if it is not a JSON object, and its `model`, None if it has none. Raises
-    RequestError for a body with too many parts."""
+    """Returns the fields of the body, None unless it is a JSON object, and its `model`, if any. Raises RequestError for
+    a body with too many parts."""
     check_counts(body)
     fields = None
     try:
@@ -170,8 +168,8 @@ def _read(body: bytes) -> tuple[Fields | None, str | None]:
 
 
 def _prompts_in(fields: Fields, route: TextRoute) -> tuple[msgspec.Raw, ...]:
-    """Returns each prompt of a completions request. A value that is not an array of texts or of arrays is one prompt:
-    a text, token ids, or a mistake."""
+    """Returns each prompt of a completions request. A field that is not an array of texts or of arrays is one prompt: a
+    text, token ids, or a mistake."""
     if route is TextRoute.CHAT:
         return ()
     prompt = fields.get("prompt", msgspec.Raw(b"null"))
@@ -308,8 +306,7 @@ class UpstreamChunks(AnswerWriter[TextStep, Usage | None]):
 
 
 class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
-    """Writes an answer that is not streamed. A field next to the choices is kept if it has the same value in the
-    answers to all requests of the group."""
+    """Writes an unstreamed answer. A field next to the choices is kept if all answers of the upstream agree on it."""
 
     content_type = "application/json"
     streams = False

@@ -67,7 +67,7 @@ def rollout_router(service: Service) -> APIRouter:
 def sleep_router(service: Service) -> APIRouter:
     router = new_router()
 
-    def opened() -> CellSleep:
+    def sleep_control() -> CellSleep:
         return service.opened(service.opened(service.control).sleep)
 
     @router.post("/sleep")
@@ -75,17 +75,17 @@ def sleep_router(service: Service) -> APIRouter:
         level: Annotated[int, Query(ge=0, le=MAX_LEVEL)] = 1, mode: PauseMode = PauseMode.ABORT
     ) -> Response:
         """Returns as soon as the memory is released."""
-        await opened().sleep(level, mode)
+        await sleep_control().sleep(level, mode)
         return json_response({"status": "sleeping", "level": level})
 
     @router.post("/wake_up")
     async def wake_up(tags: Annotated[list[SleepTag] | None, Query()] = None) -> Response:
-        awake = await opened().wake(tags or ())
+        awake = await sleep_control().wake(tags or ())
         return json_response({"status": "awake" if awake else "sleeping", "tags": tags})
 
     @router.get("/is_sleeping")
     async def is_sleeping() -> Response:
         """True during a pause too, as in vLLM: nothing is computed."""
-        return json_response({"is_sleeping": opened().asleep})
+        return json_response({"is_sleeping": sleep_control().asleep})
 
     return router

@@ -6,8 +6,7 @@
     POST /update_weight_version gives the weights another version
     POST /weight_checker        checksums, to compare with the trainer's own
 
-An update needs no pause: without one, running groups continue at once.
-"""
+An update needs no pause: without one, running groups continue at once."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,8 +1,7 @@
 """`POST /v1/chat/completions/render` and `POST /v1/completions/render`: a request as token ids, in vLLM's shape.
 
 The answer is a body for `/inference/v1/generate`, and for completions a list with one for each prompt. A trainer that
-renders a conversation and generates from its token ids gets the same tokens as the chat itself.
-"""
+renders a conversation and generates from its token ids gets the same tokens as the chat itself."""
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -14,8 +13,7 @@ from motet.api.http.failure import unsupported_parameter
 from motet.api.http.routes import json_response, new_router, post
 from motet.api.openai.chat_plan import plan_chat
 from motet.api.openai.chat_schema import ChatRequest
-from motet.api.openai.completions import plan_completions
-from motet.api.openai.completions_schema import CompletionRequest
+from motet.api.openai.completions import CompletionRequest, plan_completions
 from motet.api.service import Service
 from motet.types import GenerateRequest
 
