@@ -49,7 +49,7 @@ def take_all(browser: Browser, url: str) -> None:
     page.fill("#key", "secret")
     page.keyboard.press("Enter")
     expect(page.locator("#worker-rows tr")).to_have_count(3)
-    page.get_by_role("tab", name="Ask").click()
+    page.get_by_role("tab", name="Generate").click()
     page.fill("#prompt", PROMPT)
     page.fill("#max-tokens", "160")
     page.fill("#seed", "1")

@@ -127,12 +127,14 @@ def test_the_keyboard_is_enough_and_only_milestones_are_announced(page: Page, st
     server.go(200)
     expect(choices(page, "over")).to_have_count(8)
     expect(page.locator(".receipt")).to_have_count(1)
-    go_to(page, page.get_by_role("tab", name="Ask"), "Shift+Tab")
+    go_to(page, page.get_by_role("tab", name="Generate"), "Shift+Tab")
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("tab", name="Workers")).to_be_focused()
     expect(page.locator("#worker-rows tr")).to_have_count(1)
     expect(page.locator("#form")).to_be_hidden()
-    expect(page.get_by_text("Start the server with --admin-key to drain and kill workers here.")).to_be_visible()
+    expect(
+        page.get_by_text("Start the server with --admin-key to drain workers and kill engines here.")
+    ).to_be_visible()
     assert page.locator("#workers :is(button, .act):visible").count() == 0
     page.keyboard.press("ArrowLeft")
     expect(page.locator("#form")).to_be_visible()

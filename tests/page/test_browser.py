@@ -186,7 +186,7 @@ def test_keys_are_requested_in_both_views_and_forgotten_with_the_page(
     page.click("#key-cancel")
     expect(problem).to_contain_text("Incorrect API key provided.")
     expect(page.locator("#worker-rows tr")).to_have_count(0)
-    page.get_by_role("tab", name="Ask").click()
+    page.get_by_role("tab", name="Generate").click()
     page.click("#send")
     enter_key(page, "sesame")
     expect(choices(page, "over")).to_have_count(8)
@@ -200,7 +200,7 @@ def test_keys_are_requested_in_both_views_and_forgotten_with_the_page(
     enter_key(page, "sesame")
     expect(dialog).to_contain_text("Incorrect admin key provided.")
     enter_key(page, "boss")
-    expect(page.locator("#admin-note")).to_have_text("The page has the admin key until it is closed.")
+    expect(page.locator("#admin-note")).to_have_text("The page keeps the admin key until it is closed.")
     assert stored(page) == [0, 0, "", f"{server.url}/"]
     page.reload()
     enter_key(page, "sesame")
@@ -215,7 +215,7 @@ def test_a_stream_that_fails_ends_with_the_server_s_message(page: Page, start: S
     server.go(4)
     expect(page.get_by_role("alert")).to_have_text("the engine has had enough")
     expect(choices(page, "over")).to_have_count(2)
-    expect(page.locator(".facts").first).to_contain_text("broken off · 3 tokens")
+    expect(page.locator(".facts").first).to_contain_text("interrupted · 3 tokens")
 
 
 def test_a_broken_connection_is_reported(page: Page, refusals: set[int], start: Start) -> None:
@@ -225,7 +225,7 @@ def test_a_broken_connection_is_reported(page: Page, refusals: set[int], start: 
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=f"data: {json.dumps(chunk)}\n\n"))
     send_request(page, server, n="1")
     expect(page.get_by_role("alert")).to_have_text("The connection to the server was lost.")
-    expect(page.locator(".facts")).to_contain_text("broken off")
+    expect(page.locator(".facts")).to_contain_text("interrupted")
     page.context.set_offline(True)
     page.click("#send")
     expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
@@ -241,13 +241,13 @@ def test_a_silent_server_is_announced_and_its_choices_can_be_stopped(
     expect(choices(page, "writing")).to_have_count(2)
     announcement = page.locator("#announcement")
     page.route("**/v1/groups/**", lambda route: route.abort())
-    expect(announcement).to_have_text("The server does not answer at this moment.")
+    expect(announcement).to_have_text("The server is not responding.")
     page.unroute("**/v1/groups/**")
-    expect(announcement).to_have_text("The server answers again.")
+    expect(announcement).to_have_text("The server is responding again.")
     page.route("**/v1/groups/**", lambda route: route.abort())
     page.click("#stop-all")
     expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
-    expect(page.locator(".facts").first).to_contain_text("broken off")
+    expect(page.locator(".facts").first).to_contain_text("interrupted")
     expect(page.locator("#send")).to_be_enabled()
 
 
@@ -267,7 +267,7 @@ def test_a_restarted_server_gets_requests_as_before(page: Page, refusals: set[in
         second.go(1000)
         expect(rows).to_have_count(1)
         expect(problem).to_be_hidden()
-        page.get_by_role("tab", name="Ask").click()
+        page.get_by_role("tab", name="Generate").click()
         page.click("#more")
         expect(problem).to_contain_text("group")
         expect(page.locator("#announcement")).to_have_text("No choices are added.")

@@ -77,7 +77,7 @@ def test_an_engine_is_killed_and_its_choices_end_as_if_undisturbed(page: Page, c
     page.click("#admin-key")
     enter_key(page, ADMIN_KEY)
     expect(page.locator("#worker-rows tr")).to_have_count(2)
-    page.get_by_role("tab", name="Ask").click()
+    page.get_by_role("tab", name="Generate").click()
     engines = pids(cell)
     send_request(page, cell)
     for pid in engines.values():
@@ -139,7 +139,7 @@ def test_a_worker_is_drained_and_the_models_of_a_gateway_get_requests(
         expect(page.locator("#announcement")).to_contain_text("gets no new groups.")
         expect(row).to_contain_text("draining")
         expect(drain).to_be_disabled()
-        page.get_by_role("tab", name="Ask").click()
+        page.get_by_role("tab", name="Generate").click()
         page.click("#send")
         expect(page.get_by_role("alert")).to_contain_text("drain")
         page.select_option("#model", "texts")

@@ -31,8 +31,6 @@ MAX_CHOICES = 16_384
 
 
 class ChoiceState(StrEnum):
-    """State of a choice, as `GET /v1/groups/{id}` shows it."""
-
     WAITING = "waiting"
     """The choice has not started."""
     WRITING = "writing"
@@ -78,8 +76,6 @@ class OpenAnswer(Protocol):
 
 @dataclass(frozen=True)
 class MoreChoices:
-    """A request for more choices of a group."""
-
     n: int
     stream: bool
     include_usage: bool
@@ -92,7 +88,6 @@ class FurtherChoices:
     """The indices and seeds of the choices that can be added to a group. They continue after its first choices."""
 
     first_seed: int = 0
-    """Seed of choice 0."""
     next_index: int = 0
 
     def take(self, count: int) -> tuple[ChoiceStart, ...]:
@@ -122,7 +117,6 @@ class KnownGroup:
     keep_s: float = 0.0
     further: FurtherChoices = field(default_factory=FurtherChoices)
     body_bytes: int = 0
-    """Size of the group's request."""
     more: Callable[["KnownGroup", MoreChoices], Response] | None = None
     """Makes an answer with more choices; None if choices cannot be added."""
     open: list[OpenAnswer] = field(default_factory=list)

@@ -45,10 +45,7 @@ def now_s() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """A model whose engine takes tokens."""
-
     name: str
-    """The name that clients use."""
     engine: Engine
     """Receives the groups. On a gateway it can have no worker at times."""
     placed: Engine | None = None
@@ -88,8 +85,6 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class TextModel:
-    """A model on a third-party server that takes texts."""
-
     name: str
     root: str
     created: int
@@ -97,7 +92,6 @@ class TextModel:
     """Maximum length as the server reported it; None if it did not."""
     generate: TextGenerate
     parent: str | None = None
-    """The name of the base model of an adapter; None for other models."""
 
 
 Models = Callable[[], Mapping[str, ServedModel | TextModel]]

@@ -61,7 +61,6 @@ class Service:
     """The state that the routes of a server share. It does not own the engines, and does not close them."""
 
     models: Models
-    """The models that requests may name."""
     config: ServerConfig
     workers: Callable[[], Sequence[WorkerReport]]
     """Returns the current workers of all models, in the order in which they joined."""

@@ -186,8 +186,6 @@ def message_usage(usage: Usage) -> dict[str, object]:
 
 
 class MessageBody(GroupsWriter):
-    """Writes an unstreamed message."""
-
     content_type = "application/json"
     streams = False
 
@@ -206,7 +204,6 @@ class MessageEvents(GroupsWriter):
     """Writes a message as events: message_start, ping, the blocks' events, message_delta, message_stop | error."""
 
     def __init__(self, output: MessageOutput, *, request_id: str) -> None:
-        """`request_id`: the id that an error has."""
         self._output = output
         self._request_id = request_id
         self._started = False

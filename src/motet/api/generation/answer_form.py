@@ -129,6 +129,7 @@ class FormattedFields(Schema):
     """The form of answers on OpenAI's routes, and the log-probabilities of the prompt."""
 
     structured_outputs: StructuredOutputs | None = None
+
     response_format: ResponseFormat | None = None
     prompt_logprobs: int | None = in_range("prompt_logprobs", None)
     """Number of alternatives to each token of the prompt."""

@@ -9,6 +9,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Generic, Self, TypeVar
 
 from motet.api.generation.plan import Plan
@@ -153,7 +154,6 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         self._text: TextGroup | None = None
         """None before `open`, and if the group is only prefilled."""
         self._ticket: Ticket | None = None
-        """The ticket that the prefill returned."""
         self._account: GroupAccount | None = None
         """None before `open`."""
         self._span: Span = NO_SPAN
@@ -220,23 +220,21 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
     async def close(self, *, status: int) -> None:
         """Frees the group, the request's ticket if no engine has received it, and the ticket of a prefill if the client
         has not received it."""
-        unused = self._request.ticket if self._text is None else None
-        if self._known is not None and self._text is None:
-            self._known.further.put_back(self._request.choices)
+        text, request = self._text, self._request
+        unused = request.ticket if text is None else None
+        if self._known is not None and text is None:
+            self._known.further.put_back(request.choices)
         if status != SENT:
             unused = self._ticket or unused
-        tokens = self._text.num_tokens if self._text else {start.index: 0 for start in self._request.choices}
-        try:
-            if self._account is not None:
-                if self._known is not None and self._text is not None:
+        tokens = text.num_tokens if text else {start.index: 0 for start in request.choices}
+        async with AsyncExitStack() as closing:  # each step runs even if an earlier step fails
+            if unused is not None:
+                closing.push_async_callback(self._plan.served.engine.release, unused, trace=request.trace)
+            if text is not None:
+                closing.push_async_callback(text.aclose)
+            if self._account is None:
+                self._span.end(error=error_of(status))
+            else:
+                if self._known is not None and text is not None:
                     self._service.groups.closed(self._known, self)
                 self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens)
-            else:
-                self._span.end(error=error_of(status))
-        finally:  # each of the three steps runs even if an earlier step fails
-            try:
-                if self._text is not None:
-                    await self._text.aclose()
-            finally:
-                if unused is not None:
-                    await self._plan.served.engine.release(unused, trace=self._request.trace)

@@ -82,7 +82,6 @@ class Plan:
     client: str | None = None
     """The client whose limits apply; None if another Motet server sent the request."""
     body_bytes: int = 0
-    """Size of the request's body."""
     span: RequestSpan = NO_REQUEST_SPAN
     rules: TextRules = field(default_factory=TextRules)
     policy: GroupPolicy | None = None

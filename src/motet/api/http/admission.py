@@ -34,7 +34,6 @@ class Admission:
         self._empty.set()
 
     async def empty(self) -> None:
-        """Waits until no group is open."""
         await self._empty.wait()
 
     def check_capacity(self, num_groups: int, *, client: str) -> None:
@@ -72,7 +71,6 @@ class Admission:
             self._empty.set()
 
     def check(self) -> None:
-        """Raises unless the counts are consistent."""
         if not 0 <= self.waiting <= self.open or self.waiting != self._waiting_of.total():
             raise AssertionError(f"{self.waiting} groups waiting, {self.open} open")
 
@@ -145,11 +143,9 @@ class KeyLimits:
         self._max_requests = max_requests
         self._max_choices = max_choices
         self.clients: dict[str, ClientLoad] = {}
-        """The clients that have unanswered requests."""
 
     @property
     def num_choices(self) -> int:
-        """Number of choices of all clients."""
         return sum(load.choices for load in self.clients.values())
 
     def check(self, client: str, num_choices: int) -> None:

@@ -28,7 +28,6 @@ class Caller:
     client: str
     """Name of the client whose limits apply. It contains the number of the client's API key, not the key itself."""
     body_bytes: int = 0
-    """Size of the request's body."""
     span: RequestSpan = NO_REQUEST_SPAN
 
 

@@ -94,7 +94,6 @@ def unsupported_parameter(param: str, why: str) -> RequestError:
 Names = Sequence[tuple[re.Pattern[str], str]]
 """A pattern for the start of a field's name, and the name of that field in the client's request."""
 MakeNames = Callable[[], Names]
-"""Makes the table of names, which only errors need."""
 
 
 def names_table(names: Iterable[tuple[str, str]]) -> Names:

@@ -54,8 +54,6 @@ class RefusalLog:
 
 
 class RequestIds:
-    """ASGI middleware, the outermost layer."""
-
     def __init__(self, app: ASGIApp, *, metrics: Metrics, tracer: Tracer) -> None:
         self._app = app
         self._metrics = metrics

@@ -32,7 +32,6 @@ class ResponseSender:
         return self._send_body({"type": "http.response.body", "body": piece, "more_body": True})
 
     def end(self, piece: bytes) -> Awaitable[None]:
-        """Sends the last piece of the body."""
         return self._send_body({"type": "http.response.body", "body": piece, "more_body": False})
 
 

@@ -57,7 +57,6 @@ async def answer_chat(service: Service, body: ChatRequest, *, request: Request) 
 
 
 def chat_writer(plan: Plan, body: ChatRequest, *, stream: bool) -> GroupsWriter:
-    """Returns the writer of an answer to a chat."""
     if not stream:
         return BodyWriter(plan, ChatBody(plan, body))
     template = ChunkTemplate(plan.head.json("chat.completion.chunk"), null_usage=plan.include_usage)
@@ -73,8 +72,6 @@ def chat_writer(plan: Plan, body: ChatRequest, *, stream: bool) -> GroupsWriter:
 
 
 class ChatBody(BodyShape):
-    """The body of an unstreamed chat."""
-
     def __init__(self, plan: Plan, body: ChatRequest) -> None:
         self._tokenizer = plan.served.tokenizer
         self._request = body

@@ -259,7 +259,7 @@ class ChatPrompt(Schema):
 
     @property
     def tool_rules(self) -> ToolRules | None:
-        """None if no tool can be called. A named function is called exactly once, as in OpenAI's API."""
+        """The rules for tool calls, if any can be made. A named function is called exactly once, as in OpenAI's API."""
         choice = self.tool_choice
         mode = choice.mode if choice else ToolMode.AUTO
         if not self.tools or mode is None:

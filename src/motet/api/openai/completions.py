@@ -155,7 +155,6 @@ async def answer_completions(service: Service, body: CompletionRequest, *, reque
 
 
 async def plan_completions(service: Service, body: CompletionRequest, *, context: RequestContext) -> Plan:
-    """Returns the plan of checked completions."""
     options = RouteOptions(
         context=context,
         streaming=body,
@@ -182,7 +181,6 @@ def _prompt_logprobs(body: CompletionRequest) -> list[int]:
 
 
 def completion_writer(plan: Plan, body: CompletionRequest, *, stream: bool) -> GroupsWriter:
-    """Returns the writer of an answer to completions."""
     texts = CompletionTexts(plan, body)
     if not stream:
         return BodyWriter(plan, CompletionBody(body, texts))

@@ -27,17 +27,11 @@ from motet.api.openai.chat_schema import ChatRequest
 from motet.api.service import Service
 from motet.errors import RequestError
 
-PASSED_ON = {
-    *(
-        name
-        for fields in (StructuredFields, SamplingFields, RequestFields, StreamingFields)
-        for name in fields.model_fields
-    ),
-    "chat_template_kwargs",
-}
+SHARED = (StructuredFields, SamplingFields, RequestFields, StreamingFields)
+PASSED_ON = {"chat_template_kwargs"}.union(*(schema.model_fields for schema in SHARED))
 """Members that are the same in a chat."""
 FEW_PARTS = 50
-"""Number of blocks or items above which they are converted in a thread; each takes 40 us."""
+"""Maximum number of blocks or items that are converted on the event loop; each takes 40 us."""
 
 FIELDS: Sequence[tuple[str, str, str]] = (
     (r"messages.*|prompt|n|continue_final_message|chat_template", "messages", "input"),
@@ -59,8 +53,6 @@ RESPONSE_NAMES: Names = names_table((chat, response) for chat, _, response in FI
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertedRequest:
-    """A request that becomes a chat."""
-
     make: Callable[[], ChatRequest]
     """Makes the chat. Raises the errors of the chat's schema."""
     num_parts: int
@@ -73,7 +65,6 @@ class ConvertedRequest:
     async def answer(
         self, service: Service, request: Request, *, prefix: str, writer: Callable[[Plan, ChatRequest], GroupsWriter]
     ) -> Response:
-        """`prefix`: the start of the answer's id."""
         with self._client_names():
             chat = await self._chat()
             caller = caller_of(request, session=chat.session_id)
@@ -82,7 +73,6 @@ class ConvertedRequest:
                 return answer_plan(service, plan, writer=writer(plan, chat), names=self.names)
 
     async def num_tokens(self, service: Service) -> int:
-        """Returns the number of tokens of the prompt."""
         with self._client_names():
             chat = await self._chat()
             served = service.served(chat.model)

@@ -48,11 +48,10 @@ class ItemKind(NamedTuple):
 
     type: str
     prefix: str
-    """The start of the items' ids."""
     event: str
-    """The name of the events with the text of an item, without `.delta` and `.done`."""
+    """The name of the events with an item's text, without `.delta` and `.done`."""
     part: str | None = None
-    """The type of the only part of the content; None if items of this kind have no content."""
+    """The type of the only part of an item's content; None if items of this kind have no content."""
 
 
 MESSAGE = ItemKind("message", "msg_", "response.output_text", "output_text")
@@ -73,12 +72,11 @@ class OpenItem:
         self._logprobs: list[ChatLogprob] = []
 
     def item(self, status: ItemStatus) -> Members:
-        """Returns the item so far."""
         content = self._joined() if self.kind.part is None else {"content": [self._part()] if self._texts else []}
         return {"type": self.kind.type, "id": self.id, "status": status, **self._constant, **content}
 
     def _joined(self) -> Members:
-        """Returns the members of the event after the last delta: all deltas joined."""
+        """Returns the members of the event after the last delta: the text of all deltas."""
         text = "".join(self._texts)
         if self.kind is CALL:
             return {"arguments": text}
@@ -197,34 +195,33 @@ class ResponseOutput:
 
 
 class PartLogprobs:
-    """Finds the tokens whose text is in a message. A choice has log-probabilities for all its tokens, including the
-    tokens of tags, reasoning and calls; a message has log-probabilities only for its own text.
+    """Finds the tokens of a message. A choice has log-probabilities for all its tokens, including those in tags,
+    reasoning and calls; a message has log-probabilities only for its own text.
 
-    Call `feed` with an event of the choice, then `take` for each part of the event, in order. The parts follow each
-    other in the text of the choice, with text between them that belongs to no part.
+    Call `feed` with an event of the choice, then `take` for each part of the event, in order. The parts are consecutive
+    pieces of the choice's text, with other text between them, such as tags.
 
-    A part can start in text that was held back. It ends at or after the end of the held-back text, so older text is
-    never mistaken for the part. Text that is neither content nor reasoning can arrive without a part; if such text
-    equals the text of a part, a step of several tokens can be assigned wrongly.
-    """
+    A part can start in text of earlier events that was held back. It never ends before this event, so text that an
+    earlier part has is not found again. Other text can equal the text of a part: then a step of several tokens can be
+    assigned wrongly."""
 
     def __init__(self) -> None:
         self._text = ""
         """The text of the choice, from character `_start` on."""
         self._start = 0
-        self._shown = 0
+        self._before = 0
         """Number of characters of the choice before the last event."""
         self._tokens: deque[tuple[int, TokenLogprob]] = deque()
         """(start of the token's text, token) for each token that no part has taken."""
 
     def feed(self, event: ChoiceEvent) -> None:
-        self._shown = self._start + len(self._text)
+        self._before = self._start + len(self._text)
         self._text += event.text
         self._tokens.extend(zip(event.offsets or (), event.logprobs or (), strict=True))
 
     def take(self, part: str) -> list[TokenLogprob]:
         """Returns the tokens of the next part: tokens that end in it and that the previous part has not taken."""
-        found = self._text.find(part, max(self._shown - len(part) - self._start, 0))
+        found = self._text.find(part, max(self._before - len(part) - self._start, 0))
         if not part or found < 0:
             return []
         start, end = self._start + found, self._start + found + len(part)

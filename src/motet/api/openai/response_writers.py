@@ -25,11 +25,9 @@ class ResponseObject:
 
     @property
     def status(self) -> ItemStatus:
-        """The status at the end."""
         return ItemStatus.INCOMPLETE if self.output.finish in INCOMPLETE else ItemStatus.COMPLETED
 
     def ended(self, usage: Usage) -> bytes:
-        """Returns the JSON of the Response at its end."""
         reason = INCOMPLETE.get(self.output.finish or FinishReason.STOP)
         details: Members | None = None if reason is None else {"reason": reason}
         return self.json(self.status, incomplete_details=details, usage=response_usage(usage))
@@ -58,8 +56,6 @@ class ResponseObject:
 
 
 class ResponseBody(GroupsWriter):
-    """Writes an unstreamed Response."""
-
     content_type = "application/json"
     streams = False
 
@@ -80,7 +76,6 @@ class ResponseEvents(GroupsWriter):
     def __init__(self, response: ResponseObject) -> None:
         self._response = response
         self._num_sent = 0
-        """Number of events sent so far."""
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         events: list[NamedEvent] = []

@@ -51,7 +51,6 @@ STORED_RESPONSES = (
     ("POST", "/v1/responses/{response_id}/cancel"),
     ("GET", "/v1/responses/{response_id}/input_items"),
 )
-"""OpenAI's routes for stored responses."""
 
 
 def responses_router(service: Service) -> APIRouter:

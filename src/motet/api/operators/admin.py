@@ -70,7 +70,7 @@ def admin_router(service: Service) -> APIRouter:
         does not apply to this deployment is 0."""
         workers, models = await snapshot_all(service), service.model_names
         answer = {
-            "model": models[0] if models else None,
+            "model": next(iter(models), None),
             "models": models,
             "version": __version__,
             "admin_key": bool(service.config.admin_key),
@@ -154,8 +154,7 @@ def membership_router(service: Service) -> APIRouter:
 
     @router.post("")
     async def join(body: NewWorker) -> Response:
-        membership = _membership(service)
-        id = await membership.join(_named(body), body.id)
+        id = await _membership(service).join(_named(body), body.id)
         return json_response({"id": id, "state": WorkerState.STARTING}, status=201)
 
     @router.delete("/{id}")
@@ -196,7 +195,7 @@ def _kill_of(service: Service, id: str) -> Callable[[], None]:
 
 
 def _membership(service: Service) -> Membership:
-    """Returns the membership. Raises unless workers can be changed. If an admin key is set, `Gate` has checked it."""
+    """Returns the membership. Raises unless workers can be changed. `Gate` has checked an admin key."""
     if service.membership is None:
         why = "workers can join a server that is started with `motet gateway`"
         raise NotFoundError(f"The workers of this server are fixed; {why}.", code="fixed_workers")
@@ -252,7 +251,7 @@ def worker_status(seen: WorkerSnapshot) -> dict[str, object]:
 
 
 def _figures(seen: WorkerSnapshot) -> dict[str, Figure]:
-    """Returns the gauges of the engine: nothing for a silent worker, and zeros for a worker without an engine."""
+    """Returns the gauges of the engine: none for a silent worker, and zeros for a worker without an engine."""
     if seen.state is WorkerState.SILENT:
         return {}
     stats = seen.stats or EngineStats()

@@ -4,7 +4,7 @@ An unstreamed answer is an object, or a list of objects for several prompts or c
 each event has the choice so far from its start, which is SGLang's default."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -91,8 +91,7 @@ async def _plan(service: Service, body: SglangRequest, *, context: RequestContex
         raise renamed(error, NAMES) from error
     if isinstance(body.rid, list):
         named = zip(plan.groups, body.rid, strict=True)
-        groups = tuple(msgspec.structs.replace(group, trace=rid) for group, rid in named)
-        plan = replace(plan, groups=groups)
+        plan = replace(plan, groups=tuple(msgspec.structs.replace(group, trace=rid) for group, rid in named))
     return plan
 
 
@@ -110,15 +109,14 @@ class SglangBody(BodyShape):
         self._tokenizer = plan.served.tokenizer
 
     def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
-        answers = self._answers(answer)
+        answers = (
+            self.choice(number, group, choice=choice)
+            for number, group in enumerate(answer.groups)
+            for choice in group.choices
+        )
         if not self._request.in_list:
             return [msgspec.json.encode(next(answers))]
         return in_pieces(b"[", answers, closing=b"]")
-
-    def _answers(self, answer: CollectedAnswer) -> Iterator[dict[str, object]]:
-        for number, group in enumerate(answer.groups):
-            for choice in group.choices:
-                yield self.choice(number, group, choice=choice)
 
     def event(self, number: int, group: CollectedGroup, *, choice: CollectedChoice) -> dict[str, object]:
         """Returns the object of a choice for an event of a stream. `number`: number of the prompt."""
@@ -162,9 +160,8 @@ class SglangBody(BodyShape):
         if not self._request.return_logprob:
             return {}
         prompt: dict[str, object] = {"input_token_logprobs": []}
-        scored = group.prompt.logprobs if group.prompt is not None else None
-        if self._request.scores_prompt and scored is not None:
-            prompt = self._prompt_logprobs(scored, first=self._plan.groups[number].prompt[0])
+        if self._request.scores_prompt and group.prompt is not None and group.prompt.logprobs is not None:
+            prompt = self._prompt_logprobs(group.prompt.logprobs, first=self._plan.groups[number].prompt[0])
         output = {**self._output_logprobs(()), **choice.logprob_fields()}
         return {**prompt, **output, "output_token_logprobs_length": choice.logprob_mean.count}
 

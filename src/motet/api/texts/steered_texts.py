@@ -24,7 +24,6 @@ class SteeredPrompt:
         self._n = n
         self._driver = PolicyDriver(policy, range(n))
         self._reasons: dict[int, FinishReason] = {}
-        """Finish reason of each choice that has ended, by index."""
 
     async def feed(self, pieces: Sequence[TextPiece]) -> Sequence[int]:
         """Passes this prompt's pieces to the policy, and ends and starts choices as it decides. Returns the numbers of
@@ -67,7 +66,6 @@ class SteeredPrompt:
             await self.end_choice(index)
 
     def report(self, id: str) -> GroupReport | None:
-        """`id`: name of the group."""
         return self._driver.report(id)
 
     def _end(self, index: int) -> None:

@@ -54,7 +54,6 @@ class PassThrough(NamedTuple):
 
     model: TextModel
     fields: Fields
-    """The JSON of each field of the body."""
 
 
 async def pass_through(service: Service, request: Request) -> PassThrough | None:
@@ -215,7 +214,6 @@ class UpstreamPrompts(AnswerGroup[TextStep, Usage | None]):
         return self._group.usage if self._group is not None else None
 
     def reports(self) -> list[GroupReport]:
-        """Returns the reports on the prompts under a policy."""
         reports = [prompt.report(known.id) for known, prompt in self._steered]
         return [report for report in reports if report is not None]
 
@@ -260,7 +258,6 @@ class UpstreamPrompts(AnswerGroup[TextStep, Usage | None]):
                 await taking
 
     async def _feed(self, pieces: Sequence[TextPiece]) -> None:
-        """Passes the pieces of each prompt to its policy."""
         by_prompt: dict[int, list[TextPiece]] = {}
         for piece in pieces:
             by_prompt.setdefault(piece.index // self._request.n, []).append(piece)

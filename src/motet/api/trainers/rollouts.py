@@ -20,7 +20,6 @@ from motet.control.cell_sleep import CellSleep, SleepTag
 from motet.types import PauseMode
 
 MAX_LEVEL = 2
-"""Maximum level of sleep."""
 
 
 class AbortBody(Schema):

@@ -51,19 +51,19 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     lora_config: None = None
     weight_transfer_config: WeightTransferConfig
 
-    @classmethod
-    def of(cls, info: EngineInfo, *, logprobs_mode: LogprobsMode) -> "VllmConfig":
-        return cls(
-            model_config=VllmModelConfig(
-                model=info.model,
-                served_model_name=info.model,
-                dtype=f"torch.{info.dtype}",
-                max_model_len=info.max_model_len,
-                logprobs_mode=logprobs_mode,
-            ),
-            weight_transfer_config=WeightTransferConfig(backend="nccl" if info.device.startswith("cuda") else "http"),
-            cache_config=CacheConfig(block_size=info.block_size, num_gpu_blocks=info.num_blocks),
-        )
+
+def _config_of(info: EngineInfo, logprobs_mode: LogprobsMode) -> VllmConfig:
+    return VllmConfig(
+        model_config=VllmModelConfig(
+            model=info.model,
+            served_model_name=info.model,
+            dtype=f"torch.{info.dtype}",
+            max_model_len=info.max_model_len,
+            logprobs_mode=logprobs_mode,
+        ),
+        weight_transfer_config=WeightTransferConfig(backend="nccl" if info.device.startswith("cuda") else "http"),
+        cache_config=CacheConfig(block_size=info.block_size, num_gpu_blocks=info.num_blocks),
+    )
 
 
 def server_info_router(service: Service) -> APIRouter:
@@ -73,14 +73,11 @@ def server_info_router(service: Service) -> APIRouter:
     async def server_info(config_format: Annotated[Literal["text", "json"], Query()] = "text") -> Response:
         """`vllm_config` is an object, or its text by default, as in vLLM."""
         service.opened(service.control)
-        config = VllmConfig.of(service.only_model().info, logprobs_mode=service.config.logprobs_mode)
-        return json_response(
-            {
-                "vllm_config": msgspec.to_builtins(config) if config_format == "json" else _text(config),
-                "vllm_env": {},
-                "system_env": {"motet_version": __version__},
-            }
-        )
+        config = _config_of(service.only_model().info, service.config.logprobs_mode)
+        text = ", ".join(f"{name}={value!r}" for name, value in msgspec.structs.asdict(config).items())
+        shown = msgspec.to_builtins(config) if config_format == "json" else text
+        environment = {"vllm_env": {}, "system_env": {"motet_version": __version__}}
+        return json_response({"vllm_config": shown, **environment})
 
     @router.get("/get_world_size")
     async def get_world_size(include_dp: bool = True) -> Response:
@@ -89,7 +86,3 @@ def server_info_router(service: Service) -> APIRouter:
         return json_response({"world_size": ParallelConfig().world_size})
 
     return router
-
-
-def _text(config: VllmConfig) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in msgspec.structs.asdict(config).items())

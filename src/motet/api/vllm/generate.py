@@ -206,7 +206,6 @@ def _with_choices(plan: Plan, choices: Sequence[StartedChoice]) -> Plan:
 
 
 def tokens_writer(plan: Plan, body: TokensRequest, *, stream: bool) -> GroupsWriter:
-    """Returns the writer of an answer in token ids."""
     if not stream:
         return BodyWriter(plan, TokensBody(plan, body))
     head = b'{"request_id":' + json_bytes(body.request_id or plan.head.id)
@@ -222,8 +221,6 @@ def token_logprobs(logprobs: Sequence[TokenLogprob], sampling: GenerateSampling)
 
 
 class TokensBody(BodyShape):
-    """The body of an unstreamed answer."""
-
     def __init__(self, plan: Plan, body: TokensRequest) -> None:
         self._request_id = body.request_id or plan.head.id
         self._sampling = body.sampling_params
@@ -239,8 +236,7 @@ class TokensBody(BodyShape):
             "usage": usage_shape(usage),
             **answer.reports(),
         }
-        head = json_bytes({"request_id": self._request_id})[:-1]
-        opening, closing = around_choices(head, rest)
+        opening, closing = around_choices(json_bytes({"request_id": self._request_id})[:-1], rest)
         return in_pieces(opening, map(self._choice, group.choices), closing=closing)
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:

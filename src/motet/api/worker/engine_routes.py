@@ -151,7 +151,6 @@ class WorkerGroup(AnswerGroup[GroupDelta, Usage]):
     def __init__(
         self, service: Service, request: GenerateRequest, *, open_ids: set[RequestId], span: RequestSpan
     ) -> None:
-        """`span`: the span of the request."""
         self._service, self._served = service, service.only_model()
         self._parent, self._span = span, NO_SPAN
         self._request = request

@@ -14,7 +14,7 @@ export class Drawing {
     this.chips = new Map();
   }
 
-  // `maxTokens`: maximum of a choice, if it is known. `blockSize`: tokens of a KV block, null if no worker reports it.
+  // `maxTokens`: maximum number of tokens of a choice, if known. `blockSize`: tokens of a KV block, null if no worker reports it.
   start({ maxTokens, blockSize }) {
     this.maxTokens = maxTokens;
     this.blockSize = blockSize;
@@ -32,8 +32,8 @@ export class Drawing {
     if (prompt === null) return;
     const choices = [...group.choices.values()];
     const longest = Math.max(16, ...choices.map((choice) => choice.tokens));
-    const room = this.maxTokens ?? 2 ** Math.ceil(Math.log2(longest));
-    const scale = this.picture.clientWidth / (prompt + Math.max(room, longest));
+    const expected = this.maxTokens ?? 2 ** Math.ceil(Math.log2(longest));
+    const scale = this.picture.clientWidth / (prompt + Math.max(expected, longest));
     const marked = this.blockSize && this.blockSize * scale >= MIN_MARKED_PX;
     this.picture.classList.toggle("marked", Boolean(marked));
     set(this.picture, "--scale", `${scale}px`);
@@ -73,7 +73,7 @@ export class Drawing {
       const held = blocksOf(started.filter((choice) => choice.state === "writing"), size, 0);
       const alone = blocksOf(started, size, prompt);
       sizes += `In KV blocks of ${size} tokens: ${trunk} + ${tails} (${held} of unfinished choices); ` +
-        `without sharing it would be ${alone}.`;
+        `without sharing: ${alone}.`;
     } else {
       sizes += "The workers do not report the size of their KV blocks.";
     }

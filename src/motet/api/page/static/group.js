@@ -1,4 +1,4 @@
-// One group of choices: its columns, the streams that fill them, and the server's reports on the group.
+// A group of choices: its columns, the streams that fill them, and the server's reports on the group.
 
 import { call, chunksOf, read, ServerError } from "./server.js";
 import { colourOf } from "./colours.js";
@@ -6,7 +6,8 @@ import { colourOf } from "./colours.js";
 const REPORT_EVERY_MS = 400;
 const PATIENCE_MS = 5000; // for a report, or to stop; the pauses of a stream are not limited
 const SHADES = [0.9, 0.5, 0.2, 0.05]; // probabilities; a token above the first is not shaded
-const ENDS = { stop: "ended", length: "cut at max tokens", abort: "stopped", tool_calls: "ended in a call" };
+const STATES = { writing: "generating" }; // states with another name on the page than in the API
+const ENDS = { stop: "ended", length: "cut off at max tokens", abort: "stopped", tool_calls: "ended with a tool call" };
 
 // One choice in its column. The server's output becomes text, never markup.
 class Choice {
@@ -88,7 +89,7 @@ class Choice {
     const last = this.parts.at(-1);
     if (report.worker && last && last.worker === null) last.worker = report.worker;
     else if (report.worker && last && report.worker !== last.worker) this.parts.push({ worker: report.worker, tokens: 0 });
-    if (report.state === "dropped") this.state = "never started";
+    if (report.state === "dropped") this.state = "not started";
   }
 
   end(finish) {
@@ -100,8 +101,8 @@ class Choice {
   // Called when the stream has ended, completely or not.
   close() {
     this.button.disabled = true;
-    if (this.state === "writing") this.end("broken off");
-    if (this.state === "waiting") this.state = "never started";
+    if (this.state === "writing") this.end("interrupted");
+    if (this.state === "waiting") this.state = "not started";
   }
 
   append() {
@@ -117,7 +118,7 @@ class Choice {
   }
 
   showFacts() {
-    const state = this.finish ? ENDS[this.finish] ?? this.finish : this.state;
+    const state = this.finish ? ENDS[this.finish] ?? this.finish : STATES[this.state] ?? this.state;
     const summary = `${state}${this.moved ? ", moved" : ""} · ${this.tokens} tokens`;
     const workers = this.parts.map((part) => part.worker).filter(Boolean).join(" → ");
     this.facts.replaceChildren(summary, ...(workers ? [made("b", "", workers)] : []));
@@ -141,7 +142,7 @@ export class Group {
     this.streams = new Set();
     this.waiting = 0; // requests without a response so far
     this.reading = null; // the report that is being read
-    this.silent = false; // true if the last report did not come
+    this.silent = false; // true if the last request for a report had no response
     this.forgotten = false;
     this.dirty = new Set();
     this.frame = 0;
@@ -180,7 +181,7 @@ export class Group {
     } finally {
       clearInterval(timer);
       result.endMs = performance.now() - result.startMs;
-      await this.reading; // this report can be older than the end of the stream
+      await this.reading; // a report requested before the end of the stream
       this.forgotten ||= !this.keptS && this.streams.size === 1; // the server forgets the group after its last answer
       await this.readReport();
       this.streams.delete(control);
@@ -277,10 +278,10 @@ export class Group {
     if (movedTo.size) this.view.say(`Choices continue on ${[...movedTo].join(" and ")}.`);
   }
 
-  // Announces when the server stops or starts to answer; a stream can pause for other reasons.
+  // Announces when the server stops or starts to respond; a stream can pause for other reasons.
   setSilent(silent) {
     if (this.open && this.silent !== silent) {
-      this.view.say(silent ? "The server does not answer at this moment." : "The server answers again.");
+      this.view.say(silent ? "The server is not responding." : "The server is responding again.");
     }
     this.silent = silent;
   }
@@ -302,7 +303,7 @@ export class Group {
   // Ends all choices. Closes the connections if the group has no id so far, or if the server cannot be reached.
   async stopAll() {
     if (this.id === null) return this.disconnect();
-    await this.readReport(); // the last one, since the server then forgets the group
+    await this.readReport(); // the last report, since the server then forgets the group
     this.forgotten = true;
     try {
       await call("DELETE", this.path(), { signal: AbortSignal.timeout(PATIENCE_MS) });
@@ -316,7 +317,7 @@ export class Group {
     for (const control of this.streams) control.abort();
   }
 
-  // Called when the page is left. Its closed connections end the choices; this request makes the server forget the group.
+  // Called when the reader leaves the page. Its closed connections end the choices; this request makes the server forget the group.
   leave() {
     if (this.id === null || this.forgotten) return;
     this.forgotten = true;

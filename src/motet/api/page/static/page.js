@@ -11,12 +11,12 @@ const KEPT_S = 300;
 const MORE = 4;
 const SENDABLE = /^[ -~]*$/; // characters that a browser sends in a header unchanged
 const at = (id) => document.getElementById(id);
-const TABS = [at("tab-ask"), at("tab-workers")];
+const TABS = [at("tab-generate"), at("tab-workers")];
 
 let group = null;
 let sending = false; // true from a click until the last choice has ended
 
-// Announces an event in a sentence that screen readers speak: milestones, never tokens.
+// Announces an event in a sentence that screen readers speak: the start and end of requests, never tokens.
 function say(sentence) {
   at("announcement").textContent = sentence;
 }
@@ -33,7 +33,7 @@ function clearProblem() {
 
 const workers = new WorkersTab({
   table: at("worker-table"), rows: at("worker-rows"), columns: at("columns"), totals: at("totals"),
-  adminNote: at("admin-note"), adminKey: at("admin-key"), say, fail, clear: clearProblem, askForKey,
+  adminNote: at("admin-note"), adminKey: at("admin-key"), say, fail, clear: clearProblem, requestKey,
 });
 const drawing = new Drawing(
   { figure: at("figure"), picture: at("picture"), trunk: at("trunk"), tails: at("tails"), blocks: at("blocks"), legend: at("legend") },
@@ -120,7 +120,7 @@ async function sendMore() {
   clearProblem();
   const path = `v1/groups/${encodeURIComponent(group.id)}/more`;
   const body = { n: MORE, stream: true, stream_options: { include_usage: true } };
-  await follow(group, path, body, { count: MORE, title: `Receipt of ${MORE} more` });
+  await follow(group, path, body, { count: MORE, title: `Receipt for ${MORE} more choices` });
 }
 
 // Shows the choices while they are generated, then their costs.
@@ -137,7 +137,7 @@ async function follow(target, path, body, { count, title }) {
     say(`${count} ${count === 1 ? "choice has" : "choices have"} ended.`);
   } catch (error) {
     const refused = target.choices.size ? "No choices are added." : "No choices are generated.";
-    if (target === group) say(error.refused ? refused : "The answer is not complete.");
+    if (target === group) say(error.refused ? refused : "The answer is incomplete.");
     throw error;
   } finally {
     showButtons();
@@ -176,7 +176,7 @@ function openTab(tab) {
 let openDialog = null;
 
 // Opens the dialog for a key of this server, one at a time. Resolves to false if the reader cancels it.
-function askForKey(why, whose) {
+function requestKey(why, whose) {
   openDialog ??= keyFromDialog(why, whose).finally(() => (openDialog = null));
   return openDialog;
 }
@@ -213,7 +213,7 @@ async function listModels() {
 }
 
 function listen() {
-  onKeyNeeded(askForKey);
+  onKeyNeeded(requestKey);
   at("form").addEventListener("submit", handler(send));
   at("more").addEventListener("click", handler(sendMore));
   at("stop-all").addEventListener("click", handler(() => group.stopAll()));

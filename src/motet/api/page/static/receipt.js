@@ -1,4 +1,4 @@
-// The costs of an answer: the usage from its stream, the times measured here, and the server's counters during this time.
+// The cost of an answer: the usage from its stream, the times measured here, and the server's counters during this time.
 
 import { made } from "./group.js";
 import { read } from "./server.js";
@@ -6,8 +6,8 @@ import { read } from "./server.js";
 const SUMS = [
   ["prefill_tokens", "prompt tokens computed"],
   ["prefills", "prefills for another worker"],
-  ["transfers", "transfers of KV"],
-  ["transfer_bytes", "bytes moved"],
+  ["transfers", "KV transfers"],
+  ["transfer_bytes", "bytes transferred"],
   ["migrations", "moves of groups"],
   ["choices_resumed", "choices continued on another worker"],
 ];
@@ -40,13 +40,13 @@ export function receipt(title, result, after) {
   row("tokens/s", endMs ? shown((1000 * output) / endMs) : "-");
   row("first token of the first choice", seconds(firsts.length ? Math.min(...firsts) : null));
   row("first token of the last choice", seconds(firsts.length ? Math.max(...firsts) : null));
-  if (group) row("stopped by", group.stopped_by ?? "nothing: all ended by themselves");
+  if (group) row("stopped by", group.stopped_by ?? "no condition: all choices ended by themselves");
   if (group?.vote) row(`majority (${group.vote.count} of ${group.finished})`, group.vote.majority ?? "none");
   const sums = made("dl");
   for (const [name, label] of SUMS) {
     const summed = name === "migrations" || name === "choices_resumed"; // the server counts these, not the engines
     const known = before && after && (summed || before.processes === after.processes);
-    row(label, known ? shown(after.sums[name] - before.sums[name]) : "not known: workers changed", sums);
+    row(label, known ? shown(after.sums[name] - before.sums[name]) : "unknown: workers changed", sums);
   }
   element.append(made("h2", "", title), rows, made("h3", "", "All requests to this server during this time"), sums);
   return element;

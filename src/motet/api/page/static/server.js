@@ -14,11 +14,11 @@ export class ServerError extends Error {
   }
 }
 
-let askForKey = async () => false;
+let requestKey = async () => false;
 
 // `ask`: called with a sentence and the kind of key, "client" or "admin"; resolves to true once `keys` has another one.
 export function onKeyNeeded(ask) {
-  askForKey = ask;
+  requestKey = ask;
 }
 
 // Returns the response of a request. Throws a ServerError if it is refused. `admin`: sends the operator's key in place of the client's.
@@ -29,7 +29,7 @@ export async function call(method, path, { body, admin = false, signal, keepaliv
     if (response.ok) return response;
     const error = await refusal(response);
     if (error.status === 401) keys[whose] = "";
-    if (error.status !== 401 || keepalive || !(await askForKey(error.message, whose))) throw error;
+    if (error.status !== 401 || keepalive || !(await requestKey(error.message, whose))) throw error;
   }
 }
 
@@ -41,7 +41,7 @@ function parsed(text) {
   try {
     return JSON.parse(text);
   } catch {
-    throw new ServerError(`This is not a response of a Motet server: ${text.slice(0, 200)}`);
+    throw new ServerError(`This response is not from a Motet server: ${text.slice(0, 200)}`);
   }
 }
 
@@ -62,10 +62,10 @@ async function refusal(response) {
   try {
     body = (await response.json()).error;
   } catch {
-    // it can be a proxy's response
+    // a proxy can have sent the response
   }
   const status = response.status;
-  return new ServerError(body?.message ?? `The server answered ${status}.`, { status, code: body?.code });
+  return new ServerError(body?.message ?? `The server responded with status ${status}.`, { status, code: body?.code });
 }
 
 // Yields the chunks of a stream. Throws the error at its end, or an error if the stream is cut off.

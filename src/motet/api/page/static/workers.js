@@ -11,16 +11,16 @@ const COLUMNS = [
   ["Role", (worker) => worker.role],
   ["State", (worker) => worker.state],
   ["KV blocks used", ({ blocks_used: used, blocks_total: total }) => (total ? `${shown(used)} of ${total}` : null), "figure"],
-  ["kept", (worker) => worker.blocks_kept, "figure"],
+  ["Kept", (worker) => worker.blocks_kept, "figure"],
   ["Groups", (worker) => worker.groups_running, "figure"],
   ["Choices", (worker) => worker.choices_running, "figure"],
-  ["waiting", (worker) => worker.choices_waiting, "figure"],
+  ["Waiting", (worker) => worker.choices_waiting, "figure"],
   ["Leases", (worker) => worker.leases, "figure"],
   ["Last decision", (worker) => worker.note ?? worker.last_decision ?? "", "decision"],
 ];
 
 export class WorkersTab {
-  // `view`: {table, rows, columns, totals, adminNote, adminKey, say, fail, clear, askForKey}: its elements, and functions that update the page.
+  // `view`: {table, rows, columns, totals, adminNote, adminKey, say, fail, clear, requestKey}: its elements, and functions that update the page.
   constructor(view) {
     this.view = view;
     this.shown = new Map();
@@ -71,7 +71,7 @@ export class WorkersTab {
     }
     for (const worker of status.workers) this.showWorker(worker);
     const { prefills, transfers, transfer_bytes: bytes, migrations } = status.totals;
-    this.view.totals.textContent = `Since the engines started: prefills for another worker ${prefills}, transfers of KV ${transfers} ` +
+    this.view.totals.textContent = `Since the engines started: prefills for another worker ${prefills}, KV transfers ${transfers} ` +
       `(${bytes.toLocaleString("en")} bytes), moves of groups ${migrations}.`;
   }
 
@@ -124,11 +124,11 @@ export class WorkersTab {
     }
   }
 
-  // Asks for the admin key, and tries it so that a wrong key is reported at once; or forgets the key.
+  // Requests the admin key from the reader, and tries it so that a wrong key is reported at once; or forgets the key.
   async changeKey() {
     this.view.clear();
     if (keys.admin) keys.admin = "";
-    else if (await this.view.askForKey("", "admin")) await this.tryKey();
+    else if (await this.view.requestKey("", "admin")) await this.tryKey();
     this.showKey();
   }
 
@@ -152,9 +152,9 @@ export class WorkersTab {
 
   noteOnKey() {
     if (this.guarded === null) return "";
-    if (!this.guarded) return "Start the server with --admin-key to drain and kill workers here.";
-    if (keys.admin) return "The page has the admin key until it is closed.";
-    return "Draining a worker and killing an engine of this server need its admin key.";
+    if (!this.guarded) return "Start the server with --admin-key to drain workers and kill engines here.";
+    if (keys.admin) return "The page keeps the admin key until it is closed.";
+    return "To drain a worker or kill an engine of this server, enter its admin key.";
   }
 }
 
