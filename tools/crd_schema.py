@@ -1,8 +1,9 @@
-"""Turns the schema of a Kubernetes resource into a JSON Schema that is small enough to keep (`tests/examples`).
+"""Converts the schema of a Kubernetes resource to a JSON Schema that is small enough for the repository
+(`tests/examples`).
 
     python tools/crd_schema.py CRD.yaml VERSION ORIGIN > SCHEMA.json
 
-It leaves out the status and Kubernetes' own rules (`x-kubernetes-*`), and puts parts that are repeated into `$defs`.
+The result lacks the status and Kubernetes' own rules (`x-kubernetes-*`). Parts that occur repeatedly are in `$defs`.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 SMALL = 300
-"""A part with fewer characters is repeated where it is used."""
+"""Minimum number of characters of a part in `$defs`. A shorter part is repeated where it is used."""
 
 Schema = dict[str, Any]
 
@@ -34,7 +35,7 @@ def without_rules(part: Any) -> Any:
 
 
 def shared(schema: Schema) -> Schema:
-    """Returns the same schema with each repeated part once, in `$defs`."""
+    """Returns an equivalent schema in which each part that occurs repeatedly is in `$defs`."""
     times: Counter[str] = Counter()
 
     def count(part: Any) -> None:
@@ -42,7 +43,7 @@ def shared(schema: Schema) -> Schema:
         if isinstance(part, dict) and isinstance(part.get("type"), str):  # a schema, not names of fields
             times[json.dumps(part)] += 1
             if times[json.dumps(part)] > 1:
-                return  # its inner parts are repeated only as parts of it
+                return  # its inner parts do not count again
         for one in inner:
             count(one)
 

@@ -3,8 +3,9 @@
 Run: python tools/dashboard.py          writes the file
      python tools/dashboard.py --check  fails if the file is out of date
 
-Each metric has one of three selectors. Metrics of groups have the name of the model, and metrics of engines the name of
-the worker. Metrics of routing have only the name of the server, because a server can have several models.
+A query selects its series with one of three selectors. Metrics of groups are selected by model and server, and metrics
+of engines by worker and server. Metrics of routing are selected by server only, because a server can have several
+models.
 """
 
 import json
@@ -58,13 +59,13 @@ def rate(metric: str, selector: str, *, by: str) -> str:
     return f"sum by ({by}) (rate(motet:{metric}{{{selector}}}{RATE}))"
 
 
-def named(by: str, said: str = "") -> str:
-    """Returns the legend of a series: the values of its labels, followed by `said`."""
-    return " ".join([*(f"{{{{{label}}}}}" for label in by.split(", ")), said]).strip()
+def named(by: str, suffix: str = "") -> str:
+    """Returns the legend of a series: the values of its labels, followed by `suffix`."""
+    return " ".join([*(f"{{{{{label}}}}}" for label in by.split(", ")), suffix]).strip()
 
 
-def per_second(metric: str, selector: str, *, by: str, said: str = "") -> Query:
-    return rate(metric, selector, by=by), named(by, said)
+def per_second(metric: str, selector: str, *, by: str, suffix: str = "") -> Query:
+    return rate(metric, selector, by=by), named(by, suffix)
 
 
 def share(part: str, whole: str, selector: str, *, by: str) -> Query:
@@ -75,7 +76,7 @@ def quantiles(metric: str, selector: str, *, by: str) -> tuple[Query, ...]:
     """Returns the median and the 95th percentile of a histogram."""
     buckets = rate(f"{metric}_bucket", selector, by=f"{by}, le")
     shown = {0.5: "median", 0.95: "p95"}
-    return tuple((f"histogram_quantile({below}, {buckets})", named(by, said)) for below, said in shown.items())
+    return tuple((f"histogram_quantile({below}, {buckets})", named(by, suffix)) for below, suffix in shown.items())
 
 
 def gauges(metrics: dict[str, str], selector: str, *, by: str) -> tuple[Query, ...]:
@@ -83,7 +84,7 @@ def gauges(metrics: dict[str, str], selector: str, *, by: str) -> tuple[Query, .
 
     Counters of rare events are shown like gauges: a series that starts with its first event has no visible rate.
     """
-    return tuple((f"sum by ({by}) (motet:{name}{{{selector}}})", named(by, said)) for name, said in metrics.items())
+    return tuple((f"sum by ({by}) (motet:{name}{{{selector}}})", named(by, suffix)) for name, suffix in metrics.items())
 
 
 def states() -> Query:
@@ -148,8 +149,8 @@ ROWS = (
                 "Tokens",
                 A_SECOND,
                 (
-                    per_second("generation_tokens_total", WORKER, by=EACH, said="generated"),
-                    per_second("prefill_tokens_total", WORKER, by=EACH, said="prefilled"),
+                    per_second("generation_tokens_total", WORKER, by=EACH, suffix="generated"),
+                    per_second("prefill_tokens_total", WORKER, by=EACH, suffix="prefilled"),
                 ),
                 "Generated tokens, and computed prompt tokens, without prompt tokens found in the prefix cache.",
             ),
@@ -242,8 +243,8 @@ ROWS = (
                 "Prefills and transfers",
                 A_SECOND,
                 (
-                    per_second("prefills_total", WORKER, by="instance", said="prefills"),
-                    per_second("kv_transfers_total", WORKER, by="instance", said="transfers"),
+                    per_second("prefills_total", WORKER, by="instance", suffix="prefills"),
+                    per_second("kv_transfers_total", WORKER, by="instance", suffix="transfers"),
                 ),
                 "Each at most once per group, whatever n is.",
             ),
@@ -276,9 +277,9 @@ ROWS = (
                 NUMBER,
                 (
                     *gauges({"kv_leases": "open"}, WORKER, by=EACH),
-                    per_second("kv_leases_expired_total", WORKER, by="instance", said="expired per second"),
+                    per_second("kv_leases_expired_total", WORKER, by="instance", suffix="expired per second"),
                 ),
-                "Prefilled prompts held for their readers. A lease expires if its reader gives no sign of life.",
+                "Prefilled prompts held for their readers. A lease expires if its reader sends no heartbeat.",
             ),
         ),
     ),

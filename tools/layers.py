@@ -1,11 +1,12 @@
-"""Checks that layers look down only: fails if a module imports what its layer may not see, or if imports form a cycle.
+"""Checks that layers import only from lower layers, and that imports have no cycles. Fails if a check finds an error.
 
-The table below is the architecture. A layer sees itself, the layers that its row names, and `EVERYBODY_SEES`. No layer
-sees `testing`, which is for tests and benchmarks. Only the modules in `ONLY_IN` may import heavy packages, so that the
-command line starts quickly and `import motet` loads no torch. Imports inside functions count too.
+`LAYERS` is the architecture. A layer is a module or package. It may import from itself, from the layers in its row, and
+from `EVERYBODY_SEES`. No layer may import `testing`, which is for tests and benchmarks. Only the modules in `ONLY_IN`
+may import heavy packages, so that the command line starts quickly and `import motet` loads no torch. Imports inside
+functions are checked too.
 
 A cycle is a chain of imports at the top of modules that leads back to its first module. Imports under
-`if TYPE_CHECKING` count: the modules of such a cycle can only be understood together.
+`if TYPE_CHECKING` count as well, because the modules of such a cycle can only be understood together.
 
 Run: python tools/layers.py [--depth FOLDER]
 """
@@ -186,10 +187,10 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 }
 
 KNOWN_CYCLES: dict[frozenset[str], str] = {}
-"""Cycles that exist today: their modules, with the reason. The change that opens a cycle removes its entry."""
+"""Cycles that are allowed: their modules, with the reason. A change that removes a cycle also removes its entry."""
 
 Graph = Mapping[str, set[str]]
-"""Modules with those that they import at their top; all without the leading `motet.`."""
+"""Modules, each with the modules that it imports at its top. Names are without the leading `motet.`."""
 
 
 @dataclass(frozen=True)
@@ -200,18 +201,18 @@ class Import:
     target: str
     line: int
     at_top: bool = True
-    """False inside a function, which imports later."""
+    """False if the import is inside a function."""
 
 
 @cache
 def all_imports(source: Path) -> Mapping[Path, Sequence[Import]]:
     """Returns the imports of each file."""
-    gc.disable()  # syntax trees are many small objects, and collecting among them takes most of the time
+    gc.disable()  # syntax trees have many small objects, and most of the time would be garbage collection
     return {path: list(imports_of(path, source=source)) for path in sorted(source.rglob("*.py"))}
 
 
 def imports_of(path: Path, *, source: Path = SOURCE) -> Iterator[Import]:
-    """Yields every import in a file, also those inside functions."""
+    """Yields every import in a file, including imports inside functions."""
     importer = module_of(path, source=source)
     for node, at_top in import_statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -250,7 +251,7 @@ def layer_of(module: str) -> str | None:
 
 
 def wrong(imported: Import) -> str | None:
-    """Returns what is wrong with an import; None if nothing is."""
+    """Returns the reason why an import is wrong, or None if it is right."""
     importer, target = imported.importer, imported.target
     if target == "a relative import":
         return "imports are absolute here"
@@ -284,7 +285,7 @@ def find_wrong(source: Path = SOURCE) -> list[str]:
 
 
 def import_graph(source: Path = SOURCE) -> Graph:
-    """Returns the modules of the package, each with those that it imports at its top."""
+    """Returns the modules of the package, each with the modules that it imports at its top."""
     graph: dict[str, set[str]] = {module_of(path, source=source): set() for path in all_imports(source)}
     for imported in chain.from_iterable(all_imports(source).values()):
         module = imported.target.removeprefix("motet.")
@@ -296,7 +297,7 @@ def import_graph(source: Path = SOURCE) -> Graph:
 
 
 def reachable(graph: Graph, start: str) -> set[str]:
-    """Returns the modules that a module imports, directly or through others."""
+    """Returns the modules that a module imports, directly or indirectly."""
     found: set[str] = set()
     todo = [start]
     while todo:
@@ -307,7 +308,7 @@ def reachable(graph: Graph, start: str) -> set[str]:
 
 
 def cycles_in(graph: Graph) -> list[frozenset[str]]:
-    """Returns the groups of modules that import each other, directly or through others."""
+    """Returns the groups of modules that import each other, directly or indirectly."""
     reached = {module: reachable(graph, module) for module in graph}
     groups = {frozenset(other for other in below if module in reached[other]) for module, below in reached.items()}
     return sorted((group for group in groups if group), key=sorted)
@@ -329,7 +330,7 @@ def longest_chain(graph: Graph, *, folder: str) -> list[str]:
 
 
 def wrong_cycles(graph: Graph, *, known: Mapping[frozenset[str], str] = KNOWN_CYCLES) -> list[str]:
-    """Returns a line for each cycle that is not known, and for each known one that is not there."""
+    """Returns a line for each cycle that is not in `known`, and for each entry of `known` that is not a cycle."""
     cycles = cycles_in(graph)
     new = [sorted(group) for group in cycles if group not in known]
     gone = [sorted(group) for group in known if group not in cycles]

@@ -1,7 +1,8 @@
-/* Draws a dashboard's rows in Grafana's grid. Frames, titles, graphs, units and legends are Grafana's own components.
+/* Draws rows of the dashboard in Grafana's grid. Frames, titles, graphs, units and legends are Grafana's own components.
 
-   `window.draw(board)`: `width` of the page in pixels, `from` and `to` in milliseconds, and `rows`. A row has its `title`
-   and its `panels` as in the dashboard's file, each with the `series` that Prometheus found: `name`, `times`, `values`. */
+   `window.draw(board)` draws a board. It has `width` in pixels, `from` and `to` in milliseconds since 1970, and `rows`.
+   A row has a `title` and its `panels` as in deploy/grafana/motet.json. Each panel also has its `series` from Prometheus,
+   with `name`, `times` and `values`. */
 
 import {
   FieldType,
@@ -22,7 +23,7 @@ const GAP = 8;
 const MARGIN = 16;
 const LEGEND = { showLegend: true, displayMode: "list", placement: "bottom", calcs: [] };
 
-/** What a time series has in Grafana if the dashboard says nothing else. */
+/** Grafana's defaults for a time series. */
 const COLOUR = { mode: "palette-classic" };
 const CUSTOM = {
   drawStyle: "line",
@@ -37,14 +38,14 @@ const theme = createTheme({ colors: { mode: "dark" } });
 
 const pixels = (cells) => cells * (CELL + GAP) - GAP;
 
-/** Returns a frame for each series, as Grafana makes them of Prometheus' answers: its name is the query's legend. */
+/** Returns a data frame for each series, in the form of Grafana's Prometheus data source. Its name is the query's legend. */
 function framesOf({ series, fieldConfig: { defaults } }) {
-  const said = { color: COLOUR, ...defaults, custom: { ...CUSTOM, ...defaults.custom } };
+  const config = { color: COLOUR, ...defaults, custom: { ...CUSTOM, ...defaults.custom } };
   const data = series.map(({ name, times, values }) =>
     toDataFrame({
       fields: [
         { name: "Time", type: FieldType.time, values: times },
-        { name: "Value", type: FieldType.number, values, config: { displayNameFromDS: name, ...said } },
+        { name: "Value", type: FieldType.number, values, config: { displayNameFromDS: name, ...config } },
       ],
     }),
   );

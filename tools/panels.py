@@ -1,10 +1,10 @@
 """Takes the pictures of the dashboard in docs/metrics.md: docs/pictures/board-*.png.
 
-Starts a cell of the default model and a Prometheus that reads it, asks the cell for groups, kills one of its engines,
-and asks Prometheus the dashboard's queries. `panels.jsx` draws the answers without a Grafana, but with the components
-that Grafana publishes for plugins. npm fetches them into a folder that is removed in the end.
+Starts a cell of the default model and a Prometheus that scrapes it. Clients send requests to the cell, one of its
+engines is killed, and then Prometheus answers the dashboard's queries. `panels.jsx` draws the results without Grafana,
+with the components that Grafana publishes for plugins. npm downloads them into a folder that is removed at the end.
 
-Run: python -m tools.panels
+Run: python -m tools.panels     takes seven minutes
 """
 
 import json
@@ -40,14 +40,14 @@ PAGE = """<!doctype html>
 <body style="margin: 0"><div id="board"></div><script src="panels.js"></script>
 """
 FONTS = {"Inter-Regular": 400, "Inter-Medium": 500}
-"""Files that Grafana's styles ask for, and their weights: Grafana has the fonts, its packages do not."""
+"""Weights of the font files that Grafana's styles refer to. Grafana's packages do not contain these files."""
 ESBUILD = (
     *("--bundle", "--minify", "--outdir=.", "--allow-overwrite", "--jsx=automatic", "--loader:.ttf=empty"),
     *('--define:process.env.NODE_ENV="production"', "--log-level=error"),
 )
 
 LITTLE_KV = ("--kv-cache-gb", "0.1", "--max-model-len", "2048")
-"""So little that one sees it fill."""
+"""A cache that fills up within a picture."""
 SERVED = ("smollm2", "--prefill", "1", "--decode", "2", "--admin-key", "secret", *LITTLE_KV)
 PICTURES = {
     "board-requests": ("Requests",),
@@ -56,7 +56,7 @@ PICTURES = {
 }
 CLIENTS = 3
 BEFORE_S, AFTER_S = 150, 200
-"""Time with load before an engine is killed, and after that."""
+"""Duration of the load before and after an engine is killed."""
 MINUTE_S = 60
 SCRAPE_S = 5
 TOPICS = ("a lighthouse keeper", "the harvest moon", "two rivers", "a violin", "the night train", "an old map")
@@ -68,7 +68,7 @@ SCHEMA = {
 
 
 def bodies(client: int) -> Iterator[dict[str, object]]:
-    """Yields the requests of one client: of few and many choices, short and long, free and in JSON."""
+    """Yields the request bodies of one client: few and many choices, short and long answers, free text and JSON."""
     for number in count():
         topic = TOPICS[(number + client) % len(TOPICS)]
         messages = [{"role": "user", "content": f"Write about {topic}."}]
@@ -86,7 +86,7 @@ def bodies(client: int) -> Iterator[dict[str, object]]:
         yield body | {"messages": messages}
 
 
-def ask(url: str, client: int, until: float) -> None:
+def send_requests(url: str, client: int, until: float) -> None:
     with httpx.Client(base_url=url, timeout=60) as http:
         for body in bodies(client):
             if time.monotonic() > until:
@@ -95,29 +95,29 @@ def ask(url: str, client: int, until: float) -> None:
 
 
 def load(url: str) -> None:
-    """Asks a cell for groups, and kills one of its engines half way."""
-    began = time.monotonic()
+    """Sends requests to a cell, and kills one of its engines after `BEFORE_S`."""
+    until = time.monotonic() + BEFORE_S + AFTER_S
     with ThreadPoolExecutor(CLIENTS) as clients:
-        asked = [clients.submit(ask, url, client, began + BEFORE_S + AFTER_S) for client in range(CLIENTS)]
+        running = [clients.submit(send_requests, url, client, until) for client in range(CLIENTS)]
         time.sleep(BEFORE_S)
         key = {"authorization": "Bearer secret"}
         httpx.post(f"{url}/workers/decode-0/kill", headers=key).raise_for_status()
-        for one in asked:
+        for one in running:
             one.result()
 
 
 def series(prometheus: Prometheus, target: dict[str, str], span: tuple[int, int]) -> Iterator[dict[str, object]]:
-    """Yields what Grafana gets for one query of a panel, under the names that its legend gives."""
+    """Yields the series that Grafana would receive for one query of a panel, named as in the panel's legend."""
     start, end = span
-    asked = grafana_query(target["expr"], rate_s=4 * SCRAPE_S)
-    data = {"query": asked, "start": start, "end": end, "step": SCRAPE_S}
+    query = grafana_query(target["expr"], rate_s=4 * SCRAPE_S)
+    data = {"query": query, "start": start, "end": end, "step": SCRAPE_S}
     answer = prometheus.http.post("/api/v1/query_range", data=data).raise_for_status().json()
     times = range(start, end + 1, SCRAPE_S)
     for found in answer["data"]["result"]:
         values = {round(at): float(value) for at, value in found["values"] if value != "NaN"}
         name = target["legendFormat"]
-        for label, said in found["metric"].items():
-            name = name.replace(f"{{{{{label}}}}}", said)
+        for label, value in found["metric"].items():
+            name = name.replace(f"{{{{{label}}}}}", value)
         yield {
             "name": name,
             "times": [at * 1000 for at in times],
@@ -126,7 +126,7 @@ def series(prometheus: Prometheus, target: dict[str, str], span: tuple[int, int]
 
 
 def measured() -> dict[str, Any]:
-    """Returns the dashboard with the answers to its queries, in the form that the drawing takes."""
+    """Returns the dashboard with the results of its queries, as the argument of `window.draw` in `panels.jsx`."""
     port = free_port()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -134,10 +134,10 @@ def measured() -> dict[str, Any]:
         ChildServer(SERVED, port=port) as server,
     ):
         prometheus.until("motet:worker_state")
-        began = int(time.time())
+        start = int(time.time())
         load(server.url)
         end = int(time.time()) // MINUTE_S * MINUTE_S - SCRAPE_S  # the label of a full minute does not fit at the edge
-        span = (began, end)
+        span = (start, end)
         rows: list[dict[str, Any]] = []
         for panel in json.loads(dashboard.text())["panels"]:
             if panel["type"] == "row":
@@ -149,7 +149,7 @@ def measured() -> dict[str, Any]:
 
 
 def build(site: Path) -> None:
-    """Fetches Grafana's components, and makes a page of them that can draw a board."""
+    """Downloads Grafana's components, and builds a page in the folder `site` that draws a board with them."""
     run = partial(subprocess.run, cwd=site, check=True, stdout=subprocess.DEVNULL)
     run(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", *PACKAGES])
     shutil.copy(DRAWING, site)

@@ -1,7 +1,7 @@
 """Takes the pictures of docs/page.md and of the README: docs/pictures/*.png.
 
-Starts the default model in a cell, and does in a headless Chromium what a reader of the page would do: asks for eight
-choices, kills the engine that writes them, and looks at the workers.
+Starts a cell with the default model. In a headless Chromium it requests eight choices on the server's page, kills the
+engine that generates them, and opens the list of workers.
 
 Run: python tools/screenshots.py
 """
@@ -24,7 +24,7 @@ CHROMIUM_FLAGS = [
 SERVED = ("smollm2", "--prefill", "1", "--decode", "2", "--bypass-tokens", "0", "--admin-key", "secret")
 SIZE = (1400, 1060)
 COLOURS = 128
-"""Of a picture: enough for one, and a third of its size."""
+"""Number of colours of a picture. 128 look the same as all colours, and the file has a third of the size."""
 PATIENCE_MS = 60_000
 PROMPT = "Write a short story about a lighthouse keeper who sings in a choir of eight voices."
 
@@ -35,6 +35,7 @@ def chromium_path() -> str | None:
 
 
 def take(page: Page, name: str) -> None:
+    """Stores what a page shows as the picture with this name."""
     picture = Image.open(io.BytesIO(page.screenshot()))
     path = FOLDER / f"{name}.png"
     picture.convert("RGB").quantize(COLOURS).save(path, optimize=True)

@@ -1,7 +1,7 @@
-"""Writes docs/settings.md from the declarations in `motet.settings.server_config`.
+"""Generates docs/settings.md from the declarations in `motet.settings.server_config`.
 
 Run: python tools/settings_page.py          writes the page
-     python tools/settings_page.py --check  fails if the page differs from what would be written
+     python tools/settings_page.py --check  fails if the page is out of date
 """
 
 import sys
@@ -15,15 +15,15 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-Every setting of `motet serve`, `motet gateway` and `motet ray`. This page is written from the declarations in
-`src/motet/settings/server_config.py` by `python tools/settings_page.py`.
+This page lists every setting of `motet serve`, `motet gateway` and `motet ray`. `python tools/settings_page.py`
+generates it from the declarations in `src/motet/settings/server_config.py`.
 
-A setting has its default, unless the TOML file (`--config FILE`, or `MOTET_CONFIG`), the environment or the flag sets
-it; a later one of these wins. The server prints each value with its source when it starts. The file uses the setting's
-name (`max_num_seqs = 64`), the environment `MOTET_` and the name in capitals (`MOTET_MAX_NUM_SEQS=64`; lists with
-commas). Names that no command knows and values out of range are refused (exit code 2). A command ignores settings that
-only another one has, so commands may share a file and an environment. Models are kept in `MOTET_CACHE_DIR`
-(`~/.cache/motet`).
+A setting has its default unless it is set in the TOML file (`--config FILE`, or `MOTET_CONFIG`), in the environment or
+by its flag. Later sources in this list take precedence. The server prints each value with its source when it starts.
+In the file a setting has its name (`max_num_seqs = 64`). In the environment it has its name in capitals after `MOTET_`
+(`MOTET_MAX_NUM_SEQS=64`); commas separate the items of a list. Unknown names and values out of range are refused (exit
+code 2). A command ignores settings that only other commands have, so several commands can share a file and an
+environment. Models are stored in `MOTET_CACHE_DIR` (`~/.cache/motet`).
 """
 
 

@@ -1,22 +1,24 @@
-"""Checks that folders, files, functions and classes are small enough to read: fails if one is over its limit.
+"""Checks the sizes of folders, files, functions and classes. Fails if one is over its limit.
 
-A file has at most 500 lines, a function 60. A folder of src has at most 15 modules, one of bench 12. In src a function
-takes at most two arguments by place (after self or cls); the others are keyword-only, so that a call names them.
-Exceptions are
+A file has at most 500 lines, and a function 60. A folder of src has at most 15 modules, a folder of bench 12. In src a
+function takes at most two positional arguments (after self or cls). Its other parameters are keyword-only, so that
+calls name them. There are two exceptions:
 
-- what Python or Triton calls by place: methods like `__call__`, kernels under `@triton.jit`; lambdas;
-- tensor maths, which is read like a formula: a function of three tensors or more, such as query, key and value.
+- functions that Python or Triton calls with positional arguments: methods like `__call__`, kernels under `@triton.jit`,
+  lambdas
+- tensor operations that are read like a formula: functions of three or more tensors, such as query, key and value
 
-A function that another library calls by place, or whose parameters fill it (a command with one a flag), says so on the
-line of its `def`: `# sizes: <reason>`. It may take any number of them, and its lines count from the body on.
+A function can be exempted by a comment on the line of its `def`: `# sizes: <reason>`. Such a function is called by
+another library with positional arguments, or is a command with one parameter for each flag. It takes any number of
+positional arguments, and its lines are counted from the start of its body.
 
-A class of src with behaviour has at most 12 attributes and 20 methods. It has behaviour if a method does something and
-is neither a property, nor called by Python (`__init__`), nor a pydantic validator. Attributes are fields declared in
-its body and what its methods assign on self; methods are all functions in its body. Classes inherit from each other
-at most two deep, except errors. Each class of src has a name of its own.
+A class of src with behaviour has at most 12 attributes and 20 methods. A class has behaviour if it has a method with a
+body, except properties, methods that Python calls (`__init__`) and pydantic validators. Its attributes are the fields
+declared in its body and the attributes that its methods assign on self. Its methods are all functions in its body.
+Inheritance is at most two deep, except for errors. No two classes of src have the same name.
 
-`TODAY` has the figures of what is over a limit today. They may only get smaller: an entry that is larger than the true
-figure is an error too, so the change that makes a class smaller lowers or removes its entry.
+`TODAY` has the current figures of all that is over a limit. They may only get smaller. An entry that is larger than the
+true figure is an error too, so a change that makes a class smaller lowers or removes its entry.
 
 Run: python tools/sizes.py [--top N] [--protocols]
 """
@@ -78,7 +80,7 @@ class Size:
     value: int
     limit: int
     key: str = ""
-    """The name of the folder or class in `TODAY`."""
+    """Name of the folder or class in `TODAY`."""
 
     @property
     def over(self) -> bool:
@@ -114,7 +116,7 @@ def statements(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 
 def functions_in(tree: ast.AST) -> Iterator[tuple[Function, bool]]:
-    """Yields every function below a node, and True with it if its first parameter is self or cls."""
+    """Yields every function below a node, with True if its first parameter is self or cls."""
     for function, around in statements(tree):
         if isinstance(function, Function):
             is_static = "staticmethod" in map(ast.unparse, function.decorator_list)
@@ -122,7 +124,7 @@ def functions_in(tree: ast.AST) -> Iterator[tuple[Function, bool]]:
 
 
 def is_called_by_place(function: Function) -> bool:
-    """True if a function may take all arguments by place, as the top of this file says."""
+    """Returns True for the two exceptions in the docstring of this module."""
     if "triton.jit" in map(ast.unparse, function.decorator_list):
         return True
     annotations = [ast.unparse(arg.annotation) for arg in function.args.args if arg.annotation]
@@ -149,7 +151,7 @@ class Class:
     where: str
     node: ast.ClassDef
     bases: Sequence[str]
-    """Full names of its bases."""
+    """Full names of the base classes."""
 
     @property
     def full_name(self) -> str:
@@ -187,7 +189,7 @@ class Class:
 
 
 def is_behaviour(method: Function) -> bool:
-    """Returns True if a method does something, and the class's user calls it."""
+    """Returns True if a method has a body and is called by users of the class."""
     decorators = [ast.unparse(decorator).partition("(")[0] for decorator in method.decorator_list]
     is_special = method.name.startswith("__") and method.name.endswith("__")
     is_declared = any(name in (*PROPERTIES, *VALIDATORS) or name.endswith(".setter") for name in decorators)
@@ -219,7 +221,7 @@ def classes_of(path: Path, *, source: Path) -> Iterator[Class]:
 
 
 def class_sizes(classes: Sequence[Class]) -> Iterator[Size]:
-    """Yields attributes, methods and depth of each class, and how often its name is used."""
+    """Yields for each class its attributes, its methods, its depth, and the number of classes with its name."""
     names = Counter(one.name for one in classes)
     by_name = {one.full_name: one for one in classes}
     for one in classes:
@@ -240,7 +242,7 @@ def longest_line(one: Class, by_name: Mapping[str, Class]) -> list[Class]:
 
 
 def problems_of(sizes: Iterable[Size], *, today: Mapping[str, Mapping[str, int]] = TODAY) -> list[str]:
-    """Returns a line for each size over its limit, and for each entry of `TODAY` that is larger than the truth."""
+    """Returns a line for each size over its limit, and for each entry of `today` above the true figure."""
     problems = []
     largest: dict[tuple[str, str], Size] = {}
     for size in sizes:
@@ -264,7 +266,7 @@ def main() -> int:
     parser.add_argument("--top", type=int, default=0, help="also show the N largest of each kind")
     parser.add_argument("--protocols", action="store_true", help="also list the Protocol classes of src")
     options = parser.parse_args()
-    gc.disable()  # syntax trees are many small objects, and collecting among them takes most of the time
+    gc.disable()  # syntax trees have many small objects, and most of the time would be garbage collection
     paths = {str(path.relative_to(ROOT)): path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
     classes = [
         one for name, path in paths.items() if name.startswith("src/") for one in classes_of(path, source=ROOT / "src")

@@ -1,11 +1,11 @@
-"""Finds the texts that people read in a file: docstrings, comments, help texts and messages of Python; paragraphs of
-Markdown; comments of C++.
+"""Finds the texts in a file: docstrings, comments, help texts and messages of Python; paragraphs of Markdown; comments
+of C++.
 
-Python is split by one regular expression instead of `ast`, which is several times as fast and sees comments too. A
-string that starts a line outside brackets is a docstring: of a module, class, function or attribute. A string inside
-the brackets of a call is a help text or a message if the tables below have the name of the call.
+Python is split by one regular expression, which is several times as fast as `ast` and also finds comments. A string
+that starts a line outside brackets is the docstring of a module, class, function or attribute. A string inside the
+brackets of a call is a help text if `DECLARES` matches the name of the call, and a message if `SAYS` matches it.
 
-Code inside a text is left out: inline code between backticks, fields of f-strings, doctests and addresses.
+Code inside a text is left out: inline code between backticks, fields of f-strings, doctests and URLs.
 """
 
 import re
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 class Kind(StrEnum):
-    """What a text is for."""
+    """Kinds of texts."""
 
     DOCSTRING = "docstring"
     COMMENT = "comment"
@@ -32,7 +32,7 @@ class Text:
 
     kind: Kind
     line: int
-    """Number of its first line in the file."""
+    """Number of the text's first line in the file."""
     words: str
     """The text without the code in it. It has the line breaks of the file."""
 
@@ -49,11 +49,11 @@ SAYS = re.compile(
     r"|(?:^|[._])(?:log|logger|logging)\.(?:debug|info|warning|error|exception|critical|log)$"
     r"|(?:^|\.)(?:echo|warn|invalid_value|invalid_type|unsupported_parameter|wrong)$"
 )
-"""Calls whose strings are messages: of exceptions, of functions that make them, and of loggers."""
+"""Calls whose strings are messages: exceptions, functions that make exceptions, and loggers."""
 TWO_WORDS = re.compile(r"\w[,.:;]? \(?\w")
-"""A help text or a message has at least two words; other strings in these calls are names."""
+"""Matches help texts and messages, which have at least two words. Other strings in these calls are names."""
 DIRECTIVE = re.compile(r"#\s*(?:!|type:|noqa|fmt:|pragma|ruff:|mypy:|pylint:|-\*-|Copyright|SPDX)", re.IGNORECASE)
-"""Comments that are read by tools."""
+"""Comments for tools, which are not texts."""
 
 PYTHON = re.compile(
     r"""
@@ -88,7 +88,7 @@ class Piece:
 
 
 def texts_of(path: Path) -> list[Text]:
-    """Returns the texts of a file; none if files of this kind have none."""
+    """Returns the texts of a file. The list is empty if `FINDERS` does not have the file's suffix."""
     find = FINDERS.get(path.suffix)
     return list(find(path.read_text(errors="replace"))) if find else []
 
@@ -126,7 +126,7 @@ FINDERS: dict[str, Callable[[str], Iterator[Text]]] = {
 
 
 def without_code(words: str) -> str:
-    """Returns a text in which a mark that is in no phrase replaces each piece of code. Line breaks stay."""
+    """Returns a text in which each piece of code is replaced by a mark that no pattern matches. Line breaks stay."""
     return CODE.sub(_mark, words)
 
 
@@ -135,7 +135,7 @@ def _mark(code: re.Match[str]) -> str:
 
 
 def _python_pieces(source: str) -> Iterator[Piece]:
-    calls: list[str] = []  # the names before the brackets that are open
+    calls: list[str] = []  # for each open bracket the name before it
     for token in PYTHON.finditer(source):
         if token["open"]:
             name = token["open"][:-1]
@@ -158,14 +158,14 @@ def _python_pieces(source: str) -> Iterator[Piece]:
 
 
 def _kind_in(call: str, before: str) -> Kind | None:
-    """Returns the kind of a string inside the brackets of a call; None if people do not read it."""
+    """Returns the kind of a string inside the brackets of a call, or None if it is not a text."""
     if DECLARES.search(call) or HELP_ARGUMENT.search(before):
         return Kind.HELP
     return Kind.MESSAGE if SAYS.search(call) else None
 
 
 def _words_of(string: re.Match[str]) -> str:
-    """Returns what is between the quotes, without the fields of an f-string."""
+    """Returns the text between the quotes, without the fields of an f-string."""
     words = string[0][len(string["prefix"]) :]
     quote = 3 if words.startswith(('"""', "'''")) else 1
     words = words[quote:-quote]
@@ -186,7 +186,7 @@ def _is_alone(source: str, start: int) -> bool:
 
 
 def _joined(pieces: Iterator[Piece], source: str) -> Iterator[Text]:
-    """Yields texts: strings that Python joins are one, and so are comments on consecutive lines."""
+    """Yields texts. Strings that Python joins are one text, and so are comments on consecutive lines."""
     run: list[Piece] = []
     for piece in pieces:
         if run and not _belongs(piece, run[-1], between=source[run[-1].stop : piece.start]):
@@ -198,14 +198,14 @@ def _joined(pieces: Iterator[Piece], source: str) -> Iterator[Text]:
 
 
 def _belongs(piece: Piece, last: Piece, *, between: str) -> bool:
-    """Returns True if a piece is the next of the same text as the last one."""
+    """Returns True if a piece continues the text of the piece before it."""
     if piece.kind is not last.kind or piece.kind is Kind.DOCSTRING or between.strip():
         return False
     return piece.kind is not Kind.COMMENT or (last.alone and between.count("\n") == 1)
 
 
 def _text(run: list[Piece], source: str) -> Iterator[Text]:
-    """Yields the text of pieces that belong together, unless it is only a name."""
+    """Yields the text of joined pieces, unless it is a single word, such as a name."""
     words = run[0].words
     for last, piece in pairwise(run):
         words += source[last.stop : piece.start] + piece.words

