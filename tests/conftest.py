@@ -4,6 +4,7 @@ import atexit
 import gc
 import logging
 import os
+import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +73,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny_tokenizer import save_tiny_tokenizer
 
     return save_tiny_tokenizer(save_tiny_model("llama", tmp_path_factory.mktemp("llama")))
+
+
+@pytest.fixture(scope="session")
+def long_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of `folder` for texts of 16,384 tokens, so that an answer cannot end before the test ends it."""
+    long = shutil.copytree(folder, tmp_path_factory.mktemp("long") / "llama")
+    config = (long / "config.json").read_text()
+    assert '"max_position_embeddings": 1024' in config
+    (long / "config.json").write_text(
+        config.replace('"max_position_embeddings": 1024', '"max_position_embeddings": 16384')
+    )
+    return long
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,19 @@ import signal
 import httpx
 
 from motet.deploy.child import ChildServer
+from tests.patience import PATIENCE_S
+
+ENDLESS = 10_000
+"""Number of tokens of an answer, with the model of `long_folder`, that does not end before the signals arrive."""
 
 
-def events_of_long_answer(server: ChildServer, *then_signal: tuple[int, signal.Signals]) -> list[str]:
+def events_of_long_answer(
+    server: ChildServer, *then_signal: tuple[int, signal.Signals], max_tokens: int = 400
+) -> list[str]:
     """Returns the events of an answer that ends only at its maximum length. After the first event the processes get
     their signals."""
-    body = {"prompt": "the hand", "n": 3, "seed": 1, "max_tokens": 400, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+    body = {"prompt": "the hand", "n": 3, "seed": 1, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S) as response:
         lines = response.iter_lines()
         events = [next(lines)]
         for pid, number in then_signal:

@@ -17,7 +17,7 @@ from bench.servers.ports import free_port
 from motet.deploy.child import ChildServer, read_figures
 from motet.errors import StartupError
 from motet.settings.server_config import environment
-from tests.e2e.long_answer import events_of_long_answer, texts_of
+from tests.e2e.long_answer import ENDLESS, events_of_long_answer, texts_of
 from tests.e2e.processes import wait_until_gone
 from tests.forked import ForkingProcess
 from tests.hosts.servers import eventually
@@ -43,7 +43,7 @@ def start(forking: ForkingProcess, folder: Path, tmp_path: Path, *more: str, por
 
 
 def texts(server: ChildServer) -> list[str]:
-    response = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60)
+    response = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=PATIENCE_S)
     assert response.status_code == 200, response.text
     return [choice["text"] for choice in response.json()["choices"]]
 
@@ -119,13 +119,17 @@ def test_a_cell_that_cannot_start_gives_its_reason_once_and_leaves_nothing(
 
 
 def test_two_cells_on_one_machine_stay_separate_and_each_ends_without_the_other(
-    forking: ForkingProcess, folder: Path, tmp_path_factory: pytest.TempPathFactory, expected: list[str]
+    forking: ForkingProcess,
+    folder: Path,
+    long_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    expected: list[str],
 ) -> None:
     folders = [
         tmp_path_factory.mktemp("t") for _ in range(2)
     ]  # short, since the path of a socket has at most 107 characters
     once = (*CELL, "--engine-restarts", "0")
-    with start(forking, folder, folders[0], *once) as one, start(forking, folder, folders[1], *CELL) as other:
+    with start(forking, long_folder, folders[0], *once) as one, start(forking, folder, folders[1], *CELL) as other:
         sides = [worker["transfer"] for cell in (one, other) for worker in workers(cell).values()]
         assert len({str(side) for side in sides}) == 4
         assert texts(one) == expected
@@ -150,13 +154,13 @@ def assert_it_works_without_prefill_and_ends_with_its_decode_engine(cell: ChildS
     wait_until_gone(prefill, PATIENCE_S)
     assert texts(cell) == expected
     assert httpx.get(f"{cell.url}/health", timeout=PATIENCE_S).status_code == 200
-    assert {name: worker["state"] for name, worker in workers(cell).items()} == {
-        "prefill-0": "dead",
-        "decode-0": "ready",
-    }
-    # Connected before the kill, since the server ends soon after its engine.
+    states = {"prefill-0": "dead", "decode-0": "ready"}
+    assert eventually(
+        lambda: {name: worker["state"] for name, worker in workers(cell).items()}, lambda reported: reported == states
+    )
     with httpx.Client(base_url=cell.url, timeout=PATIENCE_S) as http:
-        events = events_of_long_answer(cell, (decode, signal.SIGKILL))
+        assert http.get("/health").status_code == 200  # connects, since the server ends soon after its engine
+        events = events_of_long_answer(cell, (decode, signal.SIGKILL), max_tokens=ENDLESS)
         assert http.get("/health").status_code == 503
     assert '"engine_died"' in events[-2]
     assert events[-1] == "data: [DONE]"

@@ -10,6 +10,7 @@ import pytest
 from motet.deploy.child import ChildServer
 from motet.settings.server_config import environment
 from tests.forked import ForkingProcess
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.usefixtures("default_weights")]
 
@@ -21,7 +22,7 @@ def test_the_default_model_makes_sense(default_server: ChildServer) -> None:
         "max_tokens": 12,
         "n": 2,
     }
-    answer = httpx.post(f"{default_server.url}/v1/chat/completions", json=body, timeout=60).json()
+    answer = httpx.post(f"{default_server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
     texts = [choice["message"]["content"] for choice in answer["choices"]]
     assert "Paris" in texts[0]
     assert texts[0] == texts[1]

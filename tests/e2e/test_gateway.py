@@ -15,13 +15,13 @@ from motet.deploy.child import ChildServer, read_figures
 from motet.settings.server_config import environment
 from tests.fault.answers import Answer
 from tests.forked import ForkingProcess
-from tests.hosts.servers import Streaming
+from tests.hosts.servers import Streaming, eventually
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import TINY
 
 pytestmark = pytest.mark.slow
 
-GATEWAY = ("--worker-timeout", "2")
+GATEWAY = ("--worker-timeout", "5")
 BODY = {
     "prompt": "the hand in the sand and then the other hand",
     "n": 3,
@@ -39,7 +39,7 @@ def child(forking: ForkingProcess, command: str, tmp_path: Path, *arguments: str
 
 @contextmanager
 def streaming(server: ChildServer) -> Iterator[Streaming]:
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=60) as response:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY, timeout=PATIENCE_S) as response:
         assert response.status_code == 200
         yield Streaming(response)
 
@@ -99,9 +99,12 @@ def test_a_text_is_the_same_when_a_server_stops_and_when_one_is_killed(
             assert answer.read_all() == expected
         until_state(gateway, killed, "dead")
 
-        with streaming(gateway) as answer:
-            assert answer.read_all() == expected
-        assert routed_to_cached_blocks(gateway) > 0
+        def routed() -> float:
+            with streaming(gateway) as answer:
+                assert answer.read_all() == expected
+            return routed_to_cached_blocks(gateway)
+
+        assert eventually(routed, lambda tokens: tokens > 0)  # the gateway reads the server's events at some time
         os.kill(gateway.pid, signal.SIGTERM)
         assert gateway.wait() == 0
         assert list(own.iterdir()) == []

@@ -8,6 +8,7 @@ import pytest
 
 from motet.deploy.child import ChildServer
 from tests.e2e.official_client import MESSAGES, TOKENS
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +20,7 @@ CUTS = (0, 1, 17, TOKENS - 1)
 
 @pytest.fixture(scope="module")
 def client(one_engine: Callable[[str], ChildServer]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=one_engine("bfloat16").url, timeout=60) as http:
+    with httpx.Client(base_url=one_engine("bfloat16").url, timeout=PATIENCE_S) as http:
         yield http
 
 

@@ -9,6 +9,7 @@ import pytest
 from motet.deploy.child import ChildServer
 from motet.models.smollm2 import DEFAULT_MODEL
 from tests.forked import ForkingProcess
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.usefixtures("default_weights")]
 
@@ -32,7 +33,7 @@ def resident(server: ChildServer, client: httpx.Client) -> int:
 
 def test_memory_of_the_default_model_is_released_and_its_answers_stay_the_same(server: ChildServer) -> None:
     body = {"messages": [{"role": "user", "content": "Name a boat."}], "n": 4, "max_tokens": 20, "seed": 1}
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
 
         def answer() -> object:
             choices = client.post("/v1/chat/completions", json=body).json()["choices"]

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import msgspec
 from bench.servers.ports import free_port
 from motet.deploy.child import ChildServer
 from tests.forked import ForkingProcess
+from tests.patience import PATIENCE_S
 from tests.status import ReportedWorker
 from tests.tiny_engine import TINY
 
@@ -22,7 +23,8 @@ BODIES: tuple[dict[str, object], ...] = tuple(
     {"prompt": prompt, "n": n, "max_tokens": 60, "seed": n, "ignore_eos": True, "stream": stream}
     for prompt, n, stream in (("the hand", 1, True), ("the sand", 8, True), (["an ant", "a tent"], 3, False))
 )
-LONG: dict[str, object] = {**BODIES[1], "max_tokens": 400}
+LONG: dict[str, object] = {**BODIES[1], "max_tokens": 4000}
+"""A request whose answer, with the model of `long_folder`, does not end before a fault."""
 POLL_S = 0.02
 
 
@@ -47,11 +49,14 @@ class Servers:
     def __getitem__(self, number: int) -> ChildServer:
         return self._children[number]
 
-    async def restart(self, number: int) -> None:
-        """Restarts a server as an operator does: the old one ends its work, then a new one takes its port."""
+    async def restart(self, number: int, *, between: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Restarts a server as an operator does: the old one ends its work, then a new one takes its port. `between` is
+        awaited while neither runs."""
         old = self._children[number]
         os.kill(old.pid, signal.SIGTERM)
         assert await asyncio.to_thread(old.wait) == 0
+        if between is not None:
+            await between()
         new = self._running("serve", *self._arguments, port=port_of(old))
         self._children[number] = await self._stack.enter_async_context(new)
 
@@ -79,7 +84,7 @@ class Servers:
 
 
 def client_of(server: ChildServer) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=server.url, timeout=60)
+    return httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S)
 
 
 def port_of(server: ChildServer) -> int:

@@ -16,6 +16,10 @@ VOTING: Body = {"stop_when": {"agree": 3}, "extract": {"regex": "[a-e]"}, "vote"
 VOTE: Body = {"group": VOTING, "return_token_ids": True, **ENDS_AT_RANDOM}
 """The answer of a choice is its first letter from a to e. Some of a dozen choices are needed until three agree."""
 TEXT = "the hand in the sand and then the other hand "
+ENDLESS = 10_000
+"""Number of tokens of an answer, with the model of `long_folder`, that does not end before a fault or an order."""
+ENDLESS_ENGINE: dict[str, object] = {"max_model_len": 16384, "kv_cache_gb": 0.1}
+"""Settings of an engine for four such choices."""
 
 
 def chat(name: str, *more: Body, n: int = 1, max_tokens: int = 60, **fields: object) -> Body:

@@ -88,6 +88,11 @@ class FaultPlan:
     def disarm(self) -> None:
         self._armed.clear()
 
+    async def wait_for_others(self, progress: GroupProgress) -> None:
+        """Waits for the next fault if the group has reached its point and other groups have not."""
+        if self._armed and isinstance(point := self._armed[0].point, AllGenerated) and point.has_reached(progress):
+            await self._armed[0].happened.wait()
+
     def check(self, engine: "FaultyEngine", progress: GroupProgress) -> None:
         if self._armed and self._armed[0].point(progress):
             fault = self._armed.pop(0)
@@ -160,6 +165,7 @@ class FaultyStream:
         if self._engine.leaving is not None:
             # Otherwise the deltas that have already arrived could be taken for the complete group.
             await asyncio.wait([self._engine.leaving])
+        await self._engine.faults.wait_for_others(self._progress)
         try:
             delta = await self._inner.__anext__()
             while self._engine.lost:
@@ -239,7 +245,8 @@ def generated(tokens: int) -> Point:
 
 
 class AllGenerated:
-    """The point at which this number of groups has this number of tokens of each choice."""
+    """The point at which this number of groups has this number of tokens of each choice. A group that reaches it gets
+    no more tokens before the fault, so that no group ends while another one is slow."""
 
     def __init__(self, groups: int, tokens: int) -> None:
         self._groups = groups
@@ -250,6 +257,9 @@ class AllGenerated:
         if progress.moment is Moment.GENERATED and min(progress.generated.values()) >= self._tokens:
             self._reached.add(progress.request.request_id)
         return len(self._reached) == self._groups
+
+    def has_reached(self, progress: GroupProgress) -> bool:
+        return progress.request.request_id in self._reached
 
 
 def one_finished(progress: GroupProgress) -> bool:

@@ -6,8 +6,9 @@ A test fails if it leaves groups in the router, blocks, leases, admission slots,
 import asyncio
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +31,7 @@ from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
 from motet.routing.workers.serving import WorkKind
 from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
-from tests.fault.answers import Answer, Body, fetch_answer
+from tests.fault.answers import Answer, Body, Reader, fetch_answer, lines_of, read
 from tests.fault.faults import FaultAction, FaultPlan, FaultyEngine, Point, start_faulty
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import engine_config
@@ -175,6 +176,14 @@ class RunningCell:
             await first_of(fault.happened.wait(), asyncio.wait([answering]))
         return await answering
 
+    @asynccontextmanager
+    async def started_stream(self, route: str, body: Body) -> AsyncIterator["StartedStream"]:
+        """Requests a stream, and reads its first 20 chunks."""
+        async with self.http.stream("POST", route, json=body) as response:
+            stream = StartedStream(lines_of(response))
+            await read(stream.lines, stream.reader, until=lambda reader: reader.chunks > 20)
+            yield stream
+
     async def until(self, holds: Callable[[], bool]) -> None:
         """Waits for the condition, which is checked at each change of the fleet."""
         async with asyncio.timeout(PATIENCE_S):
@@ -254,6 +263,23 @@ class RunningCell:
         has no more than a running one."""
         await self.http.get("/health")
         return len(asyncio.all_tasks()) <= self._tasks
+
+
+@dataclass(frozen=True)
+class StartedStream:
+    """A streamed answer of which the client has read a part."""
+
+    lines: AsyncIterator[str]
+    reader: Reader = field(default_factory=Reader)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the client has read the end of every choice."""
+        return all(choice.finish_reason for choice in self.reader.answer.choices.values())
+
+    async def rest(self) -> Answer:
+        """Reads to the end, and returns the complete answer."""
+        return (await read(self.lines, self.reader)).complete()
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]], otherwise: str) -> None:

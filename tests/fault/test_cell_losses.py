@@ -3,6 +3,7 @@
 Only decode engines, float32; a group may move once.
 """
 
+import asyncio
 import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -60,7 +61,8 @@ async def test_an_engine_without_memory_dies_and_sends_no_wrong_tokens(
         await cell.fetch_answer_on("decode-0", COMPLETIONS, large, point=submitted, action=lambda _: None)
         == expected[1]
     )
-    assert starved.died.is_set()
+    async with asyncio.timeout(PATIENCE_S):
+        await starved.died.wait()
 
 
 async def test_a_client_that_does_not_read_for_some_time_misses_nothing(

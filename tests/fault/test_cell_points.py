@@ -92,7 +92,7 @@ async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("UCX_TLS", "tcp")
         # With a shorter time, on a busy machine, other engines would count as hung, or a pull would end too soon.
-        async with RunningCell(folder, spawn=forking.spawn, heartbeat_timeout_s=5.0) as cell:
+        async with RunningCell(folder, spawn=forking.spawn, heartbeat_timeout_s=10.0) as cell:
             yield cell
 
 

@@ -26,23 +26,25 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 async def cell(folder: Path, spawn: Spawn, **decode: object) -> AsyncIterator[tuple[WorkerPair, Router]]:
     """Starts two workers with a router, as in a server. A group that loses its worker ends, since no moves are
     allowed."""
-    async with worker_pair(folder, spawn, decode=decode) as pair:
+    length: dict[str, object] = {"max_model_len": 1016}
+    async with worker_pair(folder, spawn, prefill=length, decode=length | decode) as pair:
         await pair.meet()
         fleet = Fleet([Worker("prefill-0", pair.p, ""), Worker("decode-0", pair.d, "")])
         routing = RoutingConfig(migration_limit=0, migration_wait_s=0.0)
         yield pair, Router(fleet, routing, cell=CellConfig(bypass_tokens=0))
 
 
-def request(name: str, *, n: int = 4, max_tokens: int = 30) -> GenerateRequest:
-    return group(name, prompt_of(300, len(name)), n=n, seed=5, max_tokens=max_tokens)
+def request(name: str, *, length: int = 300, n: int = 4, max_tokens: int = 30) -> GenerateRequest:
+    return group(name, prompt_of(length, len(name)), n=n, seed=5, max_tokens=max_tokens)
 
 
 async def test_decode_is_killed_after_one_pull_and_before_another(folder: Path, forking: ForkingProcess) -> None:
-    memory = gb_of(70)  # enough for one of the prompts and its output tokens
+    memory = gb_of(128)  # enough for either group, and too little for the long prompt next to the short one
     async with cell(folder, forking.spawn, kv_cache_gb=memory) as (pair, engine):
         stop(pair.d)  # otherwise it could finish the first group before it gets the second
-        pulled = engine.placed().generate(request("pulled", n=1, max_tokens=190))
-        waiting = engine.placed().generate(request("waiting"))  # `placed()`: it waits on the worker, not in the router
+        pulled = engine.placed().generate(request("pulled", length=80, n=1, max_tokens=900))
+        # `placed()`: it waits on the worker, not in the router
+        waiting = engine.placed().generate(request("waiting", length=950))
         await until(pair.p, lambda stats: stats.prefills == 2)
         send(pair.d, signal.SIGCONT)
         await anext(pulled)

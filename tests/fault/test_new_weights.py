@@ -4,7 +4,7 @@ server that was started on the weights of its version, and all engines have one 
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,19 @@ import pytest
 from motet.deploy.server import Outcome
 from motet.engine_orders import ApplyWeights, EngineOrder, PrepareWeights
 from tests.error_response import assert_error
-from tests.fault.answers import Answer, Body, Reader, fetch_answer, lines_of, read
+from tests.fault.answers import Answer, fetch_answer, lines_of
 from tests.fault.children import BODIES as BODIES_OF_SERVERS
 from tests.fault.children import POLL_S, Servers, answer, client_of
-from tests.fault.fault_requests import CHAT, COMPLETIONS, GENERATE, STREAMED, chat, completion
+from tests.fault.fault_requests import (
+    CHAT,
+    COMPLETIONS,
+    ENDLESS,
+    ENDLESS_ENGINE,
+    GENERATE,
+    STREAMED,
+    chat,
+    completion,
+)
 from tests.fault.faults import kill
 from tests.fault.oracle import Undisturbed
 from tests.fault.running_cell import RunningCell
@@ -54,14 +63,6 @@ async def answers_of(cell: RunningCell) -> list[Answer]:
     return list(await asyncio.gather(*(fetch_answer(cell.http, route, body) for route, body in BODIES)))
 
 
-@asynccontextmanager
-async def started_stream(cell: RunningCell, body: Body) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
-    """Requests a stream, and reads its first 20 chunks."""
-    async with cell.http.stream("POST", CHAT, json=body) as response:
-        lines, reader = lines_of(response), Reader()
-        yield lines, await read(lines, reader, until=lambda reader: reader.chunks > 20)
-
-
 async def update(cell: RunningCell, folder: Path) -> str:
     """Updates the cell, and returns the version."""
     answer = await cell.http.post("/update_weights", json={"weight_dir": str(folder)})
@@ -81,13 +82,13 @@ async def test_answers_after_an_update_equal_a_server_started_with_the_new_weigh
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         assert await answers_of(cell) == expected["0"]
         body = chat("under way", STREAMED, n=4, max_tokens=200)
-        async with started_stream(cell, body) as (lines, reader):
+        async with cell.started_stream(CHAT, body) as stream:
             await cell.http.post("/pause", params={"mode": "keep"})
             assert (await cell.http.get("/is_paused")).json() == {"is_paused": True}
             assert await update(cell, other) == "1"
-            assert not all(choice.finish_reason for choice in reader.answer.choices.values())
+            assert not stream.has_ended
             await cell.http.post("/resume")
-            answer = (await read(lines, reader)).complete()
+            answer = await stream.rest()
         assert answer.usage is not None and answer.usage.completion_tokens == 4 * 200
         before = await cell.stats("prefill-0")
         assert await answers_of(cell) == expected["1"]
@@ -135,32 +136,29 @@ async def test_weights_that_cannot_be_used_are_refused_and_the_old_ones_still_se
 
 
 async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones_wait(
-    folder: Path, forking: ForkingProcess, expected: dict[str, list[Answer]]
+    long_folder: Path, forking: ForkingProcess, expected: dict[str, list[Answer]]
 ) -> None:
     body = chat("under way", STREAMED, n=4, max_tokens=300)
-    async with RunningCell(folder, spawn=forking.spawn, server=RL, max_model_len=1024) as cell:
+    async with RunningCell(long_folder, spawn=forking.spawn, server=RL, **ENDLESS_ENGINE) as cell:
         complete = await fetch_answer(cell.http, CHAT, body)
-        async with started_stream(cell, body) as (lines, reader):
+        async with cell.started_stream(CHAT, body) as stream:
             waiting = asyncio.create_task(cell.http.post("/pause", params={"mode": "wait"}))
             await cell.until(lambda: cell.router.waiting.paused)
             new = asyncio.create_task(answers_of(cell))
-            assert (await read(lines, reader)).complete() == complete
+            assert await stream.rest() == complete
             assert (await waiting).json() == {"status": "paused"}
         await cell.until_submitted(0, queued=3)
         await cell.http.post("/resume")
         assert await new == expected["0"]
-        async with started_stream(cell, body | {"max_tokens": 800}) as (
-            lines,
-            reader,
-        ):  # long enough not to end before the pause
+        async with cell.started_stream(CHAT, body | {"max_tokens": ENDLESS}) as stream:
             assert (await cell.http.post("/pause")).json() == {"status": "paused"}
-            cut = (await read(lines, reader)).complete()
+            cut = await stream.rest()
         assert {choice.finish_reason for choice in cut.choices.values()} == {"abort"}
         for index, choice in cut.choices.items():
             text = choice.text.removesuffix("\ufffd")  # half a character, if it was cut there
             known = complete.choices[index].text.removesuffix("\ufffd")
             assert text and text[: len(known)] == known[: len(text)]
-        assert cut.usage is not None and 4 < cut.usage.completion_tokens < 4 * 800
+        assert cut.usage is not None and 4 < cut.usage.completion_tokens < 4 * ENDLESS
         queued = asyncio.create_task(answers_of(cell))
         await cell.until_submitted(0, queued=3)
         assert (await cell.http.post("/abort_requests", json={"request_ids": ["unknown"]})).json()["aborted"] == 0
@@ -173,59 +171,69 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
 
 
 async def test_an_answer_reports_the_weight_version_of_each_token(
-    folder: Path, other: Path, forking: ForkingProcess
+    long_folder: Path, other: Path, forking: ForkingProcess
 ) -> None:
-    """The rest of each choice equals the answer to a request that resumes it with its first tokens."""
-    max_tokens = 400  # the engine generates while it reads the new weights, for some 30 tokens on an idle machine
-    sampling = {"n": 3, "max_tokens": max_tokens, "seed": 7, "ignore_eos": True}
+    """The engine generates while it reads the new weights: some 30 tokens on an idle machine, and any number on a busy
+    one. The rest of each choice equals the answer to a request that resumes it with its first tokens."""
+    sampling = {"n": 3, "max_tokens": 400, "seed": 7, "ignore_eos": True}
     body = {"token_ids": [*range(10, 60)], "sampling_params": sampling}
-    async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
+    endless = {**body, "sampling_params": sampling | {"max_tokens": ENDLESS}, "stream": True}
+    async with RunningCell(long_folder, spawn=forking.spawn, server=RL, **ENDLESS_ENGINE) as cell:
         first = (await cell.http.post(GENERATE, json=body)).json()["choices"]
         assert not any("weight_versions" in choice for choice in first)
-        generated: dict[int, list[int]] = {}
+        generated: dict[int, list[int]] = {index: [] for index in range(3)}
         spans: dict[int, list[dict[str, Any]]] = {}
-        updated = False
-        async with cell.http.stream("POST", GENERATE, json={**body, "stream": True}) as response:
+        enough = 20
+        updated = aborted = False
+        async with cell.http.stream("POST", GENERATE, json=endless) as response:
             async for line in lines_of(response):
                 for choice in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
-                    generated.setdefault(choice["index"], []).extend(choice["token_ids"])
+                    generated[choice["index"]].extend(choice["token_ids"])
                     if choice["finish_reason"]:
                         spans[choice["index"]] = choice["weight_versions"]
-                if len(generated.get(2, [])) >= 20 and not updated:
+                if min(map(len, generated.values())) < enough or aborted:
+                    continue
+                if not updated:
                     updated = await update(cell, other) == "1"
+                    stats = [await cell.stats(worker) for worker in ("decode-0", "decode-1")]
+                    enough = sum(one.generated_tokens for one in stats)  # more than each choice has at this time
+                else:
+                    aborted = (await cell.http.post("/abort_requests")).json()["aborted"] == 1
         at = {index: spans[index][0]["end"] for index in spans}
-        assert all(20 <= end < max_tokens for end in at.values())
         for index, tokens in generated.items():
+            assert 20 <= at[index] < len(tokens) < ENDLESS
             expected = [
                 {"version": "0", "start": 0, "end": at[index]},
-                {"version": "1", "start": at[index], "end": max_tokens},
+                {"version": "1", "start": at[index], "end": len(tokens)},
             ]
             assert spans[index] == expected
-            assert tokens[: at[index]] == first[index]["token_ids"][: at[index]]
+            assert tokens[: at[index]][:400] == first[index]["token_ids"][: at[index]]
         started = [{"index": index, "token_ids": tokens[: at[index]]} for index, tokens in sorted(generated.items())]
         del sampling["n"]
+        sampling["max_tokens"] = max(map(len, generated.values()))
         rest = (await cell.http.post(GENERATE, json={**body, "choices": started})).json()["choices"]
         for choice in rest:
             index = choice["index"]
-            assert generated[index][at[index] :] == choice["token_ids"][: max_tokens - at[index]]
+            assert generated[index][at[index] :] == choice["token_ids"][: len(generated[index]) - at[index]]
             assert choice["weight_versions"][0]["version"] == "1"
 
 
-async def test_a_request_that_slime_aborts_ends_with_its_output_tokens(folder: Path, forking: ForkingProcess) -> None:
+async def test_a_request_that_slime_aborts_ends_with_its_output_tokens(
+    long_folder: Path, forking: ForkingProcess
+) -> None:
     """slime's partial rollouts keep the output, and request the rest later."""
     sampling = {"temperature": 0.0, "ignore_eos": True}
     body = {"input_ids": [*range(10, 60)], "return_logprob": True, "rid": "sample-1"}
-    short, long = ({**body, "sampling_params": sampling | {"max_new_tokens": number}} for number in (300, 900))
-    async with RunningCell(folder, spawn=forking.spawn, server=RL, max_model_len=1024) as cell:
+    short, long = ({**body, "sampling_params": sampling | {"max_new_tokens": number}} for number in (300, ENDLESS))
+    async with RunningCell(long_folder, spawn=forking.spawn, server=RL, **ENDLESS_ENGINE) as cell:
         first = (await cell.http.post("/generate", json=short)).json()["output_ids"]
         before = (await cell.stats("decode-0")).generated_tokens
         running = asyncio.create_task(cell.http.post("/generate", json=long))
         async with asyncio.timeout(PATIENCE_S):
             while (await cell.stats("decode-0")).generated_tokens == before:
                 pass  # each query takes some time
-        assert (
-            await cell.http.post("/pause", params={"mode": "keep"})
-        ).is_success  # else it could end before the abort
+        # Otherwise the answer could end before the abort.
+        assert (await cell.http.post("/pause", params={"mode": "keep"})).is_success
         assert (await cell.http.get("/v1/loads")).json()["loads"][0]["num_running_reqs"] == 1
         assert (await cell.http.post("/abort_request", json={"rid": "another"})).json()["aborted"] == 0
         assert (await cell.http.post("/abort_request", json={"rid": "sample-1"})).json()["aborted"] == 1
@@ -233,7 +241,7 @@ async def test_a_request_that_slime_aborts_ends_with_its_output_tokens(folder: P
         cut = (await running).json()
         assert cut["meta_info"]["finish_reason"]["type"] == "abort"
         generated = cut["output_ids"]
-        assert 0 < len(generated) < 900
+        assert 0 < len(generated) < ENDLESS
         assert [token for _, token, _ in cut["meta_info"]["output_token_logprobs"]] == generated
         assert generated[:300] == first[: len(generated)]
         await cell.check_nothing_left()
@@ -278,8 +286,8 @@ async def test_a_server_that_is_stopped_while_it_is_paused_lets_its_answers_end(
     body = chat("under way", STREAMED, n=2, max_tokens=200)
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         complete = await fetch_answer(cell.http, CHAT, body)
-        async with started_stream(cell, body) as (lines, reader):
+        async with cell.started_stream(CHAT, body) as stream:
             await cell.http.post("/pause", params={"mode": "keep"})
             cell.signals.ask()
-            assert (await read(lines, reader)).complete() == complete
+            assert await stream.rest() == complete
         assert await cell.outcome() is Outcome.STOPPED

@@ -2,8 +2,6 @@
 bit the same as without the sleep."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import pytest
 
 from motet.settings.server_config import RoutingConfig
 from tests.error_response import assert_error
-from tests.fault.answers import Answer, Body, Reader, fetch_answer, lines_of, read
-from tests.fault.fault_requests import CHAT, COMPLETIONS, STREAMED, chat, completion
+from tests.fault.answers import Answer, fetch_answer
+from tests.fault.fault_requests import CHAT, COMPLETIONS, ENDLESS, ENDLESS_ENGINE, STREAMED, chat, completion
 from tests.fault.faults import kill
 from tests.fault.running_cell import MANY_RESTARTS, RunningCell
 from tests.forked import ForkingProcess
@@ -44,14 +42,6 @@ async def order(cell: RunningCell, path: str, **query: str | int | bool) -> Any:
     return (await cell.http.post(path, params=query)).raise_for_status().json()
 
 
-@asynccontextmanager
-async def started_stream(cell: RunningCell, body: Body = LONG) -> AsyncIterator[tuple[AsyncIterator[str], Reader]]:
-    """Requests a long stream, and reads its first 20 chunks."""
-    async with cell.http.stream("POST", CHAT, json=body) as response:
-        lines, reader = lines_of(response), Reader()
-        yield lines, await read(lines, reader, until=lambda reader: reader.chunks > 20)
-
-
 def resident(cell: RunningCell, worker: str) -> int:
     """Returns the size in bytes of an engine's resident memory, without shared memory."""
     pid = cell.engine(worker).info.pid
@@ -73,7 +63,7 @@ async def test_kept_streams_continue_and_kv_moves_between_engines_after_the_slee
         before = {worker: resident(cell, worker) for worker in WORKERS}
         complete, expected = await fetch_answer(cell.http, CHAT, LONG), await answers_of(cell)
         for _ in range(2):
-            async with started_stream(cell) as (lines, reader):
+            async with cell.started_stream(CHAT, LONG) as stream:
                 assert await order(cell, "/sleep", level=level, mode="keep") == {"status": "sleeping", "level": level}
                 for worker in WORKERS:
                     assert before[worker] - resident(cell, worker) > 0.6 * KV_GB * 2**30
@@ -81,10 +71,10 @@ async def test_kept_streams_continue_and_kv_moves_between_engines_after_the_slee
                 queued = asyncio.create_task(answers_of(cell))
                 await cell.until_submitted(1, queued=3)
                 assert await order(cell, "/wake_up", tags="weights") == {"status": "sleeping", "tags": ["weights"]}
-                assert not all(choice.finish_reason for choice in reader.answer.choices.values())
+                assert not stream.has_ended
                 transferred = await fetched(cell)
                 assert await order(cell, "/wake_up", tags="kv_cache") == {"status": "awake", "tags": ["kv_cache"]}
-                assert (await read(lines, reader)).complete() == complete
+                assert await stream.rest() == complete
                 assert await queued == expected
                 assert await fetched(cell) > transferred
         assert (await cell.http.get("/is_sleeping")).json() == {"is_sleeping": False}
@@ -138,15 +128,14 @@ async def test_an_engine_that_dies_asleep_sleeps_again_and_the_cell_wakes_up_com
         await cell.check_nothing_left()
 
 
-async def test_requests_wait_while_engines_sleep_and_then_are_refused(folder: Path, forking: ForkingProcess) -> None:
+async def test_requests_wait_while_engines_sleep_and_then_are_refused(
+    long_folder: Path, forking: ForkingProcess
+) -> None:
     routing = RoutingConfig(engine_restarts=50, migration_wait_s=PATIENCE_S, queue_timeout_s=0.3)
-    async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=routing, max_model_len=1024) as cell:
-        async with started_stream(cell, LONG | {"max_tokens": 800}) as (
-            lines,
-            reader,
-        ):  # long enough not to end before the sleep
+    async with RunningCell(long_folder, spawn=forking.spawn, server=RL, routing=routing, **ENDLESS_ENGINE) as cell:
+        async with cell.started_stream(CHAT, LONG | {"max_tokens": ENDLESS}) as stream:
             await order(cell, "/sleep", level=1)
-            cut = (await read(lines, reader)).complete()
+            cut = await stream.rest()
         assert {choice.finish_reason for choice in cut.choices.values()} == {"abort"}
         route, body = BODIES[0]
         refused = await cell.http.post(route, json=body)
@@ -161,10 +150,10 @@ async def test_requests_wait_while_engines_sleep_and_then_are_refused(folder: Pa
 async def test_a_server_that_is_stopped_asleep_lets_its_answers_end(folder: Path, forking: ForkingProcess) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
         complete = await fetch_answer(cell.http, CHAT, LONG)
-        async with started_stream(cell) as (lines, reader):
+        async with cell.started_stream(CHAT, LONG) as stream:
             await order(cell, "/sleep", level=2, mode="keep")
             cell.signals.ask()
-            assert (await read(lines, reader)).complete() == complete
+            assert await stream.rest() == complete
 
 
 async def test_an_emptied_prefix_cache_is_recomputed_on_all_engines_and_the_router_knows(
@@ -172,10 +161,10 @@ async def test_an_emptied_prefix_cache_is_recomputed_on_all_engines_and_the_rout
 ) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=MANY_RESTARTS) as cell:
         complete, expected = await fetch_answer(cell.http, CHAT, LONG), await answers_of(cell)
-        async with started_stream(cell) as (lines, reader):
+        async with cell.started_stream(CHAT, LONG) as stream:
             assert await order(cell, "/reset_prefix_cache") == {"success": True}
             assert await order(cell, "/reset_prefix_cache", reset_running_requests=True) == {"success": True}
-            assert (await read(lines, reader)).complete() == complete
+            assert await stream.rest() == complete
         await order(cell, "/reset_prefix_cache")
         assert [(await cell.stats(worker)).blocks_cached for worker in WORKERS] == [0, 0, 0]
         assert [cell.fleet.cached_blocks.blocks(worker) for worker in WORKERS] == [0, 0, 0]

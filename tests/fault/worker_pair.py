@@ -93,7 +93,7 @@ async def worker_pair(
 
 async def start(folder: Path, spawn: Spawn, role: Role, **changes: object) -> NativeEngine:
     """Starts an engine with time limits that are longer than a test, unless the test changes them."""
-    fields = {"pull_timeout_s": 30.0, "heartbeat_timeout_s": 120.0, **changes}
+    fields = {"pull_timeout_s": PATIENCE_S, "heartbeat_timeout_s": 120.0, **changes}
     return await NativeEngine.start(engine_config(folder, role=role, **fields), spawn=spawn)
 
 
