@@ -17,7 +17,7 @@ class Boat(BaseModel):
 
 
 def get_weather(city: Literal["Paris", "Rome"]) -> str:
-    """Tells the weather of a city."""
+    """Returns the weather of a city."""
     return f"rain in {city}"
 
 
@@ -46,7 +46,7 @@ async def main() -> None:
     formed = await client.create(ask, json_output=Boat)
     assert Boat.model_validate_json(formed.content)
 
-    tool = FunctionTool(get_weather, description="Tells the weather of a city.")
+    tool = FunctionTool(get_weather, description="Returns the weather of a city.")
     called = await client.create(ask, tools=[tool], tool_choice=tool)
     (call, *_) = called.content
     assert is_weather(call.name, call.arguments)

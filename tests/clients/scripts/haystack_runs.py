@@ -8,7 +8,7 @@ from scene import BOAT_FORMAT, CITIES, KEY, MAX_TOKENS, MODEL, NAMED, QUESTION, 
 
 
 def get_weather(city: str) -> str:
-    """Tells the weather of a city."""
+    """Returns the weather of a city."""
     return f"rain in {city}"
 
 

@@ -18,7 +18,7 @@ class Boat(BaseModel):
 
 @tool
 def get_weather(city: Literal["Paris", "Rome"]) -> str:
-    """Tells the weather of a city."""
+    """Returns the weather of a city."""
     return f"rain in {city}"
 
 

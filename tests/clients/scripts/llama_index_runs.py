@@ -17,7 +17,7 @@ class Boat(BaseModel):
 
 
 def get_weather(city: Literal["Paris", "Rome"]) -> str:
-    """Tells the weather of a city."""
+    """Returns the weather of a city."""
     return f"rain in {city}"
 
 

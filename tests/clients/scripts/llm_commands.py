@@ -18,7 +18,7 @@ MODELS = f"""\
   api_base: {URL}
   completion: true
 """
-TOOL = 'def get_weather(city: str) -> str:\n    "Tells the weather of a city."\n    return "rain"\n'
+TOOL = 'def get_weather(city: str) -> str:\n    "Returns the weather of a city."\n    return "rain"\n'
 
 
 def llm(*arguments: str, most: int = MAX_TOKENS) -> str:

@@ -27,7 +27,7 @@ ASKED: list[str] = []
 
 @function_tool
 def get_weather(city: Literal["Paris", "Rome"]) -> str:
-    """Tells the weather of a city."""
+    """Returns the weather of a city."""
     ASKED.append(city)
     return "rain"
 

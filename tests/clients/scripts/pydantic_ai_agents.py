@@ -32,7 +32,7 @@ def main() -> None:
 
     @agent.tool_plain
     def get_weather(city: Literal["Paris", "Rome"]) -> str:
-        """Tells the weather of a city."""
+        """Returns the weather of a city."""
         cities.append(city)
         return "rain"
 

@@ -23,7 +23,7 @@ WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
-        "description": "Tells the weather of a city.",
+        "description": "Returns the weather of a city.",
         "parameters": {
             "type": "object",
             "properties": {"city": {"type": "string", "enum": list(CITIES)}},

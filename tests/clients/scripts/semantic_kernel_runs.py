@@ -21,7 +21,7 @@ class Boat(BaseModel):
 
 
 class Weather:
-    @kernel_function(name="get_weather", description="Tells the weather.")
+    @kernel_function(name="get_weather", description="Returns the weather of a city.")
     def get_weather(self, today: Annotated[bool, "True for today"]) -> str:
         return f"rain: {today}"
 

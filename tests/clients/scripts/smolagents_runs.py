@@ -6,7 +6,7 @@ from smolagents import ChatMessage, OpenAIModel, tool
 
 @tool
 def get_weather(city: str) -> str:
-    """Tells the weather of a city.
+    """Returns the weather of a city.
 
     Args:
         city: Its name.

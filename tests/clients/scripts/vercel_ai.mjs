@@ -27,7 +27,7 @@ for (const model of [motet("smollm2"), openai("smollm2"), openai.chat("smollm2")
 
   const cities = [];
   const weather = tool({
-    description: "Tells the weather of a city.",
+    description: "Returns the weather of a city.",
     inputSchema: z.object({ city: z.enum(["Paris", "Rome"]) }),
     execute: ({ city }) => (cities.push(city), `rain in ${city}`),
   });
