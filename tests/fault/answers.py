@@ -10,7 +10,7 @@ Logprobs = dict[str, list[object] | None]
 Body = dict[str, object]
 
 
-class Content(msgspec.Struct, frozen=True):
+class ChatContent(msgspec.Struct, frozen=True):
     role: str | None = None
     content: str = ""
 
@@ -20,8 +20,8 @@ class PartOfChoice(msgspec.Struct, frozen=True):
 
     index: int
     text: str = ""
-    message: Content | None = None
-    delta: Content | None = None
+    message: ChatContent | None = None
+    delta: ChatContent | None = None
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -33,7 +33,7 @@ class PartOfChoice(msgspec.Struct, frozen=True):
         return message.content if message else self.text
 
 
-class Usage(msgspec.Struct, frozen=True):
+class ReportedUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -41,15 +41,16 @@ class Usage(msgspec.Struct, frozen=True):
 
 class Failure(msgspec.Struct, frozen=True):
     message: str
+    type: str | None = None
     code: str | None = None
 
 
-class Message(msgspec.Struct, frozen=True):
+class AnswerOrChunk(msgspec.Struct, frozen=True):
     """A complete answer, or one chunk."""
 
     choices: list[PartOfChoice] = []
     groups: list[dict[str, object]] = []
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     error: Failure | None = None
 
 
@@ -76,12 +77,16 @@ class Answer:
     """The choices of an answer, by their index."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
-    usage: Usage | None = None
+    usage: ReportedUsage | None = None
     groups: list[dict[str, object]] = field(default_factory=list)
     """The results of policies, without the ids of the groups."""
 
-    def take(self, message: Message) -> None:
+    def take(self, message: AnswerOrChunk) -> None:
         self.groups += [{name: value for name, value in group.items() if name != "id"} for group in message.groups]
+
+    @property
+    def texts(self) -> list[str]:
+        return [choice.text for choice in self.choices.values()]
 
     @property
     def lengths(self) -> list[int]:
@@ -109,9 +114,9 @@ class Reader:
         if data == "[DONE]":
             self.done = True
         else:
-            self._chunk(msgspec.json.decode(data, type=Message))
+            self._chunk(msgspec.json.decode(data, type=AnswerOrChunk))
 
-    def _chunk(self, chunk: Message) -> None:
+    def _chunk(self, chunk: AnswerOrChunk) -> None:
         assert self.failure is None, "a chunk after the error"
         self.chunks += 1
         self.failure = chunk.error
@@ -143,7 +148,7 @@ class Reader:
 
 def complete_answer(response: httpx.Response) -> Answer:
     assert response.status_code == 200, response.text
-    message = msgspec.json.decode(response.content, type=Message)
+    message = msgspec.json.decode(response.content, type=AnswerOrChunk)
     answer = Answer(usage=message.usage)
     answer.take(message)
     for part in message.choices:

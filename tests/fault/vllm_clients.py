@@ -140,4 +140,4 @@ def _check_texts(body: Body, answer: Answer) -> None:
     n, seed, number = body["n"], body["seed"], answer.choices[0].text.split()[1]
     assert isinstance(n, int) and isinstance(seed, int)
     words = [f"prompt {number} {seed + i}" + "".join(f" w{k}" for k in range((seed + i) % 4)) for i in range(n)]
-    assert [choice.text for choice in answer.choices.values()] == words
+    assert answer.texts == words

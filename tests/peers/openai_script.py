@@ -24,7 +24,7 @@ class Index(Enum):
     ABSENT = auto()
 
 
-class Usage(Enum):
+class UsagePlace(Enum):
     """The place of the usage in a stream."""
 
     END = auto()
@@ -72,7 +72,7 @@ class Behaviour:
     ends_with: str = "stop"
     """The `finish_reason` of a choice that has all its words."""
     finish_twice: bool = False
-    usage: Usage = Usage.END
+    usage: UsagePlace = UsagePlace.END
     no_done: bool = False
     line_end: bytes = b"\n"
     comments: bool = False
@@ -104,7 +104,7 @@ class OpenAIRequest:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ScriptedChoice:
     number: int
     words: list[str]
     finish: str
@@ -136,7 +136,7 @@ class Script:
         if self._behaviour.index is Index.ABSENT:
             for choice in choices:
                 del choice["index"]
-        usage = {} if self._behaviour.usage is Usage.NONE else {"usage": self._usage(self.choices)}
+        usage = {} if self._behaviour.usage is UsagePlace.NONE else {"usage": self._usage(self.choices)}
         kind = "chat.completion" if self._chat else "text_completion"
         return {**self._head(kind), "choices": choices, **usage}
 
@@ -157,7 +157,7 @@ class Script:
                 yield from last_chunks
                 last_chunks = [] if not behaviour.finish_twice else last_chunks
         yield from last_chunks
-        if behaviour.usage is Usage.END and self._include_usage:
+        if behaviour.usage is UsagePlace.END and self._include_usage:
             yield self._event({**self._head(self._kind), "choices": [], "usage": self._usage(self.choices)})
         if not behaviour.no_done:
             yield b"data: [DONE]" + 2 * behaviour.line_end
@@ -175,7 +175,7 @@ class Script:
     def _head(self, kind: str) -> Json:
         return {"id": "fake", "object": kind, "created": 1, "model": "m-1", "system_fingerprint": "fp"}
 
-    def _chunk(self, choice: "Choice", text: str, *, first: bool = False, finish: str | None = None) -> Json:
+    def _chunk(self, choice: "ScriptedChoice", text: str, *, first: bool = False, finish: str | None = None) -> Json:
         behaviour = self._behaviour
         content: Json = {"text": text, "logprobs": None}
         if self._chat:
@@ -183,11 +183,11 @@ class Script:
             if not behaviour.no_role and (first or behaviour.role_everywhere):
                 delta = {"role": "assistant", **delta}
             content = {"delta": delta, "logprobs": {"content": [{"token": text, "logprob": -0.5}]} if text else None}
-        usage = {"usage": self._usage([choice])} if finish and behaviour.usage is Usage.EACH else {}
+        usage = {"usage": self._usage([choice])} if finish and behaviour.usage is UsagePlace.EACH else {}
         index = {} if behaviour.index is Index.ABSENT else {"index": self._number(choice)}
         return {**self._head(self._kind), "choices": [{**index, **content, "finish_reason": finish}], **usage}
 
-    def _complete_choice(self, choice: "Choice") -> Json:
+    def _complete_choice(self, choice: "ScriptedChoice") -> Json:
         text = "".join(choice.words)
         if self._chat:
             content: Json = {"message": {"role": "assistant", "content": text, "refusal": None}, "logprobs": None}
@@ -199,10 +199,10 @@ class Script:
             "finish_reason": None if self._behaviour.never_finishes else choice.finish,
         }
 
-    def _number(self, choice: "Choice") -> int:
+    def _number(self, choice: "ScriptedChoice") -> int:
         return 0 if self._behaviour.index is Index.ZERO else choice.number
 
-    def _usage(self, choices: "list[Choice]") -> Json:
+    def _usage(self, choices: "list[ScriptedChoice]") -> Json:
         prompt = sum(len(str(prompt)) for prompt in self.prompts)
         output = sum(len(choice.words) for choice in choices)
         return {
@@ -218,7 +218,7 @@ class Script:
         return comment + b"data: " + json.dumps(chunk).encode() + 2 * end
 
 
-def _choice(number: int, prompt: object, seed: int, max_words: int, behaviour: Behaviour) -> Choice:
+def _choice(number: int, prompt: object, seed: int, max_words: int, behaviour: Behaviour) -> ScriptedChoice:
     words = [f"{prompt}", f" {seed}", *(f" w{i}" for i in range(abs(seed) % 4))]
     finish = "length" if len(words) > max_words else behaviour.ends_with
-    return Choice(number, words[:max_words], finish, behaviour.breaks.get(seed))
+    return ScriptedChoice(number, words[:max_words], finish, behaviour.breaks.get(seed))

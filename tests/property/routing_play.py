@@ -34,7 +34,7 @@ WHOLE = asyncio.run(uninterrupted(group(n=LARGEST)))
 MAY_END_A_GROUP = (EngineDiedError, NoWorkerError, WorkerLeavingError, OverloadedError, EngineClosedError)
 
 
-class Reader:
+class GroupReader:
     """The client of one group: reads it, stops choices of it and closes it."""
 
     def __init__(
@@ -113,12 +113,12 @@ class Play:
         """Makes a play with no groups yet. `names`: the workers of `server`."""
         self.names = names
         self.server = server
-        self.readers: list[Reader] = []
+        self.readers: list[GroupReader] = []
         self.closed = False
         self.tasks: list[asyncio.Task[None]] = []
 
     def submit(self, number: int) -> None:
-        self.readers.append(Reader(self.server, f"g{len(self.readers)}", number))
+        self.readers.append(GroupReader(self.server, f"g{len(self.readers)}", number))
 
     async def act(self, acts: Sequence["Act"]) -> None:
         """Plays all acts, and then reads every group to its end."""
@@ -132,7 +132,7 @@ class Play:
     def check_capacity(self) -> None:
         """Raises if a worker has more than it can hold. Called after each act; plays with small workers override it."""
 
-    def reader(self, number: int) -> Reader:
+    def reader(self, number: int) -> GroupReader:
         if not self.readers:
             self.submit(number)
         return self.readers[number % len(self.readers)]

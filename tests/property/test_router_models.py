@@ -7,7 +7,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from tests.property.routing_play import ADAPTER_ACTS, OFTEN, Act, Play, Reader
+from tests.property.routing_play import ADAPTER_ACTS, OFTEN, Act, GroupReader, Play
 from tests.property_settings import examples
 from tests.routing.kinds import ADAPTER, FRENCH, A, B, KindsScene
 
@@ -31,7 +31,7 @@ class MixedPlay(Play):
 
     def submit(self, number: int) -> None:
         model = MODELS[number % len(MODELS)]
-        self.readers.append(Reader(self.server, f"g{len(self.readers)}", number // 2, model=model))
+        self.readers.append(GroupReader(self.server, f"g{len(self.readers)}", number // 2, model=model))
 
     def offer(self, name: str, *, adapter: bool) -> None:
         if name in self.server.engines and name.split("-")[1] == A:

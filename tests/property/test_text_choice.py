@@ -45,7 +45,7 @@ def rules(draw: st.DrawFn, *, skip: bool = True) -> TextRules:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CombinedEvents:
     """All events of a choice, combined."""
 
     text: str
@@ -55,7 +55,7 @@ class Answer:
     end: tuple[FinishReason | None, str | int | None]
 
     @classmethod
-    def of(cls, events: Sequence[ChoiceEvent]) -> "Answer":
+    def of(cls, events: Sequence[ChoiceEvent]) -> "CombinedEvents":
         return cls(
             text_of(events),
             tuple(i for e in events for i in e.token_ids),
@@ -70,7 +70,7 @@ def test_the_text_is_the_decoded_text_up_to_the_first_stop_string(
     tokens: tuple[int, ...], stops: tuple[str, ...], cuts: list[int], include: bool, skip: bool
 ) -> None:
     given_rules = stopping(*stops, include_stop_str_in_output=include, skip_special_tokens=skip)
-    answer = Answer.of(fed(stream(BYTE_LEVEL, given_rules), cut(tokens, cuts) or [()]))
+    answer = CombinedEvents.of(fed(stream(BYTE_LEVEL, given_rules), cut(tokens, cuts) or [()]))
     complete = BYTE_LEVEL.decode(tokens, skip_special_tokens=skip)
     found = first_stop(complete, stops)
     if found is None:
@@ -87,7 +87,9 @@ def test_streamed_equals_not_streamed(
 ) -> None:
     tokens = (*tokens, EOS_ID)
     at_once, streamed = stream(BYTE_LEVEL, given_rules), stream(BYTE_LEVEL, given_rules)
-    assert Answer.of(fed(streamed, cut(tokens, cuts), finish)) == Answer.of(fed(at_once, [tokens], finish))
+    assert CombinedEvents.of(fed(streamed, cut(tokens, cuts), finish)) == CombinedEvents.of(
+        fed(at_once, [tokens], finish)
+    )
     assert streamed.num_tokens == at_once.num_tokens
 
 
@@ -97,7 +99,7 @@ def test_events_have_every_token_once_and_one_end(
 ) -> None:
     choice = stream(BYTE_LEVEL, given_rules)
     events = fed(choice, cut(tokens, cuts) or [()])
-    answer = Answer.of(events)
+    answer = CombinedEvents.of(events)
     assert [event.finish is not None for event in events] == [False] * (len(events) - 1) + [True]
     assert all(event.text or event.finish for event in events)
     assert answer.ids == tokens[: choice.num_tokens]

@@ -11,13 +11,13 @@ from motet.engines.openai import DONE, EventSplitter
 from motet.engines.upstream.bodies import PieceReader
 from motet.engines.upstream.text_source import TextRoute
 from tests.engines.upstream.fake_upstream import GroupAnswer
-from tests.peers.openai_script import CHAT, Behaviour, OpenAIRequest, Script, Usage
+from tests.peers.openai_script import CHAT, Behaviour, OpenAIRequest, Script, UsagePlace
 
 behaviour = st.builds(
     Behaviour,
     finishes_at_end=st.booleans(),
     finish_twice=st.booleans(),
-    usage=st.sampled_from(Usage),
+    usage=st.sampled_from(UsagePlace),
     no_done=st.booleans(),
     line_end=st.sampled_from([b"\n", b"\r\n", b"\r"]),
     comments=st.booleans(),

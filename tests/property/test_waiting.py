@@ -7,7 +7,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from motet.errors import OverloadedError
-from tests.property.routing_play import LARGEST, Act, Play, Reader
+from tests.property.routing_play import LARGEST, Act, GroupReader, Play
 from tests.property_settings import examples
 from tests.routing.scene import Received, Scene
 
@@ -21,7 +21,7 @@ class CrowdedPlay(Play):
 
     def submit(self, number: int) -> None:
         priority = number // LARGEST % 3 - 1
-        self.readers.append(Reader(self.server, f"g{len(self.readers)}", number, priority=priority))
+        self.readers.append(GroupReader(self.server, f"g{len(self.readers)}", number, priority=priority))
 
     def check_capacity(self) -> None:
         """Checks that no worker has more than it can hold, except one group that is larger than any worker."""

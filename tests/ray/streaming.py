@@ -13,7 +13,7 @@ LONG, LONGEST = 260, 390
 Eight choices of that length take half a second."""
 
 
-class Streaming:
+class RayStream:
     """An answer that has started."""
 
     def __init__(self, response: httpx.Response) -> None:
@@ -30,11 +30,11 @@ class Streaming:
 
 
 @asynccontextmanager
-async def streaming(ray: RunningRay, route: str, body: Body, *, session: str = "") -> AsyncIterator[Streaming]:
+async def streaming(ray: RunningRay, route: str, body: Body, *, session: str = "") -> AsyncIterator[RayStream]:
     headers = {"X-Session-ID": session} if session else {}
     async with ray.http.stream("POST", route, json=body, headers=headers) as response:
         assert response.status_code == httpx.codes.OK
-        stream = Streaming(response)
+        stream = RayStream(response)
         await stream.start()
         yield stream
 

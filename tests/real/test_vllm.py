@@ -12,7 +12,9 @@ import pytest
 
 from bench.servers.vllm import MODEL_NAME
 from motet.deploy.child import ChildServer
-from tests.real.answers import Answer, Body, request, streaming
+from tests.fault.answers import Answer, Body
+from tests.patience import PATIENCE_S
+from tests.real.answers import check, request, streaming
 from tests.real.vllm_servers import BYTES, SUSPECT, TRANSFERS, RealVLLM, gateway, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(400)]
@@ -83,7 +85,7 @@ def test_n_choices_are_sent_finished_and_counted_once_with_one_transfer(
 ) -> None:
     transfers = cell.decode.metric(TRANSFERS)
     answer = cell.answer(route, new_prompt(), n=n, stream=stream, **GREEDY)
-    answer.check(TOKENS)
+    check(answer, n=n, tokens=TOKENS)
     assert len(set(answer.texts)) == 1
     if cell.is_separate:
         until(lambda: cell.decode.metric(TRANSFERS) == transfers + 1, "the prompt's KV was not transferred once")
@@ -105,7 +107,7 @@ def test_choice_i_of_a_seeded_group_is_vllm_s_answer_to_that_seed_plus_i(cell: C
 def test_unseeded_choices_differ_and_their_prompt_is_transferred_once(cell: Cell) -> None:
     transfers, computed = cell.decode.metric(TRANSFERS), cell.decode.local("local_compute")
     answer = cell.answer(ROUTES[0], new_prompt(), n=8, max_tokens=16, ignore_eos=True, stream=True)
-    answer.check(16)
+    check(answer, n=8, tokens=16)
     assert len(set(answer.texts)) > 1
     if cell.is_separate:
         until(lambda: cell.decode.metric(TRANSFERS) == transfers + 1, "the prompt's KV was not transferred once")
@@ -120,7 +122,7 @@ def test_allowed_and_named_tokens_equal_vllm_s_own(cell: Cell) -> None:
     fields = {"logprobs": 1, "logprob_token_ids": named, "return_tokens_as_token_ids": True}
     (expected,) = logprobs_of(cell.decode.answer(prompt=LONG, **sampling, **fields))
     body = body_of(ROUTES[0], LONG, **sampling, **fields, n=2)
-    answer = httpx.post(f"{cell.gateway.url}{ROUTES[0]}", json=body, timeout=60).json()
+    answer = httpx.post(f"{cell.gateway.url}{ROUTES[0]}", json=body, timeout=PATIENCE_S).json()
     sampled = [int(token.removeprefix("token_id:")) for token in expected["tokens"]]
     assert set(sampled) <= set(allowed)
     for logprobs in logprobs_of(answer):
@@ -131,11 +133,11 @@ def test_allowed_and_named_tokens_equal_vllm_s_own(cell: Cell) -> None:
 
 
 def test_a_client_that_leaves_at_any_point_leaves_nothing(cell: Cell) -> None:
-    for num_events in (0, 1, 5):
+    for num_chunks in (0, 1, 5):
         body = body_of(ROUTES[0], new_prompt(), n=3, max_tokens=500, ignore_eos=True, stream=True)
-        with streaming(cell.gateway.url, ROUTES[0], body) as events:
-            for _ in range(num_events):
-                next(events)
+        with streaming(cell.gateway.url, ROUTES[0], body) as stream:
+            while stream.reader.chunks < num_chunks:
+                stream.reader.line(next(stream.lines))
     for one in (cell.prefill, cell.decode):
         until(lambda one=one: one.holds_nothing, f"{one.url} still holds blocks")  # type: ignore[misc]
 

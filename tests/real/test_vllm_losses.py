@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from bench.servers.vllm import MODEL_NAME
-from tests.real.answers import Answer, Body, request, streaming
+from tests.fault.answers import Body, Reader
+from tests.real.answers import check, request, streaming
 from tests.real.test_vllm import LONG, ROUTES
 from tests.real.vllm_servers import SUSPECT, RealVLLM, gateway, real_vllm, until
 
@@ -63,7 +64,7 @@ def test_a_ticket_is_released_when_its_client_leaves_while_decode_hangs(
     prefill, decode = pair
     workers = ("--worker", f"{prefill.url},prefill", "--worker", f"{decode.url},decode")
     with gateway(weights, tmp_path, *workers) as server:
-        request(server.url, ROUTES[0], {**BODY, "max_tokens": 1}).check(1)
+        check(request(server.url, ROUTES[0], {**BODY, "max_tokens": 1}), n=3, tokens=1)
         until(lambda: prefill.holds_nothing, "the ticket that was used is still held")
         prefilled = prefill.metric(DONE)
         with decode.stopped():
@@ -86,7 +87,7 @@ def test_a_prompt_is_computed_by_decode_when_its_prefill_server_is_killed(
             until(lambda: prefill.metric("vllm:num_requests_running") > 0, "nothing is prefilled")
             prefill.kill()
             answer = answering.result()
-        answer.check(8)
+        check(answer, n=3, tokens=8)
         assert request(server.url, ROUTES[0], body).texts == answer.texts
     until(lambda: decode.holds_nothing, "decode still holds blocks")
     assert SUSPECT not in decode.log
@@ -99,16 +100,17 @@ def test_an_answer_continues_on_another_server_or_fails_if_there_is_none(
     workers = [part for one in servers for part in ("--worker", one.url)]
     with gateway(weights, tmp_path, *workers, "--migration-wait", str(MIGRATION_WAIT_S)) as server:
         undisturbed = request(server.url, ROUTES[0], BODY)
-        undisturbed.check(60)
-        moved, killed = interrupted(server.url, servers)
-        moved.check(60)
+        check(undisturbed, n=3, tokens=60)
+        reader, killed = interrupted(server.url, servers)
+        moved = reader.complete()
+        check(moved, n=3, tokens=60)
         assert len(set(moved.texts)) == 1
         assert moved.texts[0][:40] == undisturbed.texts[0][:40], "text that was sent before the move is unchanged"
 
         (survivor,) = [one for one in servers if one is not killed]
         started_s = time.monotonic()
         cut, _ = interrupted(server.url, [survivor])
-        assert cut.error is not None and cut.error["type"] == "server_error"
+        assert cut.failure is not None and cut.failure.type == "server_error"
         assert time.monotonic() - started_s < 30
         assert SUSPECT not in survivor.log
 
@@ -123,14 +125,15 @@ def sent(url: str, body: Body) -> Iterator[None]:
         yield
 
 
-def interrupted(url: str, servers: list[RealVLLM]) -> tuple[Answer, RealVLLM]:
-    """Kills the server of an answer when each choice has some tokens. Returns the answer and that server."""
-    answer = Answer(3)
-    with streaming(url, ROUTES[0], BODY) as events:
-        while len(answer.choices) < 3 or min(map(len, answer.texts)) < 40:
-            answer.take(next(events))
+def interrupted(url: str, servers: list[RealVLLM]) -> tuple[Reader, RealVLLM]:
+    """Kills the server of an answer when each choice has some tokens. Returns the reader at the end, and that
+    server."""
+    with streaming(url, ROUTES[0], BODY) as stream:
+        reader = stream.reader
+        while len(reader.answer.choices) < 3 or min(map(len, reader.answer.texts)) < 40:
+            reader.line(next(stream.lines))
         (generating,) = [one for one in servers if one.metric("vllm:num_requests_running") > 0]
         generating.kill()
-        for event in events:
-            answer.take(event)
-    return answer, generating
+        for line in stream.lines:
+            reader.line(line)
+    return reader, generating

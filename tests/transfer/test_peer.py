@@ -104,7 +104,7 @@ class Owner:
         self.listener = SideChannelListener(self.listening, KEY, FACTS, Welcome(name, name.encode(), MEMORY))
 
 
-class Reader:
+class ReadingWorker:
     """A worker's peers, and the workers that can become its peers."""
 
     def __init__(self) -> None:
@@ -137,20 +137,20 @@ class Reader:
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    reader = Reader()
+def reader() -> Iterator[ReadingWorker]:
+    reader = ReadingWorker()
     yield reader
     reader.close()
 
 
-def test_repeated_requests_for_a_worker_return_one_peer(reader: Reader) -> None:
+def test_repeated_requests_for_a_worker_return_one_peer(reader: ReadingWorker) -> None:
     owner = reader.owners[0]
     peer = reader.connect(owner)
     assert reader.peers.at(owner.address) is peer
     assert reader.transport.connected == ["p1"]
 
 
-def test_a_lost_worker_is_connected_again(reader: Reader) -> None:
+def test_a_lost_worker_is_connected_again(reader: ReadingWorker) -> None:
     owner = reader.owners[0]
     peer = reader.connect(owner)
     peer.mark_lost("lost", FailureKind.PEER_LOST)
@@ -160,7 +160,7 @@ def test_a_lost_worker_is_connected_again(reader: Reader) -> None:
     assert reader.transport.connected == ["p1"]
 
 
-def test_a_worker_silent_for_a_minute_is_lost_when_another_one_is_connected(reader: Reader) -> None:
+def test_a_worker_silent_for_a_minute_is_lost_when_another_one_is_connected(reader: ReadingWorker) -> None:
     """The time was ten minutes, during which a decode engine kept sockets to prefill engines of its cell that had
     died."""
     gone, alive, new = reader.owners
@@ -175,7 +175,7 @@ def test_a_worker_silent_for_a_minute_is_lost_when_another_one_is_connected(read
     assert reader.transport.connected == ["p2", "p3"]
 
 
-def test_workers_that_answered_recently_are_sent_no_hello_when_another_is_connected(reader: Reader) -> None:
+def test_workers_that_answered_recently_are_sent_no_hello_when_another_is_connected(reader: ReadingWorker) -> None:
     first, second, _ = reader.owners
     reader.connect(first)
     reader.clock.now_s += SILENCE_S - 1.0
@@ -185,7 +185,7 @@ def test_workers_that_answered_recently_are_sent_no_hello_when_another_is_connec
     assert reader.transport.connected == ["p1", "p2"]
 
 
-def test_an_invalid_address_leaves_no_socket_and_no_peer(reader: Reader) -> None:
+def test_an_invalid_address_leaves_no_socket_and_no_peer(reader: ReadingWorker) -> None:
     with pytest.raises(TransferError):
         reader.peers.at(TransferAddress("p", "no host", 1))
     assert reader.poller.sockets == []

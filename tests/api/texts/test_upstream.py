@@ -13,7 +13,7 @@ from motet.settings.server_config import ServerConfig
 from tests.api.serving import MODEL, chunks, events, group_lines, streamed_or_not
 from tests.api.text_models import TEXTS, TextServing, joined, texts_of
 from tests.error_response import assert_error
-from tests.peers.openai_script import CHAT, Behaviour, Break, FixedAnswer, Usage
+from tests.peers.openai_script import CHAT, Behaviour, Break, FixedAnswer, UsagePlace
 
 pytestmark = pytest.mark.anyio
 
@@ -276,7 +276,7 @@ async def test_a_request_is_logged_once_with_what_it_used(
 
 
 async def test_usage_that_the_server_did_not_send_is_null(serve_texts: TextServing) -> None:
-    gateway = await serve_texts(Behaviour(ignores_n=True, usage=Usage.NONE))
+    gateway = await serve_texts(Behaviour(ignores_n=True, usage=UsagePlace.NONE))
     assert (await gateway.chat(n=2)).json()["usage"] is None
     streamed = await gateway.chat(n=2, stream=True, stream_options={"include_usage": True})
     assert chunks(streamed)[-1]["usage"] is None

@@ -12,7 +12,7 @@ from motet.engines.upstream.upstream_server import UpstreamOptions
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, RequestError, UpstreamRefusalError
 from tests.engines.upstream.fake_upstream import ROUTES, GroupAnswer, fake_upstream, read_all, request_for
 from tests.pairwise import pairwise
-from tests.peers.openai_script import COMPLETIONS, Behaviour, Break, FixedAnswer, Index, Usage
+from tests.peers.openai_script import COMPLETIONS, Behaviour, Break, FixedAnswer, Index, UsagePlace
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +34,7 @@ MANNERS = {
     "comments": Behaviour(comments=True),
     "role in every chunk": Behaviour(role_everywhere=True),
     "no role": Behaviour(no_role=True, ignores_n=True),
-    "usage with each choice": Behaviour(usage=Usage.EACH, ignores_n=True),
+    "usage with each choice": Behaviour(usage=UsagePlace.EACH, ignores_n=True),
 }
 
 
@@ -131,7 +131,7 @@ async def test_single_requests_stream_side_by_side_and_not_one_after_the_other()
 
 @streamed_or_not
 async def test_usage_is_not_guessed_if_a_choice_lacks_it(stream: bool) -> None:
-    async with fake_upstream(Behaviour(ignores_n=True, usage=Usage.NONE)) as fake:
+    async with fake_upstream(Behaviour(ignores_n=True, usage=UsagePlace.NONE)) as fake:
         assert (await fake.answer(request_for(n=2, stream=stream))).usage is None
 
 

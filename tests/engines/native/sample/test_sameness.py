@@ -54,7 +54,7 @@ answers = st.lists(tokens, max_size=8)
 
 
 @dataclass(frozen=True)
-class Choice:
+class SampledRow:
     logits_row: int
     params: SamplingParams
     past: Past
@@ -62,7 +62,7 @@ class Choice:
 
 groups = st.builds(  # choices that share a row, parameters and the prompt
     lambda row, p, prompt, several: [
-        Choice(row, p, Past(seed, prompt, output_tokens)) for seed, output_tokens in several
+        SampledRow(row, p, Past(seed, prompt, output_tokens)) for seed, output_tokens in several
     ],
     st.integers(0, 5),
     params,
@@ -84,7 +84,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def sample(logits: torch.Tensor, batch: list[Choice], sampler: Sampler | None = None) -> list[Sampled]:
+def sample(logits: torch.Tensor, batch: list[SampledRow], sampler: Sampler | None = None) -> list[Sampled]:
     return (sampler or SAMPLER).sample(
         logits, [choice.past.sample_row(choice.logits_row, choice.params) for choice in batch]
     )
@@ -93,13 +93,13 @@ def sample(logits: torch.Tensor, batch: list[Choice], sampler: Sampler | None = 
 @examples(25)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)), data=st.data())
 def test_a_token_does_not_depend_on_its_batch_or_the_number_of_threads(
-    batch: list[Choice], kind: tuple[torch.dtype, float], data: st.DataObject
+    batch: list[SampledRow], kind: tuple[torch.dtype, float], data: st.DataObject
 ) -> None:
     logits = LOGITS[kind]
     with threads(2):
         together = sample(logits, batch)
         alone = [
-            sample(logits[choice.logits_row : choice.logits_row + 1], [Choice(0, choice.params, choice.past)])[0]
+            sample(logits[choice.logits_row : choice.logits_row + 1], [SampledRow(0, choice.params, choice.past)])[0]
             for choice in batch
         ]
         order = data.draw(st.permutations(range(len(batch))))
@@ -115,7 +115,7 @@ def test_a_token_does_not_depend_on_its_batch_or_the_number_of_threads(
 @examples(25)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)))
 def test_a_token_does_not_depend_on_the_filter_or_the_number_of_candidates(
-    batch: list[Choice], kind: tuple[torch.dtype, float]
+    batch: list[SampledRow], kind: tuple[torch.dtype, float]
 ) -> None:
     logits = LOGITS[kind]
     usual = sample(logits, batch)
