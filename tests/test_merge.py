@@ -10,6 +10,7 @@ import pytest
 from motet.merge import BATCH, Merge, PromptOnce, Source, Take, deliver, in_batches
 from motet.types import PromptReport
 from tests.clock import TurnCounter, turn
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -189,7 +190,7 @@ async def test_closing_at_any_moment_ends_every_source_and_the_reader(num_turns:
     assert all(task.done() for task in tasks)
     assert all(source.ended for source, task in zip(sources, tasks, strict=True) if source.num_delivered)
     if reading is not None:
-        await asyncio.wait_for(reading, timeout=1)
+        await asyncio.wait_for(reading, PATIENCE_S)
     assert await merge.read() == []
     await merge.aclose()
 

@@ -118,15 +118,13 @@ async def test_malformed_requests_log_nothing(caplog: pytest.LogCaptureFixture) 
     ids=["nothing", "empty line", "head", "body", "chunks"],
 )
 async def test_a_request_that_does_not_come_in_time_ends_the_connection(sent: bytes, answer: int) -> None:
-    async with serving(app, ConnectionLimits(receive_s=0.05)) as (_, reader, writer):
-        writer.write(sent)
+    async with serving(app, ConnectionLimits(receive_s=0.05), sent=sent) as (_, reader, _writer):
         assert await status(reader) == answer
         await read_to_end(reader)
 
 
 async def test_single_bytes_do_not_extend_the_time_limit() -> None:
-    async with serving(app, ConnectionLimits(receive_s=0.2)) as (_, reader, writer):
-        writer.write(CHUNKED)
+    async with serving(app, ConnectionLimits(receive_s=0.2), sent=CHUNKED) as (_, reader, writer):
 
         async def drip() -> None:
             while True:
@@ -140,8 +138,8 @@ async def test_single_bytes_do_not_extend_the_time_limit() -> None:
 
 @pytest.mark.slow
 async def test_a_body_that_is_not_read_is_dropped_and_ends_in_time() -> None:
-    async with serving(app, ConnectionLimits(receive_s=0.3)) as (_, reader, writer):
-        writer.write(b"POST /keyless HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    head = b"POST /keyless HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with serving(app, ConnectionLimits(receive_s=0.3), sent=head) as (_, reader, writer):
         tracemalloc.start()
         try:
             flooding = asyncio.create_task(flood(writer, b"10000\r\n" + b"a" * 65536 + b"\r\n", total=10**12))
@@ -153,8 +151,8 @@ async def test_a_body_that_is_not_read_is_dropped_and_ends_in_time() -> None:
 
 
 async def test_a_long_answer_continues_if_its_client_starts_another_request() -> None:
-    async with serving(app, ConnectionLimits(receive_s=0.05)) as (server, reader, writer):
-        writer.write(GET % b"/stream" + b"\r\n" + b"\r\n")
+    two = GET % b"/stream" + b"\r\n" + b"\r\n"
+    async with serving(app, ConnectionLimits(receive_s=0.05), sent=two) as (server, reader, _writer):
         assert await status(reader) == 200
         await asyncio.sleep(0.1)
         (connection,) = server.server_state.connections

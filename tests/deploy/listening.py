@@ -1,6 +1,7 @@
 """An `HttpServer` with any app on a free loopback port, in the test's own event loop."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -12,13 +13,17 @@ from motet.deploy.listen import HttpServer, listen, port_of
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, limits: ConnectionLimits | None = None
+    app: ASGIApp, limits: ConnectionLimits | None = None, *, sent: bytes = b""
 ) -> AsyncIterator[tuple[HttpServer, asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Serves an app, and yields a connection to it."""
+    """Serves an app, and yields a connection to it. `sent`: sent before the server accepts the connection, so that it
+    arrives within any time limit of the server."""
     with listen("127.0.0.1", 0) as listener:
         server = HttpServer(app, limits)
+        client = socket.create_connection(("127.0.0.1", port_of(listener)))
+        client.sendall(sent)
+        client.setblocking(False)
         running = asyncio.create_task(server.serve(sockets=[listener]))
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
+        reader, writer = await asyncio.open_connection(sock=client)
         try:
             yield server, reader, writer
         finally:

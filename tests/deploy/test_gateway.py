@@ -18,6 +18,7 @@ from motet.types import Role
 from tests.deploy.dying import Starter
 from tests.deploy.gateways import ADMIN, RunningGateway, address, failure_without_workers, id_of, plan_of
 from tests.deploy.running import EXPECTED, Running, texts
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -140,7 +141,7 @@ async def test_without_a_worker_a_gateway_asks_clients_to_retry(folder: Path) ->
 
 async def test_an_answer_waits_for_its_only_worker_to_come_back(folder: Path) -> None:
     port = free_port()
-    patient = RoutingConfig(migration_wait_s=15.0)
+    patient = RoutingConfig(migration_wait_s=PATIENCE_S)
     async with Running(folder, port=port) as first, RunningGateway(first, routing=patient) as gateway:
         response, *_ = await gateway.started_chat(first)
         first.engine.die()

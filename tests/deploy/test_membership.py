@@ -96,7 +96,7 @@ async def test_a_drained_worker_finishes_its_groups_and_stays(folder: Path) -> N
 async def test_a_worker_that_leaves_may_finish_its_groups(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
         response, first, _ = await gateway.started_chat(a, b)
-        assert (await leave(gateway, first, drain_s=15)).status_code == 202
+        assert (await leave(gateway, first, drain_s=3600)).status_code == 202
         assert (await leave(gateway, first, drain_s=0)).status_code == 202
         assert set(await ids(gateway)) == {id_of(a), id_of(b)}
         first.engine.let_run()

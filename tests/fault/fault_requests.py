@@ -1,6 +1,8 @@
 """Requests for tests of faults. They are long enough for a fault in the middle, and each prompt is new to all
 caches."""
 
+from typing import Any
+
 from tests.fault.answers import Body
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
@@ -18,7 +20,7 @@ VOTE: Body = {"group": VOTING, "return_token_ids": True, **ENDS_AT_RANDOM}
 TEXT = "the hand in the sand and then the other hand "
 ENDLESS = 10_000
 """Number of tokens of an answer, with the model of `long_folder`, that does not end before a fault or an order."""
-ENDLESS_ENGINE: dict[str, object] = {"max_model_len": 16384, "kv_cache_gb": 0.1}
+ENDLESS_ENGINE: dict[str, Any] = {"max_model_len": 16384, "kv_cache_gb": 0.1}
 """Settings of an engine for four such choices."""
 
 

@@ -177,11 +177,11 @@ class RunningCell:
         return await answering
 
     @asynccontextmanager
-    async def started_stream(self, route: str, body: Body) -> AsyncIterator["StartedStream"]:
-        """Requests a stream, and reads its first 20 chunks."""
+    async def started_stream(self, route: str, body: Body, *, chunks: int = 20) -> AsyncIterator["StartedStream"]:
+        """Requests a stream, and reads its first chunks."""
         async with self.http.stream("POST", route, json=body) as response:
             stream = StartedStream(lines_of(response))
-            await read(stream.lines, stream.reader, until=lambda reader: reader.chunks > 20)
+            await read(stream.lines, stream.reader, until=lambda reader: reader.chunks == chunks)
             yield stream
 
     async def until(self, holds: Callable[[], bool]) -> None:

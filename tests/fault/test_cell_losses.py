@@ -12,7 +12,6 @@ import pytest
 
 from motet.settings.server_config import RoutingConfig
 from tests.error_response import assert_error
-from tests.fault.answers import Reader, lines_of, read
 from tests.fault.fault_requests import CHAT, COMPLETIONS, STREAMED, TEXT, chat, completion
 from tests.fault.faults import FaultyEngine, generated, kill, submitted
 from tests.fault.oracle import Undisturbed
@@ -70,19 +69,16 @@ async def test_a_client_that_does_not_read_for_some_time_misses_nothing(
 ) -> None:
     body = chat("slow", STREAMED, n=16, max_tokens=120, logprobs=True, top_logprobs=20)
     expected = await undisturbed.answer(CHAT, body)
-    moved, reader = cell.moved, Reader()
+    moved = cell.moved
 
     async def has_moved() -> bool:
         await cell.http.get("/v1/models")
         return cell.moved > moved
 
     cell.faults.arm(generated(10), kill)
-    async with cell.http.stream("POST", CHAT, json=body) as response:
-        lines = lines_of(response)
-        await read(lines, reader, until=lambda reader: reader.chunks == 1)
+    async with cell.started_stream(CHAT, body, chunks=1) as stream:
         await eventually(has_moved, "the group waits for a client that reads nothing")
-        await read(lines, reader)
-    assert reader.complete() == expected
+        assert await stream.rest() == expected
 
 
 async def test_a_client_that_leaves_when_its_worker_dies_leaves_nothing(cell: RunningCell) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from motet.settings.server_config import CellConfig, RoutingConfig
 from tests.error_response import assert_error
-from tests.fault.answers import Reader, fetch_answer, lines_of, read
+from tests.fault.answers import fetch_answer
 from tests.fault.fault_requests import CHAT, COMPLETIONS, COUNTED, STREAMED, chat, completion
 from tests.fault.faults import generated, kill, paused, submitted
 from tests.fault.oracle import Undisturbed
@@ -48,11 +48,10 @@ async def test_groups_of_one_size_get_their_turn_in_the_order_of_arrival(cell: R
     started: list[str] = []
 
     async def watched(name: str) -> None:
-        async with cell.http.stream("POST", COMPLETIONS, json=completion(name, STREAMED, n=MAX_CHOICES)) as response:
-            lines = lines_of(response)
-            reader = await read(lines, Reader(), until=lambda reader: reader.chunks == 1)
+        body = completion(name, STREAMED, n=MAX_CHOICES)
+        async with cell.started_stream(COMPLETIONS, body, chunks=1) as stream:
             started.append(name)
-            (await read(lines, reader)).complete()
+            await stream.rest()
 
     names = [f"turn {i}" for i in range(6)]
     with cell.all_on("decode-0"):

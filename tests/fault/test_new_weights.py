@@ -183,7 +183,7 @@ async def test_an_answer_reports_the_weight_version_of_each_token(
         assert not any("weight_versions" in choice for choice in first)
         generated: dict[int, list[int]] = {index: [] for index in range(3)}
         spans: dict[int, list[dict[str, Any]]] = {}
-        enough = 20
+        before, enough = await generated_tokens(cell), 20
         updated = aborted = False
         async with cell.http.stream("POST", GENERATE, json=endless) as response:
             async for line in lines_of(response):
@@ -195,8 +195,7 @@ async def test_an_answer_reports_the_weight_version_of_each_token(
                     continue
                 if not updated:
                     updated = await update(cell, other) == "1"
-                    stats = [await cell.stats(worker) for worker in ("decode-0", "decode-1")]
-                    enough = sum(one.generated_tokens for one in stats)  # more than each choice has at this time
+                    enough = 10 + (await generated_tokens(cell) - before) // 3  # more than each choice has at this time
                 else:
                     aborted = (await cell.http.post("/abort_requests")).json()["aborted"] == 1
         at = {index: spans[index][0]["end"] for index in spans}
@@ -216,6 +215,10 @@ async def test_an_answer_reports_the_weight_version_of_each_token(
             index = choice["index"]
             assert generated[index][at[index] :] == choice["token_ids"][: len(generated[index]) - at[index]]
             assert choice["weight_versions"][0]["version"] == "1"
+
+
+async def generated_tokens(cell: RunningCell) -> int:
+    return sum([(await cell.stats(worker)).generated_tokens for worker in ("decode-0", "decode-1")])
 
 
 async def test_a_request_that_slime_aborts_ends_with_its_output_tokens(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from motet.settings.server_config import CellConfig
-from tests.fault.answers import Answer, fetch_answer
+from tests.fault.answers import Answer, Body, fetch_answer
 from tests.fault.fault_requests import COMPLETIONS, STREAMED, completion
 from tests.fault.faults import Point, generated, kill, submitted
 from tests.fault.oracle import Undisturbed
@@ -25,15 +25,18 @@ CELL = CellConfig(prefill=1, decode=2, bypass_tokens=16)
 WORKERS = ("prefill-0", "decode-0", "decode-1")
 
 
+def bodies_of(name: str) -> list[Body]:
+    """Returns requests with one prompt. The answers are long, so that none ends before the last request arrives."""
+    return [completion(name, STREAMED, n=1, max_tokens=300, seed=7 + number) for number in range(COUNT)]
+
+
 async def answered(cell: RunningCell, name: str) -> list[Answer]:
-    bodies = [completion(name, STREAMED, n=1, seed=7 + number) for number in range(COUNT)]
-    return await asyncio.gather(*(fetch_answer(cell.http, COMPLETIONS, body) for body in bodies))
+    return await asyncio.gather(*(fetch_answer(cell.http, COMPLETIONS, body) for body in bodies_of(name)))
 
 
 async def expected(undisturbed: Undisturbed, name: str) -> list[Answer]:
     """Returns the answer to each request alone, from one engine."""
-    bodies = [completion(name, STREAMED, n=1, seed=7 + number) for number in range(COUNT)]
-    return [await undisturbed.answer(COMPLETIONS, body, dtype=DTYPE) for body in bodies]
+    return [await undisturbed.answer(COMPLETIONS, body, dtype=DTYPE) for body in bodies_of(name)]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ one server with both roles and without faults.
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,15 +24,13 @@ from tests.tiny_engine import TINY
 pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
 ENGINE = (*TINY, "--heartbeat-timeout", "60")
-APART = ("--cluster-key", "shared", "--side-channel-port", "0", "--lease", "3")
-PULLING = ("--bypass-tokens", "0", "--pull-timeout", "2")
-TURNS = ("--worker-timeout", "2", "--routing-policy", "round-robin")
+APART = ("--cluster-key", "shared", "--side-channel-port", "0", "--lease", "6")
+PULLING = ("--bypass-tokens", "0", "--pull-timeout", "5", "--prefill-timeout", "3600")
+"""Flags of decode. A request to a prefill host that is cut off would not end before the tests' clients give up."""
+TURNS = ("--worker-timeout", "5", "--routing-policy", "round-robin")
 PREFILL_PORT, DECODE_PORT, WORKER_PORT, GATEWAY_PORT = 8000, 8001, 8002, 8003
 N = 8
 FAILURES = "motet:kv_transfer_failures_total"
-GIVEN_UP_S = 80
-"""Maximum time until decode stops waiting for a prefill host that is cut off, also on a busy machine. A prefill can
-take 120 s."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +115,8 @@ def test_kv_is_transferred_between_hosts_over_tcp(servers: Servers) -> None:
     check_transfer(servers, "undisturbed")
 
 
-def test_decode_computes_prompts_without_the_prefill_host_and_pulls_again_later(
-    servers: Servers,
-) -> None:
+def test_decode_computes_prompts_without_the_prefill_host_and_pulls_again_later(servers: Servers) -> None:
+    """Decode stops waiting for a prefill host that is cut off long before `--prefill-timeout`."""
     prefill, decode = servers.prefill, servers.decode
     bodies = [request(f"without {number}") for number in range(3)]
     expected = [servers.alone.complete(body) for body in bodies]
@@ -128,9 +124,7 @@ def test_decode_computes_prompts_without_the_prefill_host_and_pulls_again_later(
     before = decode.status.totals
     with prefill.host.cut_off():
         for body, answer in zip(bodies[1:], expected[1:], strict=True):
-            started_s = time.monotonic()
             assert decode.complete(body) == answer
-            assert time.monotonic() - started_s < GIVEN_UP_S
         assert decode.until_idle()
     since = decode.status.totals - before
     assert (since.transfers, since.bypasses) == (0, 2)

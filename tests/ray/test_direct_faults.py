@@ -36,7 +36,7 @@ async def test_an_engine_that_dies_during_a_stream_restarts_and_the_answer_is_un
     async with streaming(ray, CHAT, body, session="s") as stream:
         kill(engine)
         assert (await stream.read_all()).complete() == expected
-    assert not engine.is_running()
+    check_gone([engine])
     await ray.until_idle()
     assert ray.replicas("decode") == replicas
 

@@ -17,9 +17,6 @@ from motet.transfer.transport import ReadState
 from tests.transfer.scripted import Wires
 from tests.transfer.worker import LEASE_ID, PullFailure, Worker, dead_port, failure, order, ticket_at, worker
 
-SOON_S = 5.0
-"""Time in seconds: longer than an immediate failure takes on a busy machine, and shorter than a time-out."""
-
 
 def test_pulls_of_one_reader_have_different_names_and_share_the_connection(p: Worker, d: Worker) -> None:
     p.thread.order(orders.LeasesHeld(1))
@@ -36,14 +33,13 @@ def test_pulls_of_one_reader_have_different_names_and_share_the_connection(p: Wo
 
 @pytest.mark.parametrize(("here", "there"), [("", "secret"), ("secret", ""), ("secret", "other")])
 def test_a_pull_with_another_cluster_key_is_refused_before_it_reaches_the_owner(here: str, there: str) -> None:
+    """The refusal is immediate: after a time-out the worker would be `UNREACHABLE`."""
     wires = Wires()
     with worker("p", wires, key=there) as p, worker("d", wires, key=here) as d, worker("d2", wires, key=there) as d2:
-        started_s = time.monotonic()
         d.thread.order(order(p.ticket()))
         event = d.next_event()
         assert failure(event) == PullFailure(kind=FailureKind.REFUSED, settled=True)
         assert "cluster key" in getattr(event, "message", "")
-        assert time.monotonic() - started_s < SOON_S
         d2.thread.order(orders.KeepAlive(p.ticket()))
         assert p.next_event() == orders.ReaderHeartbeat(LEASE_ID)  # its first event comes from the worker with the key
         d2.thread.order(orders.ReleaseTicket(p.ticket()))
@@ -196,7 +192,7 @@ def test_a_held_ticket_connects_to_its_worker_early(p: Worker, d: Worker) -> Non
 
 @pytest.mark.slow
 def test_connecting_to_a_worker_that_cannot_be_read_from_gives_an_error(wires: Wires) -> None:
-    with worker("d", wires, pull_timeout_s=1.0) as d:
+    with worker("d", wires, pull_timeout_s=5.0) as d:
         with worker("p", wires) as p:
             d.thread.order(orders.ConnectWorker(1, p.thread.address))
             assert d.next_event() == orders.ConnectResult(1, None)

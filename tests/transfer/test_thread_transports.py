@@ -105,7 +105,7 @@ def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
 @pytest.mark.slow
 def test_a_pull_from_a_stopped_owner_times_out_and_settles_after_late_bytes() -> None:
     network = LocalNetwork()
-    pair = Pair(network.join, pull_timeout_s=1.0)
+    pair = Pair(network.join, pull_timeout_s=5.0)
     before = pair.reader.kv.copy()
     ticket = pair.owner.ticket()
     pair.reader.thread.order(orders.ConnectWorker(5, pair.owner.thread.address))

@@ -229,13 +229,13 @@ async def test_a_worker_waits_for_the_directorys_answer_before_anything_else() -
     """If two start at the same time, the second one knows the first one before it continues."""
     announced = AnnouncedWorker()
     announced.directory.inner.announce(worker("other"))
-    await announced.announcer.reach(WorkerStage.CONNECTING, limit_s=1.0)
+    await announced.announcer.reach(WorkerStage.CONNECTING, limit_s=NEVER_S)
     assert [known.id for known in announced.copy.workers] == ["other", "a"]
 
 
 async def test_changes_are_announced_at_once_and_the_rest_every_few_seconds() -> None:
     announced = AnnouncedWorker(period_s=0.01)
-    await announced.announcer.reach(WorkerStage.READY, limit_s=1.0)
+    await announced.announcer.reach(WorkerStage.READY, limit_s=NEVER_S)
     keeping = asyncio.create_task(announced.announcer.keep())
     await announced.directory.until(lambda: len(announced.sent) >= 3)
     await ended(keeping)

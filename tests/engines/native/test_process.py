@@ -123,7 +123,7 @@ async def test_a_closed_stream_frees_its_group_at_once(native: NativeEngine) -> 
 
 
 async def test_a_stopped_choice_ends_and_its_siblings_continue(native: NativeEngine, tiny: Tiny) -> None:
-    request = group("g", prompt_of(20), n=3, seed=4, max_tokens=200)
+    request = group("g", prompt_of(20), n=3, seed=4, max_tokens=490)
     expected = run(make_core(tiny("llama")), [request])["g"].tokens
     stream, tokens = native.generate(request), {0: list[int](), 1: [], 2: []}
     add(tokens, await anext(stream))
@@ -131,7 +131,7 @@ async def test_a_stopped_choice_ends_and_its_siblings_continue(native: NativeEng
     async for delta in stream:
         add(tokens, delta)
     assert (tokens[0], tokens[2]) == (expected[0], expected[2])
-    assert tokens[1] == expected[1][: len(tokens[1])] and len(tokens[1]) < 200
+    assert tokens[1] == expected[1][: len(tokens[1])] and len(tokens[1]) < 490
     assert await idle(native)
 
 

@@ -68,7 +68,8 @@ async def in_one_step(
 async def test_groups_and_orders_of_a_stopped_engine_end_and_it_is_killed(
     tiny: Tiny, forking: ForkingProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with engine(tiny("llama"), spawn=forking.spawn, heartbeat_timeout_s=SILENCE_S, role=Role.PREFILL) as native:
+    silence_s = 5.0
+    async with engine(tiny("llama"), spawn=forking.spawn, heartbeat_timeout_s=silence_s, role=Role.PREFILL) as native:
         stream = native.generate(group("g", prompt_of(20), n=3, max_tokens=450))
         await anext(stream)
         stopped_s = time.monotonic()
@@ -77,10 +78,10 @@ async def test_groups_and_orders_of_a_stopped_engine_end_and_it_is_killed(
             asyncio.ensure_future(native.stats()),
             asyncio.ensure_future(native.prefill(group("p", prompt_of(40)))),
         ]
-        with pytest.raises(EngineSilentError, match=f"process {native.info.pid} has sent no heartbeat for 1"):
+        with pytest.raises(EngineSilentError, match=rf"process {native.info.pid} has sent no heartbeat for \d+\.\d s"):
             async for _ in stream:
                 pass
-        assert SILENCE_S / 2 < time.monotonic() - stopped_s < PATIENCE_S
+        assert silence_s / 2 < time.monotonic() - stopped_s < PATIENCE_S
         for outcome in await asyncio.gather(*orders, return_exceptions=True):
             assert isinstance(outcome, EngineSilentError)
         await asyncio.wait_for(native.died.wait(), PATIENCE_S)
@@ -123,13 +124,14 @@ async def test_an_engine_whose_step_does_not_end_is_killed(long_model: Path, for
 
 
 async def test_a_parent_that_was_busy_or_stopped_does_not_kill_its_engine(tiny: Tiny, forking: ForkingProcess) -> None:
-    async with parent_of(engine_config(tiny("llama"), heartbeat_timeout_s=SILENCE_S), forking) as (parent, child):
+    silence_s = 3.0
+    async with parent_of(engine_config(tiny("llama"), heartbeat_timeout_s=silence_s), forking) as (parent, child):
         assert parent.stdin is not None and parent.stdout is not None
         parent.stdin.write(b"busy\n")
         assert await parent.stdout.readline() == b"False\n"
         assert psutil.pid_exists(child)
         os.kill(parent.pid, signal.SIGSTOP)
-        await asyncio.sleep(1.5 * SILENCE_S)  # this time passes for the engine, but not for its parent
+        await asyncio.sleep(1.5 * silence_s)  # this time passes for the engine, but not for its parent
         os.kill(parent.pid, signal.SIGCONT)
         parent.stdin.write(b"check\n")
         parent.stdin.write_eof()
