@@ -34,13 +34,7 @@ class FleetEntry:
     """The way of workers into the fleet of one gateway."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        control: EngineControl,
-        *,
-        prepare: PrepareModel,
-        texts: TextRouter,
-        connects_workers: bool,
+        self, fleet: Fleet, control: EngineControl, *, prepare: PrepareModel, texts: TextRouter, connects_workers: bool
     ) -> None:
         """`texts`: routes requests for models that only text upstreams have; `connects_workers`: True if workers that
         exchange KV are connected before they get a group, False if they connect to each other without the gateway."""

@@ -51,18 +51,10 @@ FINISH_SPREAD = histogram(
     "finish_spread_seconds", "seconds", "Time from a group's first finished choice to its last.", bounds=TOTAL_S
 )
 LATENCY = histogram(
-    "e2e_request_latency_seconds",
-    "seconds",
-    "Time from a group's admission to its end.",
-    in_vllm=True,
-    bounds=TOTAL_S,
+    "e2e_request_latency_seconds", "seconds", "Time from a group's admission to its end.", in_vllm=True, bounds=TOTAL_S
 )
 BETWEEN_STEPS = histogram(
-    "inter_token_latency_seconds",
-    "seconds",
-    "Time from one step of a group to its next.",
-    in_vllm=True,
-    bounds=STEP_S,
+    "inter_token_latency_seconds", "seconds", "Time from one step of a group to its next.", in_vllm=True, bounds=STEP_S
 )
 PER_TOKEN = histogram(
     "request_time_per_output_token_seconds",
@@ -73,19 +65,11 @@ PER_TOKEN = histogram(
 )
 PROMPT_TOKENS = histogram("request_prompt_tokens", "tokens", "Prompt tokens of a group.", in_vllm=True, bounds=TOKENS)
 GENERATION_TOKENS = histogram(
-    "request_generation_tokens",
-    "tokens",
-    "Output tokens of a finished choice.",
-    in_vllm=True,
-    bounds=TOKENS,
+    "request_generation_tokens", "tokens", "Output tokens of a finished choice.", in_vllm=True, bounds=TOKENS
 )
 N = histogram("request_params_n", "choices", "Choices of a group.", in_vllm=True, bounds=CHOICES)
 MAX_TOKENS = histogram(
-    "request_params_max_tokens",
-    "tokens",
-    "Maximum number of output tokens of a choice.",
-    in_vllm=True,
-    bounds=TOKENS,
+    "request_params_max_tokens", "tokens", "Maximum number of output tokens of a choice.", in_vllm=True, bounds=TOKENS
 )
 SUCCESS = counter("request_success", "choices", "Choices that finished.", in_vllm=True, labels=("finished_reason",))
 GROUPS = counter(

@@ -68,10 +68,7 @@ CACHE_FACTS_IN_VLLM = gauge(
 )
 """The two labels of vLLM's metric that other programs read. vLLM's has many more, but not the model's name."""
 WEIGHT_VERSION = gauge(
-    "weight_version_info",
-    "1",
-    "Version of the worker's current weights, as a label.",
-    labels=("version",),
+    "weight_version_info", "1", "Version of the worker's current weights, as a label.", labels=("version",)
 )
 WORKER_STATE = gauge(
     "worker_state",

@@ -23,11 +23,7 @@ class EngineStats:
         "num_requests_running", "choices", "Choices that generate tokens.", in_vllm=True, in_status=True
     )
     choices_waiting: int = gauge_field(
-        "num_requests_waiting",
-        "choices",
-        "Choices that wait for admission.",
-        in_vllm=True,
-        in_status=True,
+        "num_requests_waiting", "choices", "Choices that wait for admission.", in_vllm=True, in_status=True
     )
     blocks_total: int = gauge_field("kv_blocks", "blocks", "KV blocks of the worker.")
     blocks_used: int = gauge_field(
@@ -85,11 +81,7 @@ class EngineStats:
         in_status=True,
     )
     accepted_tokens: int = counter_field(
-        "spec_decode_num_accepted_tokens",
-        "tokens",
-        "Draft tokens that were accepted.",
-        in_vllm=True,
-        in_status=True,
+        "spec_decode_num_accepted_tokens", "tokens", "Draft tokens that were accepted.", in_vllm=True, in_status=True
     )
     replayed_tokens: int = counter_field(
         "replayed_tokens", "tokens", "Output tokens computed again after a preemption or a move."
@@ -145,10 +137,7 @@ class EngineStats:
         in_status=True,
     )
     transfers: int = counter_field(
-        "kv_transfers",
-        "pulls",
-        "Successful pulls: at most one per group, whatever n is.",
-        in_status=True,
+        "kv_transfers", "pulls", "Successful pulls: at most one per group, whatever n is.", in_status=True
     )
     transfer_bytes: int = counter_field("kv_transfer_bytes", "bytes", "KV bytes of successful pulls.", in_status=True)
     transfer_descriptors: int = counter_field(

@@ -11,10 +11,7 @@ class GatewayConfig:
     """The servers behind a gateway."""
 
     workers: tuple[str, ...] = setting(
-        (),
-        "URL of a worker, or URL,role,kind with one or both; repeatable.",
-        commas=True,
-        read=check_workers,
+        (), "URL of a worker, or URL,role,kind with one or both; repeatable.", commas=True, read=check_workers
     )
     role_of: tuple[str, ...] = setting(
         (),
@@ -45,9 +42,7 @@ class GatewayConfig:
         must="MODEL=FOLDER or MODEL=ORG/NAME",
     )
     leader_timeout_s: float = setting(
-        30.0,
-        "Time after which a vLLM decode server stops waiting for a prompt's KV and computes the prompt.",
-        above=0,
+        30.0, "Time after which a vLLM decode server stops waiting for a prompt's KV and computes the prompt.", above=0
     )
     upstream_timeout_s: float = setting(
         300.0,
@@ -62,8 +57,5 @@ class GatewayConfig:
         reason="workers are polled every second",
     )
     start_timeout_s: float = setting(
-        300.0,
-        "Time for which a starting gateway waits for its first ready worker.",
-        commands=GATEWAY + RAY,
-        above=0,
+        300.0, "Time for which a starting gateway waits for its first ready worker.", commands=GATEWAY + RAY, above=0
     )

@@ -28,9 +28,7 @@ class RayConfig:
     )
     scale_up_delay_s: float = setting(5.0, "Time above the target load before a replica is added.", minimum=0)
     scale_down_delay_s: float = setting(
-        60.0,
-        "Time below the target load before a replica is removed; five times as long for the last one.",
-        minimum=0,
+        60.0, "Time below the target load before a replica is removed; five times as long for the last one.", minimum=0
     )
     cpus_per_worker: float = setting(
         1.0, "CPUs that Ray reserves for each prefill and decode replica, and threads of its engine.", above=0

@@ -114,10 +114,7 @@ class EngineConfig:
     )
     kv_cache_gb: float = setting(2.0, "Memory for the KV cache of one engine.", unit="GiB", above=0)
     gpu_memory_utilization: float | None = setting(
-        None,
-        "Fraction of a GPU's memory for the engine, weights included; replaces --kv-cache-gb.",
-        above=0,
-        maximum=1,
+        None, "Fraction of a GPU's memory for the engine, weights included; replaces --kv-cache-gb.", above=0, maximum=1
     )
     block_size: int = setting(16, "Number of tokens in a KV block.", unit="tokens", choices=(8, 16, 32, 64, 128))
     max_num_seqs: int = setting(
@@ -445,16 +442,10 @@ class ServerConfig:
         "With vllm, /metrics also exposes vLLM's metrics under vLLM's names, for its dashboards and load balancers.",
     )
     drain_timeout_s: float = setting(
-        30.0,
-        "Time for which a stopping server or replica lets running answers finish.",
-        panel=Panel.PROCESS,
-        minimum=0,
+        30.0, "Time for which a stopping server or replica lets running answers finish.", panel=Panel.PROCESS, minimum=0
     )
     log_level: str = setting(
-        "info",
-        "Minimum level of log lines.",
-        panel=Panel.PROCESS,
-        choices=("debug", "info", "warning", "error"),
+        "info", "Minimum level of log lines.", panel=Panel.PROCESS, choices=("debug", "info", "warning", "error")
     )
     log_format: LogFormat = setting(
         LogFormat.TEXT, "Format of log lines: text, or json with one object per line.", panel=Panel.PROCESS

@@ -50,10 +50,7 @@ class TraceContext(msgspec.Struct, frozen=True):
     @property
     def headers(self) -> dict[str, str]:
         """Headers that make a request a child of this span. Empty ones are not sent."""
-        return {
-            TRACEPARENT: f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}",
-            TRACESTATE: self.state,
-        }
+        return {TRACEPARENT: f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}", TRACESTATE: self.state}
 
 
 def headers_of(context: TraceContext | None) -> Mapping[str, str]:

@@ -118,10 +118,7 @@ class Sender:
         self._started_s = self._clock()
         try:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", PROGRAM),
-                stdin=PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                env=self._environ,
+                *(sys.executable, "-m", PROGRAM), stdin=PIPE, stdout=asyncio.subprocess.DEVNULL, env=self._environ
             )
         except OSError as error:
             logger.warning("the process that sends traces cannot be started: %s", error)

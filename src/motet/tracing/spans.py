@@ -80,13 +80,7 @@ class Span:
     def __init__(self, context: TraceContext | None = None) -> None:
         self.context = context
 
-    def child(
-        self,
-        name: str,
-        attributes: Attributes | None = None,
-        *,
-        kind: SpanKind = SpanKind.INTERNAL,
-    ) -> "Span":
+    def child(self, name: str, attributes: Attributes | None = None, *, kind: SpanKind = SpanKind.INTERNAL) -> "Span":
         """Starts a child span."""
         return self
 
