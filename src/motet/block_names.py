@@ -4,8 +4,7 @@
 
 Two blocks with the same name have the same tokens at the same positions after the same prefix under the same weights,
 so their KV is the same. With 128 bits a collision does not happen by chance and cannot be computed. The key contains
-the weights only after an engine's weights were updated; the initial weights have an empty name.
-"""
+the weights only after an engine's weights were updated; the initial weights have an empty name."""
 
 from array import array
 from collections.abc import Iterator, Sequence

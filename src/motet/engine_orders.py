@@ -15,8 +15,7 @@ The nouns of weights, used everywhere:
     WeightUpdate       the result of an update: all engines of a server serve with the prepared weights
 
 An engine prepares a checkpoint, and then applies or drops the prepared weights. A version is the name of the weights
-that serve.
-"""
+that serve."""
 
 import msgspec
 

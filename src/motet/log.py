@@ -2,8 +2,7 @@
 
 Values that come from clients and workers are escaped, so that they cannot start a new line, move a terminal's cursor
 or change the writing direction. Code logs with `logging.getLogger(__name__)` and passes values as
-`extra={"fields": {...}}`; both formats show them.
-"""
+`extra={"fields": {...}}`; both formats show them."""
 
 import json
 import logging

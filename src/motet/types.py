@@ -1,8 +1,7 @@
 """The objects that pass between the parts: requests, results of steps, facts about engines.
 
 Everything here is frozen, does not need torch, and travels unchanged as msgspec messages. The garbage collector does
-not track objects that are made for each token (`gc=False`): they cannot be part of a reference cycle.
-"""
+not track objects that are made for each token (`gc=False`): they cannot be part of a reference cycle."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,7 @@
     weights.push("http://127.0.0.1:8000", model.named_parameters(), version="1")
 
 The tensors become one safetensors file. If the server runs on the same machine as the same user, the file is in memory,
-and the server opens it; else it is the body of a request. The server must have been started with `--rl`.
-"""
+and the server opens it; else it is the body of a request. The server must have been started with `--rl`."""
 
 import http.client
 import json

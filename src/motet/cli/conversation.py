@@ -1,8 +1,7 @@
 """A streaming client of chat servers: sends a request and reads the stream into one object per choice, with times.
 
 `Conversation` does no I/O: the terminal feeds it from a synchronous client, benchmarks from an asynchronous one. It
-reads streams of chats and of completions.
-"""
+reads streams of chats and of completions."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,6 @@
 """The commands that run a server until a signal ends it: `motet serve`, `motet gateway`, `motet ray`.
 
-Each has one flag per setting, made from the declarations in `motet.settings`.
-"""
+Each has one flag per setting, made from the declarations in `motet.settings`."""
 
 import asyncio
 import importlib.util

@@ -1,8 +1,7 @@
 """A server in a child process, for programs that start their own: the demo, the chat, benchmarks, tests.
 
 It uses a free port unless one is given, prints its URL in its ready line, and ends with the program that started it,
-which holds the other end of its standard input. `read_figures` reads the costs of requests from its /metrics.
-"""
+which holds the other end of its standard input. `read_figures` reads the costs of requests from its /metrics."""
 
 import subprocess
 import sys

@@ -6,8 +6,7 @@
     answer     the connection of a client that reads nothing for `STALLED_S` is closed
 
 There are up to `max_connections`. When another client connects, the connection that has waited longest for a request is
-closed. If all have a request, a few more are accepted: on those, health routes are answered, and all others get 503.
-"""
+closed. If all have a request, a few more are accepted: on those, health routes are answered, and all others get 503."""
 
 import asyncio
 import http

@@ -80,8 +80,7 @@ def url_at(host: str, port: int) -> str:
 class HttpServer(uvicorn.Server):
     """Serves one app from `serve` to `stop`: uvicorn without its own handling of signals and logs.
 
-    It ends as soon as all answers are complete. Uvicorn's own loops check this only ten times a second.
-    """
+    It ends as soon as all answers are complete. Uvicorn's own loops check this only ten times a second."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], limits: ConnectionLimits | None = None) -> None:
         """`app`: any ASGI application. Each scope contains the extension `WRITE_EXTENSION`."""

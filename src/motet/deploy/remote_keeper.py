@@ -10,8 +10,7 @@
     a report that reveals a defect of Motet: dead, with a traceback in the log; the other workers are not affected
 
 When a worker is taken out, all its groups end here, so that they continue on other workers at once; the server itself
-is not affected.
-"""
+is not affected."""
 
 import asyncio
 import logging

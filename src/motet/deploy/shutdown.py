@@ -1,8 +1,7 @@
 """Communication between a server and the program that started it: signals that end it, and the line that reports that
 it is ready.
 
-The first SIGTERM or SIGINT makes the server drain, the second one makes it stop at once.
-"""
+The first SIGTERM or SIGINT makes the server drain, the second one makes it stop at once."""
 
 import asyncio
 import os

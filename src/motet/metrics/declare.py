@@ -9,8 +9,7 @@ are declared as constants where they are observed (`metrics.group_metrics`, `met
 
 A metric with the name of a vLLM metric has its meaning, with the prefix `motet:` instead of `vllm:`. A vLLM request is
 a choice here, since vLLM makes one request of every choice. With `in_vllm` in the declaration, `--metric-prefix vllm`
-also exposes the value under vLLM's name.
-"""
+also exposes the value under vLLM's name."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

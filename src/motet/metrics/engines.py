@@ -7,8 +7,7 @@
     and generates tokens              4       14
     the worker has left the fleet     -       -       its series end; the sum over all workers keeps the 14
 
-Events between an engine's last reading and its end are not counted.
-"""
+Events between an engine's last reading and its end are not counted."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

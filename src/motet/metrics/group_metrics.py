@@ -1,7 +1,6 @@
 """Metrics of groups and choices, by model: observed when a group is admitted, at its steps, and at its end.
 
-`GroupRecord` records the events of one group; `GroupMetrics` observes them for a model.
-"""
+`GroupRecord` records the events of one group; `GroupMetrics` observes them for a model."""
 
 from bisect import bisect_left
 from collections import Counter

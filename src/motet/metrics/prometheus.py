@@ -8,8 +8,7 @@ HTTP         counted here when a response has been sent
 
 With `--metric-prefix vllm`, metrics that vLLM has are also exposed under vLLM's names and labels. Clients such as the
 endpoint picker of Kubernetes' inference gateways read the first series that they find on a server, so these series
-describe the server: the sum over its workers.
-"""
+describe the server: the sum over its workers."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

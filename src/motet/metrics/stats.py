@@ -14,8 +14,7 @@ from motet.transfer.figures import BUCKET_BOUNDS_S
 class EngineStats:
     """Metrics of an engine, each declared once, here (`metrics.declare`).
 
-    The engine's core owns one instance and adds to its counters. It sends copies, with the gauges of that moment.
-    """
+    The engine's core owns one instance and adds to its counters. It sends copies, with the gauges of that moment."""
 
     groups_running: int = gauge_field("num_groups_running", "groups", "Groups that generate tokens.", in_status=True)
     groups_waiting: int = gauge_field("num_groups_waiting", "groups", "Groups that wait for admission.")

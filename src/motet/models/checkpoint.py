@@ -2,8 +2,7 @@
 
 A file in memory (Linux's memfd) is in no folder. Processes open it as `/proc/PID/fd/FD`, and it is gone as soon as no
 process has it open any more. A complete file is sealed: from then on no process can write to it or cut it, so all
-readers read the same.
-"""
+readers read the same."""
 
 import contextlib
 import errno

@@ -48,8 +48,7 @@ def check_safetensors(file: Path) -> tuple[dict[str, Any], int]:
     each tensor, and the offset of the data.
 
     A safetensors file is: 8 bytes header length (little endian) | header, JSON | data. `data_offsets` of a tensor are
-    half-open and start at the data.
-    """
+    half-open and start at the data."""
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:

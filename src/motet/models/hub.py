@@ -1,7 +1,6 @@
 """Models from the Hugging Face hub, stored in its own cache; without a connection, only from that cache.
 
-The hub's client is imported where it is used: the import takes 0.2 s, and a local folder does not need it.
-"""
+The hub's client is imported where it is used: the import takes 0.2 s, and a local folder does not need it."""
 
 import re
 from pathlib import Path

@@ -4,8 +4,7 @@
            ── ReceiveTensors, each update ──►
            ◄── ReceiverAnswer, to each ──────
 
-Each message is a line of JSON, on the process's standard input or output.
-"""
+Each message is a line of JSON, on the process's standard input or output."""
 
 import msgspec
 

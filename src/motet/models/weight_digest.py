@@ -7,8 +7,7 @@ cache, by the paths, sizes and times of the files, so that later starts do not r
 instructions for SHA-256: 0.16 s for 269 MB, half the time of BLAKE2b. Two threads share the tensors.
 
 Hugging Face's cache names each large file by its SHA-256. This name is checked when the digest is computed, so that a
-file that was damaged after its download is noticed.
-"""
+file that was damaged after its download is noticed."""
 
 import contextlib
 import hashlib

@@ -5,8 +5,7 @@ environment variable, name in the TOML file, checks, `--help` and row in docs/se
 declaration by `motet.settings`. Fields without one are set later, for example from the model.
 
 To add a setting, add a field here, in `motet.settings.gateway_config` or in `motet.settings.ray_config`. Add a rule to
-`motet.settings.rules` only if the setting depends on another.
-"""
+`motet.settings.rules` only if the setting depends on another."""
 
 import os
 from collections.abc import Mapping

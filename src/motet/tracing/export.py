@@ -5,8 +5,7 @@ then has `ExportSettings.close_s` to send the remaining spans. Signals to all pr
 
 OpenTelemetry's own variables apply here: OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE, _COMPRESSION and _TIMEOUT,
 OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY and so on. The server itself reads the variables
-that determine which traces are recorded, and over which protocol they are sent (`variables`).
-"""
+that determine which traces are recorded, and over which protocol they are sent (`variables`)."""
 
 import logging
 import os

@@ -6,8 +6,7 @@ Code that has a span makes children from it; code that only has a `GenerateReque
     OpenSpan    traces are on, and this span is recorded; `end` passes its record to the tracer
 
 A span that never ends leaves no record. Records are sent in batches by a separate process (`sender`): creating
-OpenTelemetry's objects here would take a tenth of the API process's time.
-"""
+OpenTelemetry's objects here would take a tenth of the API process's time."""
 
 import random
 import time

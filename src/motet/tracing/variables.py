@@ -1,8 +1,7 @@
 """OpenTelemetry's own variables that the server itself uses: which traces it records, and how they are sent.
 
 The process that sends spans uses all others (`export`). OpenTelemetry's library warns of an unknown value and continues
-with another one; this module raises ConfigError, so that the server does not start.
-"""
+with another one; this module raises ConfigError, so that the server does not start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,7 @@
     gateway ingress:   gateway ─► (directory, decode, prefill)
     direct ingress:    decode ─► (directory, prefill)
 
-A Serve config names `application` as `import_path: motet.deploy.ray.app:application`, with settings as `args`.
-"""
+A Serve config names `application` as `import_path: motet.deploy.ray.app:application`, with settings as `args`."""
 
 import secrets
 from collections.abc import Mapping

@@ -3,8 +3,7 @@
     load = unfinished requests that this router sent there + all other choices in the replica's last report
 
 Serve's proxy chooses before it has received the body, so neither n nor the prompt is known: a request counts as one
-choice until the replica's next report includes it.
-"""
+choice until the replica's next report includes it."""
 
 import time
 import zlib

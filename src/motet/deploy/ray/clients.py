@@ -102,8 +102,7 @@ async def request_prefill(
     2. the count has increased, so a call is made. Serve has no replica for it, keeps it, and starts a replica
     3. the call returns when the replica has started. It connects to the other replicas as any replica does
 
-    `missed` returns the count; `wake` returns when there is a replica, and raises MotetError.
-    """
+    `missed` returns the count; `wake` returns when there is a replica, and raises MotetError."""
     known = missed()
     while True:
         await sleep(POLL_S)

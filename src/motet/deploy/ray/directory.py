@@ -14,8 +14,7 @@
 in Motet's own encoding. `DirectoryCopy` is a copy of the list in another replica, kept up to date; `ListedWorkers`
 provides it to a gateway.
 Nothing here imports Ray, engines or servers, so that the directory's replica starts quickly: until then, no worker
-learns of a new one.
-"""
+learns of a new one."""
 
 import asyncio
 import contextlib

@@ -5,8 +5,7 @@ With direct ingress, Serve's proxy chooses the decode replica of a request:
     Serve's own proxy    by session and load (`request_router.ChoicesRouter`)
     HAProxy              the replica with the fewest connections: HAProxy does not use Serve's routers
 
-Nothing here needs Ray, so the command line prints the config without importing it.
-"""
+Nothing here needs Ray, so the command line prints the config without importing it."""
 
 import json
 import logging

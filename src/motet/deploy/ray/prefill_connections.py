@@ -4,8 +4,7 @@
     prefill    is ready when every announced decode worker has connected to it
 
 If a connection fails or takes longer than `CONNECT_S`, this is logged, and decode computes the KV that it cannot fetch.
-Connections are made independently, so none waits for another.
-"""
+Connections are made independently, so none waits for another."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,6 @@
 """The plans of replicas, from the settings of the application and the place of each replica.
 
-The model is found or downloaded on the node of each replica: a folder must have the same path on every node.
-"""
+The model is found or downloaded on the node of each replica: a folder must have the same path on every node."""
 
 import logging
 import math

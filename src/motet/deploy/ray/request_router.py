@@ -1,8 +1,7 @@
 """The router that Serve's proxies use for decode replicas that serve clients directly.
 
 Serve pickles this module by value to every process that routes requests. The modules that it imports must be installed
-there, as Motet is on every node of a cluster.
-"""
+there, as Motet is on every node of a cluster."""
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 

@@ -8,8 +8,7 @@ Serve passes the load of each replica (`load_of`) to its controller. The control
 replicas, keeps it between the minimum and the maximum, and acts when it has been the same for a while. Without a
 replica, Serve starts the first one itself as soon as a call waits (`clients.request_prefill`).
 
-Serve pickles the policy by value for its controller: the modules that it uses must be installed there.
-"""
+Serve pickles the policy by value for its controller: the modules that it uses must be installed there."""
 
 import math
 from typing import Any
