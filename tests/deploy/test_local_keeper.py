@@ -6,7 +6,7 @@ import pytest
 
 from motet.control.engine_control import EngineControl
 from motet.deploy.block_events import BlockEvents
-from motet.deploy.cell import STEADY_S, LocalEngine, LocalKeeper, RestartSeries, backoff_s, start_all
+from motet.deploy.cell import STEADY_S, LocalEngine, LocalKeeper, RestartSeries, start_all
 from motet.engine import Worker, WorkerState
 from motet.errors import ModelLoadError, StartupError
 from motet.kv_events.changes import Stored
@@ -149,7 +149,9 @@ async def test_the_cached_blocks_of_an_engine_are_known_until_it_dies() -> None:
 
 
 def test_the_wait_is_bounded() -> None:
-    assert [backoff_s(k, longest_s=30.0) for k in (0, 1, 6, 7, 8, 100)] == [0.25, 0.5, 16.0, 30.0, 30.0, 30.0]
+    series = RestartSeries(101, longest_backoff_s=30.0)
+    waits_s = [series.next_backoff_s() for _ in range(101)]
+    assert [waits_s[k] for k in (0, 1, 6, 7, 8, 100)] == [0.25, 0.5, 16.0, 30.0, 30.0, 30.0]
 
 
 CONFIGS = {name: EngineConfig(model_path="", model_name=name) for name in ("a", "b", "c")}

@@ -5,16 +5,16 @@
     --role decode --prefill-url   the engine, and prefill workers on other servers
 
 1. all engine processes start at the same time; if a process cannot start, all of them end
-2. each gets the weights of the cell, and every decode engine connects to every prefill engine, so that no request
-   waits for a connection
+2. each engine gets the weights of the cell, and every decode engine connects to every prefill engine, so that no
+   request waits for a connection
 3. `watch` runs next to the server: each engine has a keeper (`LocalKeeper`), which restarts it when it dies. Prefill
    workers on other servers are watched as a gateway watches its workers
 
-       ready ──died──► dead ──back-off──► starting ──► joined ──► ready, with a new process
-                        └── after `restarts` in a row ──► given up
+       ready ── died ──► dead ── back-off ──► starting ──► joined ──► ready, with a new process
+                          └── after `engine_restarts` restarts in a row ──► given up
 
-   in a row: without being ready for `STEADY_S` between two deaths; the back-off grows with each death
-4. the cell is `dead` when no engine that decodes is left or expected; it continues without prefill engines
+   restarts are in a row if the engine was ready for less than `STEADY_S` in between; the back-off grows with each
+4. the cell is `dead` when all engines that decode are given up; it continues without prefill engines
 5. `close` ends every process
 """
 
@@ -53,12 +53,12 @@ logger = logging.getLogger(__name__)
 
 DEFAULTS = GatewayConfig()
 STEADY_S = 10.0
-"""Time in seconds for which an engine must be ready before a death counts as the first in a row."""
+"""Time for which an engine must be ready before its death counts as the first in a row."""
 FIRST_BACKOFF_S = 0.25
 
 
 class LocalEngine(Engine, ControlledEngine, Protocol):
-    """An engine in a process that this server has started (`NativeEngine`; tests have their own)."""
+    """An engine in a process that this server has started: `NativeEngine`, or a fake in tests."""
 
     @property
     def died(self) -> asyncio.Event:
@@ -70,7 +70,7 @@ class LocalEngine(Engine, ControlledEngine, Protocol):
         ...
 
     def listen_to_blocks(self, listener: BlockListener) -> None:
-        """Passes changes of its prompt blocks to `listener`. Must be called before it gets a group."""
+        """Passes changes of the engine's prompt blocks to `listener`. Must be called before the engine gets a group."""
         ...
 
 
@@ -87,6 +87,7 @@ class Cell:
         self._prefill: Gateway | None = None
         """Prefill workers on other servers; None if there are none."""
         self._needed = [keeper for keeper in keepers if keeper.role is not Role.PREFILL] or keepers
+        """Keepers of the engines without which the server cannot serve."""
 
     @property
     def workers(self) -> list[Worker]:
@@ -99,28 +100,28 @@ class Cell:
         return all(keeper.given_up.is_set() for keeper in self._needed)
 
     def figures(self) -> RoutingFigures:
-        """Returns the counts of routing and of the keepers."""
+        """Returns the figures of the router, with the restarts of the engines."""
         restarts = {keeper.id: keeper.restarted for keeper in self._keepers}
         return dataclasses.replace(self.router.figures(), restarts=restarts)
 
     async def death(self) -> None:
-        """Returns once the cell is dead."""
+        """Returns when the cell is dead."""
         for keeper in self._needed:
             await keeper.given_up.wait()
 
     async def connect(self, address: TransferAddress) -> None:
-        """Connects its engines that pull KV to a worker on another server. Raises MotetError if one cannot connect."""
+        """Connects the decode engines to a worker on another server. Raises MotetError if an engine cannot connect."""
         pulling = [keeper.id for keeper in self._keepers if keeper.role is Role.DECODE]
         for worker in self.workers:
             if worker.id in pulling and isinstance(worker.engine, ControlledEngine):
                 await worker.engine.send(Connect(address))
 
     def endpoint(self) -> str | None:
-        """Returns the address of its block events; None unless there is exactly one."""
+        """Returns the address of the block events, if the cell has one engine; else None."""
         return self._keepers[0].block_events.endpoint if len(self._keepers) == 1 else None
 
     async def start(self, plan: ServerPlan, client: Client) -> None:
-        """Starts the engines, and queries each prefill server of the plan."""
+        """Starts the engines, and requests a report of each prefill server of the plan."""
         for keeper in self._keepers:
             self.router.fleet.expect(keeper.id, "-", role=keeper.role)
         await start_all(self._keepers)
@@ -157,7 +158,8 @@ class Cell:
 async def start_cell(
     plan: ServerPlan, *, address: str, start_engine: StartEngine, client: Client, tracer: Tracer = NO_TRACES
 ) -> Cell:
-    """Starts all engines of the plan, or none. `address`: address of the server; `client`: for prefill servers."""
+    """Starts all engines of the plan, or none. `address`: address of the server; `client`: for requests to prefill
+    servers."""
     configs = engine_configs(plan, cores=cores())
     fleet = Fleet(session_expiry_s=plan.routing.session_expiry_s)
     router = Router(fleet, plan.routing, cell=plan.cell, role=plan.role, tracer=tracer)
@@ -194,14 +196,13 @@ def prefill_members(
     connects_workers: bool = True,
     listed: WorkerList | None = None,
 ) -> Gateway:
-    """Makes the gateway part of a server that decodes and serves clients directly: the prefill servers in its fleet.
+    """Makes the gateway part of a server that decodes and serves clients directly: its prefill servers.
 
-    They are queried and watched like a gateway's workers. A decode server names them from the start (`--prefill-url`).
-    On Ray they join and leave with the directory."""
+    They are watched like the workers of a gateway. A decode server names them from the start (`--prefill-url`); on Ray,
+    they join and leave with the directory."""
     model = cell.workers[0].engine.info.model
 
     async def prepare(report: EngineReport, server: FoundServer) -> None:
-        """Refuses prefill servers with another model. Nothing else is needed from them."""
         if report.info.model != model:
             raise EngineError(
                 f"{server.url} has the model {report.info.model}, and this server {model}: "
@@ -215,8 +216,7 @@ def prefill_members(
 
 
 async def start_all(keepers: Iterable["LocalKeeper"]) -> None:
-    """Starts all engines at the same time. The first that cannot start ends the other starts. The owner closes all
-    keepers."""
+    """Starts all engines at the same time. The first failure ends the other starts; the caller closes all keepers."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for keeper in keepers:
@@ -226,7 +226,7 @@ async def start_all(keepers: Iterable["LocalKeeper"]) -> None:
 
 
 class RestartSeries:
-    """Counts the restarts of one engine in a row, and returns the time to wait before each."""
+    """Counts the restarts of one engine in a row, and computes the time to wait before each."""
 
     def __init__(
         self, max_in_a_row: int, *, longest_backoff_s: float, clock: Callable[[], float] = time.monotonic
@@ -236,7 +236,7 @@ class RestartSeries:
         self._clock = clock
         self._in_a_row = 0
         self._ready_s = clock()
-        """Time at which the engine became ready."""
+        """Time at which the engine last became ready."""
 
     def __str__(self) -> str:
         """Returns the number of the current start, for people."""
@@ -250,15 +250,17 @@ class RestartSeries:
             self._in_a_row = 0
 
     def next_backoff_s(self) -> float | None:
-        """Counts a restart. Returns the time in seconds to wait before it; None after the maximum number."""
+        """Counts a restart. Returns the time to wait before it: 0.25, 0.5, 1, 2 ... The first restart is quick, since a
+        single death can be an accident. Returns None after the maximum number of restarts."""
         if self._in_a_row >= self._max_in_a_row:
             return None
         self._in_a_row += 1
-        return backoff_s(self._in_a_row - 1, longest_s=self._longest_backoff_s)
+        return min(self._longest_backoff_s, FIRST_BACKOFF_S * 2.0 ** (self._in_a_row - 1))
 
 
 class LocalKeeper:
-    """Keeps one engine of this machine alive. The owner starts the engine the first time: `start`, then `join`."""
+    """The keeper of an engine on this machine: restarts its process when it dies. The owner starts the engine the first
+    time: `start`, then `join`."""
 
     def __init__(
         self,
@@ -273,12 +275,13 @@ class LocalKeeper:
         address: str | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`address`: address of the worker, by default the address of its side channel."""
+        """`address`: the worker's address in routing; None for the address of its side channel."""
         self.id = id
         self.role = config.role
         self.given_up = asyncio.Event()
         """Set when the engine will not be restarted any more."""
         self.restarted = 0
+        """Number of successful restarts."""
         self.block_events = block_events
         self._fleet = fleet
         self._start_engine = partial(start_engine, config)
@@ -293,26 +296,23 @@ class LocalKeeper:
         self._engine = await self._start_engine()
 
     async def join(self) -> None:
-        """Adds the started engine to the fleet: it gets the weights of the other engines, is connected to the workers
+        """Puts the started engine in the fleet: it gets the weights of the other engines, is connected to the workers
         with which it exchanges KV, and gets groups from now on. Raises MotetError if it cannot get these weights."""
-        async with self._control.engines.lock:
-            await self._join()
-
-    async def _join(self) -> None:
         engine = self._engine
         assert engine is not None  # it was started
-        engine.listen_to_blocks(indexing(self._fleet.cached_blocks, self.id))
-        if (listener := self.block_events.listener(engine.info.block_size)) is not None:
-            engine.listen_to_blocks(listener)
-        await self._control.sync(engine)
-        transfer = engine.info.transfer
-        side_channel = f"{transfer.host}:{transfer.port}" if transfer else "-"
-        worker = Worker(self.id, engine, self._address or side_channel, kill=engine.kill)
-        await connect_to_fleet(worker, self._fleet)
-        self._fleet.put(worker)
+        async with self._control.engines.lock:
+            engine.listen_to_blocks(indexing(self._fleet.cached_blocks, self.id))
+            if (listener := self.block_events.listener(engine.info.block_size)) is not None:
+                engine.listen_to_blocks(listener)
+            await self._control.sync(engine)
+            transfer = engine.info.transfer
+            side_channel = f"{transfer.host}:{transfer.port}" if transfer else "-"
+            worker = Worker(self.id, engine, self._address or side_channel, kill=engine.kill)
+            await connect_to_fleet(worker, self._fleet)
+            self._fleet.put(worker)
 
     async def keep(self) -> None:
-        """Runs until it is cancelled, or the engine is given up. Owns only the engine that the fleet knows."""
+        """Watches the engine until it is cancelled, or the engine is given up."""
         while self._engine is not None:
             self._restarts.record_ready()
             await self._engine.died.wait()
@@ -342,13 +342,7 @@ class LocalKeeper:
             self.restarted += 1
 
     async def close(self) -> None:
-        """Ends the engine, also one that never joined the fleet. Must be called after `keep` has ended."""
+        """Ends the engine, even if it never joined the fleet. Must be called after `keep` has ended."""
         if self._engine is not None:
             await self._engine.close()
         await self.block_events.close()
-
-
-def backoff_s(in_a_row: int, *, longest_s: float) -> float:
-    """Returns the time in seconds before the next start: 0.25, 0.5, 1, 2 ... The first restart is quick, since a single
-    death may be an accident."""
-    return min(longest_s, FIRST_BACKOFF_S * 2.0**in_a_row)

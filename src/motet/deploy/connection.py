@@ -6,7 +6,8 @@
     answer     the connection of a client that reads nothing for `STALLED_S` is closed
 
 There are up to `max_connections`. When another client connects, the connection that has waited longest for a request is
-closed. If all have a request, a few more are accepted: on those, health routes are answered, and all others get 503."""
+closed. If all have a request, `RESERVE` more are accepted: on these, only health routes are answered, and other
+requests get 503."""
 
 import asyncio
 import http
@@ -28,17 +29,17 @@ from motet.settings.server_config import ServerConfig
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Maximum size of a request's head, or of the framing between two chunks of its body. Common proxies allow a quarter of
-this."""
+"""Maximum size of a request's head, or of the framing between two body chunks. Common proxies allow a quarter of it."""
 MAX_HEADERS = 200
 MAX_PIPELINED = 4
 """Maximum number of requests that wait for the answer to an earlier one on the same connection. Clients of APIs do not
-pipeline. Uvicorn would stop reading while one waits, and not detect that the client leaves."""
+pipeline. Uvicorn stops reading while a request waits, and then does not detect that the client leaves."""
 RESERVE = 64
 """Number of connections above the limit, for health checks."""
 STALLED_S = 300.0
+"""Time after which the connection of a client that does not read its answer is closed."""
 LINGER_S = 2.0
-"""Time that a client has to read the reason for which its connection is closed."""
+"""Time that a client has to read the error with which its connection is closed."""
 
 
 @dataclass
@@ -60,8 +61,8 @@ class ConnectionLimits:
 
 
 def connection_limits(config: ServerConfig) -> ConnectionLimits:
-    """Returns the limits of a server. Half of the file descriptors are reserved for workers and engines: without one, a
-    connection can be neither accepted nor refused."""
+    """Returns the limits of a server. Half of the file descriptors are reserved for workers and engines: without a free
+    one, a connection can be neither accepted nor refused."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     maximum = config.max_connections if descriptors == resource.RLIM_INFINITY else max(1, descriptors // 2)
     return ConnectionLimits(config.receive_timeout_s, min(config.max_connections, maximum))
@@ -74,8 +75,6 @@ class RequestTimeoutError(RequestError, status=408, code="request_timeout"): ...
 
 
 class _Timer:
-    """A timer of a connection."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._handle: asyncio.TimerHandle | None = None
@@ -85,7 +84,7 @@ class _Timer:
         return self._handle is not None
 
     def start(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Starts the timer, or starts it again."""
+        """Starts the timer, from the beginning if it runs."""
         self.stop()
         self._handle = self._loop.call_later(delay_s, self._fire, callback)
 
@@ -100,20 +99,20 @@ class _Timer:
 
 
 class ClientConnection(HttpToolsProtocol):
-    """One connection. A callback of the parser that raises ends the parsing, and `_refusal` is then the answer."""
+    """One connection. If a callback of the parser raises, the parsing ends, and `_refusal` is the answer."""
 
     def __init__(self, *, limits: ConnectionLimits, **uvicorn_arguments: Any) -> None:
         super().__init__(**uvicorn_arguments)
         self._limits = limits
         self._deadline = _Timer(self.loop)
-        """Ends the wait for a request, or for the rest of one."""
+        """Ends the wait for a request, or for the rest of it."""
         self._stalled = _Timer(self.loop)
         """Closes the connection of a client that does not read its answer."""
         self._unread_bytes = 0
         """Number of bytes received since the last byte of a body, or since the end of the last request."""
         self._in_body = False
         self._ended = False
-        """True if the reason for the end has been sent to the client; all further data from it is discarded."""
+        """True if an error has been sent that ends the connection; all further data of the client is discarded."""
         self._refusal: RequestError | OverloadedError | None = None
         self._answered: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the last request that was received."""
@@ -141,7 +140,7 @@ class ClientConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def displace(self) -> None:
-        """Closes it at once, because another connection takes its place."""
+        """Closes the connection at once, so that another one can take its place."""
         self._limits.waiting.pop(self, None)
         self.connections.discard(self)
         self.transport.abort()
@@ -165,7 +164,7 @@ class ClientConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(RequestError(f"More than {MAX_PIPELINED} requests wait on one connection."))
-        if len(self.connections) > self._limits.max_connections and not self._asks_for_health():
+        if len(self.connections) > self._limits.max_connections and not self._is_health_request():
             self._refuse(OverloadedError("The server has reached its limit of connections. Try again later."))
         self._unread_bytes = 0
         self._limits.waiting.pop(self, None)
@@ -193,7 +192,7 @@ class ClientConnection(HttpToolsProtocol):
             self._limits.waiting[self] = None
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn when the parser fails, and by this class to refuse a request."""
+        """Called by uvicorn when the parser fails, and here to refuse a request."""
         if self._answering or self.transport.is_closing():
             self.transport.abort()  # an error would be sent in the middle of an answer, or after its end
             return
@@ -230,7 +229,7 @@ class ClientConnection(HttpToolsProtocol):
         self._refusal = error
         raise error
 
-    def _asks_for_health(self) -> bool:
+    def _is_health_request(self) -> bool:
         return httptools.parse_url(self.url).path.decode("latin-1") in OPEN_ROUTES
 
     def _expect_rest(self) -> None:
@@ -238,7 +237,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _late(self) -> None:
         """Called when no request, or not all of a request, was received in time."""
-        if self.flow.read_paused:  # it is the server that does not read
+        if self.flow.read_paused:  # the server does not read
             self._expect_rest()
         elif self._in_body and not self.cycle.response_complete:
             self._end_late("body")
@@ -255,6 +254,6 @@ class ClientConnection(HttpToolsProtocol):
 
     @property
     def _answering(self) -> bool:
-        """True if an answer is being sent, or if another request is answered before the last one."""
+        """True if an answer is being sent, or if an earlier request is answered before the last one."""
         cycle = self.cycle
         return bool(self.pipeline) or (cycle is not None and cycle.response_started and not cycle.response_complete)

@@ -1,12 +1,12 @@
-"""Finds out the kind of a worker's server, how to query it, and if it fits the other workers.
+"""Detects the kind of a worker's server, and checks that the worker fits the other workers.
 
     GET /engine answers             a Motet server
     token ids in, token ids out     vLLM
     GET /v1/models answers          any server with OpenAI's API: text in, text out
 
-A Motet server that refuses (another version, another key) is not tried as another kind: it would silently work as a
-text upstream. The kind is kept until the server answers as another kind; a text upstream that was unavailable is probed
-again."""
+A Motet server that refuses the request (another version, another key) is not tried as another kind: it would silently
+work as a text upstream. The detected kind is kept until the server answers as another kind. A text upstream that was
+unavailable is probed again."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,7 +27,7 @@ from motet.ids import ModelName
 from motet.metrics.routing import TicketLog
 from motet.routing.workers.worker_facts import numeric_format
 from motet.settings.gateway_config import GatewayConfig
-from motet.settings.named_worker import NamedWorker, by_url, roles_by_url
+from motet.settings.named_worker import NamedWorker, by_url
 from motet.text.tokenizer import Tokenizer
 from motet.types import EngineKind, Role
 
@@ -48,21 +48,21 @@ class WorkerProbe:
     make_engine: Callable[[EngineReport], RemoteEngine | VLLMEngine | TextUpstream]
     """Makes the object for the start of the server that sent this report."""
     tokenizer: Callable[[], Awaitable[dict[str, bytes]]] | None = None
-    """Fetches the tokenizer's files, after a report; None for a text upstream. Raises EngineError."""
+    """Fetches the tokenizer's files; needs a report first. None for a text upstream. Raises EngineError."""
     check_tokenizer: Callable[[Tokenizer, str], Awaitable[None]] | None = None
-    """Raises EngineError if the server has another tokenizer for the model. None for Motet servers, for which a gateway
-    may be given another tokenizer on purpose."""
+    """Raises EngineError if the server has another tokenizer for the model. None for Motet servers, for which the
+    operator may give the gateway another tokenizer on purpose."""
 
 
 Probes = Mapping[EngineKind, Callable[[], WorkerProbe]]
-"""Makes the `WorkerProbe` of each kind. The kinds are tried in this order."""
+"""Functions that make the `WorkerProbe` of each kind, in the order in which the kinds are tried."""
 
 
 class FoundServer:
-    """A worker's server, which is queried as the kind that it was found to be."""
+    """A worker's server. Its kind is detected by the first report, unless the operator named it."""
 
     def __init__(self, url: str, probes: Probes, *, kind: EngineKind | None = None, id: str = "") -> None:
-        """`kind`: the kind that the operator named; None to find it out; `id`: the worker's id, in messages."""
+        """`kind`: the kind that the operator named; None to detect it. `id`: the worker's id, for messages."""
         self.url = url
         self._id = id or url
         self._probes = probes if kind is None else {kind: probes[kind]}
@@ -81,10 +81,9 @@ class FoundServer:
                 return await probe.report()
             except OtherServerError:
                 self._found = None  # another server listens there now
-            except EngineSilentError:
-                raise
-            except EngineDiedError:
-                if kind is EngineKind.OPENAI:  # nearly every server answers as this kind: it can be another one now
+            except EngineDiedError as error:
+                # Nearly every server answers as a text upstream: after its end, it can be of another kind.
+                if kind is EngineKind.OPENAI and not isinstance(error, EngineSilentError):
                     self._found = None
                 raise
         return await self._find()
@@ -122,10 +121,6 @@ class ProbeSettings:
     tickets: TicketLog = field(default_factory=TicketLog)
     worker_key: str = ""
     """Sent to Motet servers that have no key of their own."""
-
-    def role_of(self, url: str) -> Role | None:
-        """Returns the role that the settings name for a worker; None if they name none."""
-        return roles_by_url(self.config.role_of).get(url)
 
     def server(self, named: NamedWorker, id: str) -> FoundServer:
         """Returns the server of the worker `id`, without sending it a request."""
@@ -167,7 +162,7 @@ async def _motet_report(server: EngineServer, keyless: EngineServer) -> EngineRe
 
 
 def _vllm_files(server: VLLMServer, find_tokenizer: FindTokenizer | None) -> dict[str, bytes]:
-    """Finds the tokenizer of a vLLM server, which does not send its files, but reports the source of its model."""
+    """Reads the tokenizer of a vLLM server, which sends no files, but reports the folder or hub name of its model."""
     if find_tokenizer is None:
         raise EngineError(f"{server.name} does not send one")
     try:
@@ -177,7 +172,7 @@ def _vllm_files(server: VLLMServer, find_tokenizer: FindTokenizer | None) -> dic
 
 
 async def _check_vllm_tokenizer(tokenizer: Tokenizer, model: str, *, server: VLLMServer) -> None:
-    """Compares token ids: with another vocabulary the server would return meaningless text without an error."""
+    """Compares token ids. With another vocabulary, the server would return meaningless text without an error."""
     remote = await server.tokenize(SAMPLE, model)
     local = tokenizer.encode(SAMPLE, add_special_tokens=False)
     if remote is not None and remote != local:
@@ -191,17 +186,16 @@ async def _check_vllm_tokenizer(tokenizer: Tokenizer, model: str, *, server: VLL
 class CompatibilityCheck:
     """Decides if a worker fits the others: a group that moves to another worker must find the same model there.
 
-    Workers can have different models, but workers with the same model name must report equal facts, as far as they
-    report them. The first report of a fact counts until all workers that reported it have left."""
+    Workers can have different models, but workers with the same model name must agree on each fact that they report.
+    A new report is compared with the first report of the fact, until all workers that reported it have left."""
 
     def __init__(self) -> None:
         self._models: dict[ModelName, dict[tuple[str, EngineKind | None], tuple[object, set[str]]]] = {}
-        """Known facts of each model, with the ids of the workers that reported them. Some facts are only compared among
-        engines of one kind."""
+        """Values of facts, each with the ids of the workers that reported it, by model and fact. A fact with an engine
+        kind is compared only among engines of this kind."""
 
     def problem(self, id: str, report: EngineReport, *, role: Role | None) -> str | None:
-        """Returns the reason for which the worker `id` cannot be used; None if it can. `role`: the role that the
-        operator named."""
+        """Returns the reason why the worker `id` cannot be used; None if it can. `role`: as named by the operator."""
         self.forget(id)
         info = report.info
         if role is not None and info.role is not role:
@@ -218,7 +212,7 @@ class CompatibilityCheck:
         return None
 
     def forget(self, id: str) -> None:
-        """Forgets the facts that a worker has reported. Must be called when it has left."""
+        """Removes the facts that a worker has reported. Must be called when the worker has left."""
         for known in self._models.values():
             for fact, (_, ids) in list(known.items()):
                 ids.discard(id)
@@ -232,8 +226,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 def load_files(files: Mapping[str, bytes], *, chat_template: str | None) -> Tokenizer:
-    """Makes a tokenizer from another server's files. The libraries read folders, so the files are written to a
-    temporary one."""
+    """Makes a tokenizer from another server's files, through a temporary folder: the libraries only read folders."""
     with TemporaryDirectory(prefix="motet-") as folder:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)

@@ -1,55 +1,136 @@
-"""The workers of a gateway: servers of any kind on other machines or ports, which join, leave, die and return at any
-time.
+"""The workers of a gateway: servers of any kind on any machine, which join, leave, die and return at any time.
 
     --worker URL          workers from the start
     --workers-file FILE   workers that are added there or removed join or leave; the same for any other `WorkerList`
     POST /workers         operators do the same over HTTP (`Membership`)
 
 1. each worker has a keeper (`remote_keeper`), which requests its report every second and updates the fleet
-2. a worker that leaves gets no new groups. When its groups have ended, or have moved to other workers because their
+2. a worker that has started, or started again, is put in the fleet by `FleetEntry`
+3. a worker that leaves gets no new groups. When its groups have ended, or have moved to other workers because their
    time is over, its keeper ends and the worker is removed. The server itself continues to run
-3. a gateway without workers is not dead: it answers 503 until a worker joins or returns
+4. a gateway without workers is not dead: it answers 503 until a worker joins or returns
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
 from urllib.parse import urlsplit
 
 from motet.control.engine_control import EngineControl
-from motet.deploy.discover import ProbeSettings
-from motet.deploy.fleet_entry import FleetEntry, PrepareModel
-from motet.deploy.remote_keeper import ENDS, HEARTBEAT_S, KeeperLimits, RemoteKeeper
+from motet.deploy.discover import CompatibilityCheck, FoundServer, ProbeSettings
+from motet.deploy.kv_connections import connect_to_fleet
+from motet.deploy.remote_keeper import ENDS, HEARTBEAT_S, KeeperLimits, KeptEngine, RemoteKeeper, WorkerCalls
 from motet.deploy.shutdown import first_of
 from motet.deploy.worker_list import WorkerList, WorkersFromList
+from motet.engine import Worker
+from motet.engines.upstream.text_upstream import TextUpstream
+from motet.engines.wire import EngineReport
 from motet.errors import DrainingError, NotFoundError, RequestError, WorkerLeavingError
 from motet.kv_events.follower import SharedContext, follow_blocks
 from motet.routing.router import Router
 from motet.routing.text_router import TextRouter
-from motet.settings.named_worker import NamedWorker, named_workers
+from motet.routing.workers.fleet import Fleet
+from motet.settings.named_worker import NamedWorker, named_workers, roles_by_url
+from motet.types import EngineKind, Role
 
 logger = logging.getLogger(__name__)
 
 PORTS = {"http": 80, "https": 443}
+PROBE_TIMEOUT_S = 2.0
+"""Maximum time to detect the abilities of a text upstream, which then gets one request for each choice."""
+
+PrepareModel = Callable[[EngineReport, FoundServer], Awaitable[None]]
+"""Fetches everything that is needed before a worker can be used. Raises EngineError if it is not available."""
+
+
+class FleetEntry:
+    """Puts the workers of one gateway in its fleet, each time a worker has started.
+
+    1. its model and the facts in its report must fit the other workers (`CompatibilityCheck`), and everything that the
+       model needs here is fetched, such as its tokenizer
+    2. the object for this start of the worker is made, and gets the weights that the other engines have
+    3. it is connected to the workers with which it exchanges KV, and put in the fleet
+    """
+
+    def __init__(
+        self, fleet: Fleet, control: EngineControl, *, prepare: PrepareModel, texts: TextRouter, connects_workers: bool
+    ) -> None:
+        """`texts`: routes requests for models that only text upstreams have; `connects_workers`: True if the gateway
+        connects workers that exchange KV, False if they connect to each other without it."""
+        self._fleet = fleet
+        self._control = control
+        self._prepare = prepare
+        self._texts = texts
+        self._connects_workers = connects_workers
+        self._compatibility = CompatibilityCheck()
+        self._connecting = asyncio.Lock()
+
+    def calls(self, id: str, server: FoundServer, *, role: Role | None) -> WorkerCalls:
+        """Returns the calls for the keeper of the worker `id`. `role`: the role that the operator named."""
+        return WorkerCalls(
+            report=server.report,
+            problem=partial(self._compatibility.problem, id, role=role),
+            join=partial(self._join, id, server=server),
+            left=partial(self._compatibility.forget, id),
+        )
+
+    def remove(self, id: str) -> None:
+        """Removes a worker that has left."""
+        self._fleet.remove(id)
+        self._texts.remove(id)
+
+    async def _join(self, id: str, report: EngineReport, *, server: FoundServer) -> KeptEngine:
+        await self._prepare(report, server)
+        engine = server.probe.make_engine(report)
+        try:
+            if isinstance(engine, TextUpstream):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PROBE_TIMEOUT_S):
+                        await engine.learn_abilities()
+                self._texts.put(id, engine.generate)
+                self._fleet.put_text(id, report.models)
+            else:
+                self._fleet.set_models(id, report.models)
+                async with self._control.engines.lock:
+                    await self._control.sync(engine)
+                    await self._put(Worker(id, engine, server.url, local=False), report.info.kind)
+        except BaseException:  # the keeper does not have the engine, which can already have groups
+            engine.lost(WorkerLeavingError(f"{id} has left"))
+            await engine.close()
+            raise
+        return engine
+
+    async def _put(self, worker: Worker, kind: EngineKind) -> None:
+        """Puts an engine in the fleet. Motet's engines are connected first, one engine at a time, since two that join
+        at the same time would not find each other. Engines of other kinds connect by a first transfer, for which they
+        must be in the fleet; no request waits for it."""
+        if kind is EngineKind.MOTET and self._connects_workers:
+            async with self._connecting:
+                await connect_to_fleet(worker, self._fleet)
+                self._fleet.put(worker)
+            return
+        self._fleet.put(worker)
+        if kind is not EngineKind.MOTET:
+            await connect_to_fleet(worker, self._fleet)
 
 
 @dataclass
 class _KeptWorker:
-    """One worker of the gateway, owned by it."""
+    """One worker of the gateway."""
 
     keeper: RemoteKeeper
     task: asyncio.Task[None] | None = None
-    """Runs the keeper; None unless the gateway is watched."""
+    """Task of the keeper; None unless the gateway is watched."""
     drain_s: float | None = None
     """Time in seconds that its groups have to end; None unless it is leaving."""
 
 
 class Gateway:
-    """Workers on other servers that serve together; has the functions of a `Membership`."""
+    """Workers on other servers that serve together. `join`, `leave` and `drain` are the functions of a `Membership`."""
 
     def __init__(
         self,
@@ -63,16 +144,14 @@ class Gateway:
         texts: TextRouter | None = None,
         listed: WorkerList | None = None,
     ) -> None:
-        """Starts with the workers of the config. Workers of `listed` come and go with the list, and their groups have
-        `drain_s` to end. `heartbeat_s`: time between two requests to a worker; `connects_workers` and `texts`: as in
-        `FleetEntry`. Raises ConfigError."""
+        """Starts with the workers of the config. Workers of `listed` join and leave with the list, and their groups
+        have `drain_s` to end. `heartbeat_s`: time between two requests for a worker's report; `connects_workers` and
+        `texts`: as in `FleetEntry`. Raises ConfigError."""
         self.router = router
         self.control = EngineControl(router, on_other_servers=True)
-        self._fleet = router.fleet
-        texts = texts or TextRouter(router.fleet)
-        self._entry = FleetEntry(
-            router.fleet, self.control, prepare=prepare, texts=texts, connects_workers=connects_workers
-        )
+        self._fleet = fleet = router.fleet
+        texts = texts or TextRouter(fleet)
+        self._entry = FleetEntry(fleet, self.control, prepare=prepare, texts=texts, connects_workers=connects_workers)
         self._probes = probes
         self._drain_s = drain_s
         self._limits = KeeperLimits(
@@ -82,7 +161,7 @@ class Gateway:
         self._workers: dict[str, _KeptWorker] = {}
         """Workers by id."""
         self._tasks: asyncio.TaskGroup | None = None
-        """Runs the tasks of keepers and of leaving workers; None unless the gateway is watched."""
+        """Tasks of keepers and of leaving workers; None unless the gateway is watched."""
         for named in named_workers(probes.config.workers):
             self.add(named)
         self._listed = listed
@@ -99,7 +178,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[asyncio.Task[None]]:
-        """Watches the workers in a task, which it yields when a report of every present worker has been requested."""
+        """Runs `watch` in a task. Yields the task when a report of every present worker has been requested."""
         watching = asyncio.create_task(self.watch())
         try:
             checked = [worker.keeper.checked.wait() for worker in self._workers.values()]
@@ -110,8 +189,8 @@ class Gateway:
             await asyncio.wait([watching])
 
     async def watch(self) -> None:
-        """Watches the workers until it is cancelled. When it is called again, workers that were leaving continue to
-        leave."""
+        """Watches the workers until it is cancelled. Workers that leave at that time continue to leave in the next
+        call."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             for id, worker in self._workers.items():
@@ -126,16 +205,15 @@ class Gateway:
                 self._tasks = None
 
     async def close(self) -> None:
-        """Ends all groups and calls on its workers; their servers continue to run."""
+        """Ends all groups of its workers, and all calls to them; their servers continue to run."""
         await self.router.close()
         await asyncio.gather(*(worker.keeper.close() for worker in self._workers.values()))
         await self.control.close()
 
     def add(self, named: NamedWorker, id: str | None = None) -> str:
         """Returns the id of the new worker. Raises RequestError if its URL or id is taken."""
-        named = replace(named, role=named.role or self._probes.role_of(named.url))
-        known = self._ids.get(named.url)
-        if known is not None:
+        named = replace(named, role=named.role or roles_by_url(self._probes.config.role_of).get(named.url))
+        if (known := self._ids.get(named.url)) is not None:
             raise RequestError(f"{named.url} is already a worker: {known}.", param="url", code="worker_exists")
         if id in self._workers:
             raise RequestError(f"There is already a worker {id}.", param="id", code="worker_exists")
@@ -156,7 +234,7 @@ class Gateway:
         return id
 
     async def join(self, named: NamedWorker, id: str | None) -> str:
-        self._open_tasks()
+        self._open_tasks()  # raises DrainingError when the server is closing
         return self.add(named, id)
 
     async def leave(self, id: str, drain_s: float) -> None:
@@ -207,8 +285,8 @@ class Gateway:
         del self._workers[id]
 
     async def _idle(self, id: str) -> None:
-        """Returns when the worker has no groups and no waiting work of this gateway. Checks regularly, because the end
-        of a prefill is not reported."""
+        """Returns when the worker has no groups of this gateway, and nothing waits for it. Polls, because the end of a
+        prefill is not reported."""
         while (member := self._fleet.get(id)) is not None:
             if not member.groups and member.load.idle:
                 return

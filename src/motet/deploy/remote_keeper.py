@@ -1,16 +1,16 @@
-"""Watches one worker on another server: requests a report every second, and updates the fleet.
+"""The keeper of a worker on another server: requests its report every second, and updates the worker in the fleet.
 
-    starting ──first report──► joined ──► ready ◄─────► draining    as its reports say, or an operator
-                                           │ ▲
-    no answer for a while: silent          │ │   it answers again: the same engine is ready again,
-    refused, broken, its engine lost:      │ │   and another engine joins in its place
-    dead                                   ▼ │
-    another protocol, or another model under the same name: dead, and its note has the reason
-    a report or an answer that cannot be true: dead, with the reason, for some seconds; longer if it happens again
-    a report that reveals a defect of Motet: dead, with a traceback in the log; the other workers are not affected
+    starting ── first report ──► joined ──► ready ◄──► draining    according to its reports, or by an operator
+                                            │   ▲
+                               silent, dead ▼   │ a report: the same engine is ready again, or a new engine joins
 
-When a worker is taken out, all its groups end here, so that they continue on other workers at once; the server itself
-is not affected."""
+    silent    there was no answer for `silence_s`
+    dead      the connection is refused or breaks, or the worker has lost its engine
+              the report cannot be used (another protocol, another model under the same name): the note has the reason
+              a report or an answer cannot be true: for some seconds, and longer if it happens again
+              processing the report revealed a defect of Motet: the log has the traceback
+
+The groups of a silent or dead worker end in this process, so that they continue on other workers at once."""
 
 import asyncio
 import logging
@@ -33,16 +33,15 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 MAX_COUNTED_HEARTBEATS = 2
-"""Maximum number of heartbeats that one unanswered request adds to a silence. For the rest of the time, this process
-itself did not run."""
+"""Maximum number of heartbeat periods that an unanswered request adds to a silence. If more time has passed, this
+process itself did not run."""
 STALL_S = 300.0
 TAKEN_OUT = "an operator drains it"
 ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
-"""Errors that end a task. All others are defects, including the error of a Rust library that panics, which is not
-derived from `Exception`."""
+"""Exceptions that end a task on purpose. All others are defects, including the panic of a Rust library, whose exception
+is not derived from `Exception`."""
 BUSY = 6
-"""Factor for the allowed silence of a worker that still sends tokens: it is busy."""
-
+"""Factor by which the silence of a worker may be longer while it sends tokens: it is busy."""
 
 KeptEngine = ServerEngine[Any] | TextUpstream
 """The object for one start of a worker."""
@@ -55,12 +54,11 @@ class WorkerCalls:
     report: Callable[[], Awaitable[EngineReport]]
     """Requests a report. Raises EngineSilentError, EngineDiedError, or another EngineError for an invalid answer."""
     problem: Callable[[EngineReport], str | None]
-    """Returns the reason for which a worker with this report cannot be used; None if it can, which holds until
-    `left`."""
+    """Returns the reason why a worker with this report cannot be used; None if it can, which holds until `left`."""
     join: Callable[[EngineReport], Awaitable[KeptEngine]]
-    """Adds a start of the worker to the fleet. Raises EngineError if it cannot be used."""
+    """Puts a start of the worker in the fleet. Raises EngineError if it cannot be used."""
     left: Callable[[], None] = lambda: None
-    """Called when the worker is lost or has been closed."""
+    """Called when the worker is lost or closed."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +68,13 @@ class KeeperLimits:
     silence_s: float
     """Time without an answer after which the worker is silent, until it answers again."""
     stall_s: float = STALL_S
-    """Time during which the worker can send nothing of a group."""
+    """Maximum time for which the worker can send nothing of a running group."""
     heartbeat_s: float = HEARTBEAT_S
     """Time between two requests for a report."""
 
 
 class SilenceTimer:
-    """Measures for how long a worker has not answered, without times during which this process did not run."""
+    """Measures the time for which a worker has not answered, without times during which this process did not run."""
 
     def __init__(self, limits: KeeperLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
@@ -89,7 +87,7 @@ class SilenceTimer:
         self._last_s, self._silent_s = self._clock(), 0.0
 
     def failed(self) -> None:
-        """Called after a request that failed in another way than by silence."""
+        """Called after a request that failed without a time-out."""
         self._last_s = self._clock()
 
     def unanswered(self, *, is_busy: bool) -> bool:
@@ -119,7 +117,7 @@ class RemoteKeeper:
         self.id = id
         self.url = url
         self.checked = asyncio.Event()
-        """Set when a report has been requested once, also if there was no answer."""
+        """Set when a report has been requested once, even if there was no answer."""
         self._calls = calls
         self._fleet = fleet
         self._limits = limits
@@ -129,7 +127,7 @@ class RemoteKeeper:
         self._engine: KeptEngine | None = None
         self._events = WorkerEventFollower(id, fleet.cached_blocks, follow=follow)
         self._taken_out = False
-        """True if an operator does not want the worker to get new groups."""
+        """True if the worker gets no new groups, because an operator drains it or it leaves."""
 
     async def keep(self) -> None:
         """Runs until it is cancelled."""
@@ -148,15 +146,12 @@ class RemoteKeeper:
             await self._events.stop()
 
     async def check(self) -> None:
-        """Requests a report, and updates the fleet according to the answer, or to its absence. Raises only for a
-        defect.
-
-        A report that was requested before a group found the worker dead does not show its current state."""
+        """Requests a report, and updates the fleet according to the result. Raises only for a defect."""
         deaths = self._deaths
         try:
             report = await self._calls.report()
             self._silence.answered()
-            if self._deaths != deaths:
+            if self._deaths != deaths:  # a group found the worker dead after the request: the report can be older
                 return
             await self._apply(report)
             stalled = EngineSilentError(f"{self.id} sent nothing of an answer for {self._limits.stall_s:g} s")
@@ -172,14 +167,14 @@ class RemoteKeeper:
             raise
 
     def take_out(self) -> None:
-        """Gives the worker no new groups any more."""
+        """Lets the worker get no new groups from now on."""
         self._taken_out = True
         member = self._fleet.get(self.id)
         if member is not None and member.state is WorkerState.READY:
             self._fleet.mark(self.id, WorkerState.DRAINING, why=TAKEN_OUT)
 
     async def close(self) -> None:
-        """Ends all groups and calls on the worker. Must be called after `keep` has ended."""
+        """Ends all groups of the worker, and all calls to it. Must be called after `keep` has ended."""
         self._calls.left()
         if self._engine is not None:
             await self._engine.close()
@@ -209,14 +204,13 @@ class RemoteKeeper:
 
     def _sends_tokens(self) -> bool:
         """Returns True if the worker has sent anything of its groups since the last call."""
-        member = self._fleet.get(self.id)
-        if member is None or not member.groups.received:
+        if (member := self._fleet.get(self.id)) is None:
             return False
-        member.groups.received = False
-        return True
+        received, member.groups.received = member.groups.received, False
+        return received
 
     async def _apply(self, report: EngineReport) -> None:
-        """Raises EngineError if the worker cannot be used."""
+        """Applies a report. Raises EngineError if the worker cannot be used."""
         if (previous := self._engine) is not None and previous.engine_id != report.engine_id:
             self._take_down(WorkerState.DEAD, EngineDiedError(f"{self.id} has restarted"))
             self._engine = None  # nothing of the previous start is left
@@ -243,15 +237,14 @@ class RemoteKeeper:
 
     def _mark_present(self, report: EngineReport) -> None:
         """Marks the worker. It is ready even if its engine is silent in a long step: its own server ends a hang."""
-        if self._taken_out:
-            self._fleet.mark(self.id, WorkerState.DRAINING, why=TAKEN_OUT)
-        elif report.state is WorkerState.DRAINING:
-            self._fleet.mark(self.id, WorkerState.DRAINING, why="it is being stopped")
+        if self._taken_out or report.state is WorkerState.DRAINING:
+            why = TAKEN_OUT if self._taken_out else "it is being stopped"
+            self._fleet.mark(self.id, WorkerState.DRAINING, why=why)
         else:
             self._fleet.mark(self.id, WorkerState.READY)
 
     def _take_down(self, state: WorkerState, error: EngineDiedError, *, was_reached: bool = False) -> None:
-        """Marks the worker and ends its groups. A worker that has never been reached is still expected."""
+        """Marks the worker and ends its groups. A worker that has never been reached stays in the state STARTING."""
         if self._engine is None and not was_reached:
             state = WorkerState.STARTING
         self._fleet.mark(self.id, state, why=error.message)

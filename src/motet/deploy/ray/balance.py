@@ -1,6 +1,6 @@
-"""Chooses the decode replica for a request from Serve's proxy: by session, and by load in choices. Needs no Ray.
+"""Chooses the decode replica for a request in Serve's proxy: by session, and by load in choices. Needs no Ray.
 
-    load = unfinished requests that this router sent there + all other choices in the replica's last report
+    load = unfinished requests that this proxy sent to the replica + all other choices in the replica's last report
 
 Serve's proxy chooses before it has received the body, so neither n nor the prompt is known: a request counts as one
 choice until the replica's next report includes it."""
@@ -19,8 +19,7 @@ SESSION_SLACK = 8
 """Maximum number of choices that a session's replica can have more than the least busy one. Eight open choices cost as
 much as computing 600 tokens of a prompt."""
 DELIVERY_S = 5.0
-"""Maximum time for a request to reach its replica, and for a report to come back, on a machine where processes wait for
-a core."""
+"""Maximum time for a request to reach its replica and for a report to come back, on a machine with too few cores."""
 
 
 class LoadReport(msgspec.Struct, frozen=True):
@@ -58,7 +57,7 @@ class _Replica:
         self._sent.pop(request, None)
 
     def update(self, report: LoadReport, now_s: float) -> list[str]:
-        """Applies a report. Returns the requests that must have ended according to it."""
+        """Applies a report. Returns the requests that, according to the report, must have ended."""
         if report.number == self._last_report:
             return []
         self._last_report = report.number
@@ -69,8 +68,8 @@ class _Replica:
         return ended
 
     def _ended(self, report: LoadReport, now_s: float) -> list[str]:
-        """Returns the oldest requests beyond the number of choices in the report: their end was not reported, or they
-        never arrived. Requests that were sent shortly before the report was made are left out, as it can lack them."""
+        """Returns the oldest requests in excess of the report's choices: their end was not reported here, or they never
+        arrived. Requests that were sent shortly before the report was made are not counted: it may not include them."""
         settled = [
             request
             for request, sent in self._sent.items()
@@ -80,7 +79,7 @@ class _Replica:
 
 
 class ReplicaBalance:
-    """The choice of replicas in one router: numbers in, replica ids out."""
+    """The replicas and unfinished requests of one router: numbers in, replica ids out."""
 
     def __init__(self, *, session_ttl_s: float = SESSION_TTL_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -91,12 +90,8 @@ class ReplicaBalance:
         self._turns = count()
 
     def ranked(self, session: str, reports: Mapping[str, LoadReport | None]) -> list[str]:
-        """Returns all replicas, the best one first.
-
-        Args:
-            session: The session's id; empty if there is none.
-            reports: Last report of each replica; None if it has none, or an unreadable one.
-        """
+        """Returns all replicas, the best one first. `session`: empty if there is none; `reports`: the last report of
+        each replica, None if it has no readable one."""
         for id in self._replicas.keys() - reports.keys():
             self._remove(id)
         for id, report in reports.items():
@@ -112,7 +107,7 @@ class ReplicaBalance:
         return sorted(loads, key=lambda id: (loads[id], zlib.crc32(f"{salt} {id}".encode())))
 
     def send(self, request: str, replica: str, *, session: str) -> None:
-        """Counts a request at a replica, and no longer at an earlier one."""
+        """Counts a request at this replica, and not at an earlier one any more."""
         self.finish(request)
         self._replica_of[request] = replica
         self._replicas.setdefault(replica, _Replica()).send(request, now_s=self._clock())
@@ -122,9 +117,8 @@ class ReplicaBalance:
         return self._replica_of.get(request)
 
     def finish(self, request: str) -> None:
-        """Stops counting a request. Unknown ones are ignored."""
-        replica = self._replicas.get(self._replica_of.pop(request, ""))
-        if replica is not None:
+        """Stops counting a request. Ignores unknown requests."""
+        if (replica := self._replicas.get(self._replica_of.pop(request, ""))) is not None:
             replica.finish(request)
 
     def _remove(self, id: str) -> None:
@@ -133,8 +127,7 @@ class ReplicaBalance:
 
 
 def report_in(stats: object) -> LoadReport | None:
-    """Reads a report from Serve's routing statistics; None if they have another form, such as before the first
-    report."""
+    """Reads a report from Serve's routing statistics. Returns None if they have another form or are still missing."""
     try:
         return msgspec.convert(stats, LoadReport)
     except msgspec.ValidationError:

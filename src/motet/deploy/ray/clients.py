@@ -1,5 +1,5 @@
-"""Two tasks of a replica that holds streams of clients: it requests missing prefill replicas, and when Serve ends the
-replica, it ends open answers in time."""
+"""Two tasks of a replica that holds clients' streams: requesting missing prefill replicas, and ending open answers in
+time when Serve ends the replica."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ MIN_UNCHECKED_S = 10.0
 
 
 class ClientStreams:
-    """Runs both tasks for one replica."""
+    """The two tasks of one replica, and its health check."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class ClientStreams:
 class EndDetector:
     """Detects that Serve is ending this replica.
 
-    Serve informs a replica only when its last request has ended, and kills it if that takes too long: its streams would
-    break off without an error event. But Serve checks the health only of replicas that will stay, and reports how many
+    Serve informs a replica only after its last request has ended, and kills it if that takes too long: its streams
+    would break off without an error event. But Serve checks the health only of replicas that stay, and reports how many
     replicas of a deployment it is ending. So if the checks stop while Serve is ending a replica, it is this one."""
 
     def __init__(
@@ -80,8 +80,8 @@ class EndDetector:
         self._unchecked_s = 0.0
 
     async def wait(self, limit_s: float) -> None:
-        """Returns when there was no health check for `limit_s` during which Serve was ending a replica: a controller
-        that is busy or being restarted also checks late, but ends none. Queries Serve only while checks are overdue."""
+        """Returns after `limit_s` without a health check in which Serve was ending a replica. A busy or restarting
+        controller also checks late, but is not ending replicas. Queries Serve only while a check is overdue."""
         limit_s = max(limit_s, MIN_UNCHECKED_S)
         while self._unchecked_s < limit_s:
             await self._sleep(POLL_S)
@@ -95,14 +95,13 @@ async def request_prefill(
     *,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Starts a prefill replica when there is none and groups need one, by calls for which no request waits. Runs until
-    it is cancelled.
+    """Makes Serve start a prefill replica when groups need one and there is none. Runs until it is cancelled.
 
     1. decode computes the prompt of a group for which prefill would have paid, and counts it as `prefill-down`
-    2. the count has increased, so a call is made. Serve has no replica for it, keeps it, and starts a replica
-    3. the call returns when the replica has started. It connects to the other replicas as any replica does
+    2. the count has increased, so a call is made. Serve has no replica for the call, keeps it, and starts a replica
+    3. the call returns when the replica has started. The replica connects to the others as any new replica
 
-    `missed` returns the count; `wake` returns when there is a replica, and raises MotetError."""
+    No request waits for the call. `missed` returns the count; `wake` makes the call, and raises MotetError."""
     known = missed()
     while True:
         await sleep(POLL_S)
@@ -113,9 +112,9 @@ async def request_prefill(
             await wake()
         except MotetError as error:
             logger.warning("no prefill replica can be started: %s", error.message)
-        known = missed()  # groups that came during the call could not use the new replica
+        known = missed()  # groups that arrived during the call could not use the new replica
 
 
 async def wake(prefill: Handle) -> None:
-    """Returns when there is a prefill replica, however long that takes. Raises DirectoryError."""
+    """Waits without a limit until there is a prefill replica. Raises DirectoryError."""
     await call_replica(lambda: prefill.wake.remote(), "no replica is available")

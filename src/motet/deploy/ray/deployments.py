@@ -1,4 +1,4 @@
-"""The classes of Serve's replicas. Each is a thin frame around an object of Motet, which does the work."""
+"""The classes of Serve's replicas. Each is a thin wrapper of an object that does the work."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ Arguments = Mapping[str, object]
 
 
 class WorkerReplica:
-    """Computes prompts and provides their KV, or generates choices for gateways."""
+    """A replica that computes prompts and provides their KV, or generates choices for gateways."""
 
     start_engine: StartEngine = staticmethod(NativeEngine.start)
 
@@ -52,7 +52,7 @@ class WorkerReplica:
         return await self._worker.load()
 
     async def wake(self) -> None:
-        """Returns at once, so that the caller knows that there is a replica."""
+        """Returns at once, which shows the caller that there is a replica."""
 
     async def __del__(self) -> None:
         await self._worker.close()
@@ -60,7 +60,7 @@ class WorkerReplica:
 
 @serve.ingress(None)
 class DirectReplica:
-    """Generates choices, and serves clients directly."""
+    """A replica that generates choices and serves clients directly."""
 
     start_engine: StartEngine = staticmethod(NativeEngine.start)
 
@@ -91,7 +91,7 @@ class DirectReplica:
 
 @serve.ingress(None)
 class GatewayReplica:
-    """Serves clients, with workers in other replicas."""
+    """A replica that serves clients, with workers in other replicas."""
 
     async def __init__(  # type: ignore[misc]
         self, arguments: Arguments, directory: Handle, *, decode: Handle, prefill: Handle | None = None
@@ -114,7 +114,7 @@ class GatewayReplica:
 async def started_worker(
     arguments: Arguments, directory: Handle, *, role: Role | None, start_engine: StartEngine
 ) -> RayWorker:
-    """Starts the worker of this replica. `role`: None for the role of replicas that decode."""
+    """Starts the worker of this replica. `role`: None for the role of decode replicas."""
     settings = settings_here(arguments)
     plan = worker_plan(settings, role or worker_role(settings), place=place_here(), environ=environment())
     worker = RayWorker(plan, RayDirectory(directory), start_engine=start_engine)
@@ -124,7 +124,7 @@ async def started_worker(
 
 
 def settings_here(arguments: Arguments) -> Settings:
-    """Resolves the settings with this node's environment, for example the address of its fast network."""
+    """Resolves the settings with this node's environment, which can have the address of its fast network."""
     settings = resolve_settings(arguments, environ=environment(), command=ServerCommand.RAY)
     server = settings.server()
     setup_logging(format=server.log_format, level=server.log_level)
@@ -141,7 +141,7 @@ def place_here() -> ReplicaPlace:
 
 
 async def any_ending() -> bool:
-    """Returns True if Serve reports that a replica of this deployment is being ended; False if it does not answer."""
+    """Returns True if Serve is ending a replica of this deployment; False if Serve does not answer."""
     context = serve.get_replica_context()
     try:
         async with asyncio.timeout(STATUS_TIMEOUT_S):

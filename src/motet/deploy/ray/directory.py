@@ -1,20 +1,21 @@
-"""The list of workers: each worker announces itself, and followers of the list receive every change.
+"""The directory on Ray: a list of workers. Each worker announces itself, and followers of the list get every change.
 
 1. a worker announces itself when it starts and every few seconds; it is removed after `EXPIRY_S` without announcements
-2. a listing has a version; a follower with an old version gets the new one at once, and a follower with the newest one
-   waits for a change
-3. a directory that was itself restarted does not know all workers at first: until `EXPIRY_S` have passed, its listings
-   are not `settled`, and a worker that is missing in them can still be running
-4. a worker that has withdrawn does not come back: a later announcement was sent before it withdrew
+2. a listing has a version. A follower that knows another version gets the listing at once; a follower that knows this
+   version waits for a change
+3. a directory that was restarted does not know all workers at first: for `EXPIRY_S`, its listings are not `settled`,
+   and a worker that is missing in them can still be running
+4. a worker that has withdrawn stays away: an announcement that arrives later was sent earlier
 5. time during which the directory did not run, on a machine that was suspended, does not count towards `EXPIRY_S`
-6. messages stay short: changes within `GATHER_S` are sent together, an announcement is answered with a listing only if
-   there is a new one, and a worker names the workers that it has connected to only while they wait for that
+6. messages stay short: changes within `GATHER_S` are sent together, the answer to an announcement has the workers only
+   if the listing is new, and a worker names the workers that it has connected to only while they wait for it
 
-`Directory` holds the list, and `DirectoryReplica` is the replica with it. `RayDirectory` calls that replica, with bytes
-in Motet's own encoding. `DirectoryCopy` is a copy of the list in another replica, kept up to date; `ListedWorkers`
-provides it to a gateway.
-Nothing here imports Ray, engines or servers, so that the directory's replica starts quickly: until then, no worker
-learns of a new one."""
+    worker ── announce, withdraw ──► RayDirectory ──► DirectoryReplica: Directory        the list
+    other replicas ── changed ─────► RayDirectory ──►                                    bytes, encoded with msgspec
+        DirectoryCopy: a copy of the list, kept up to date ──► ListedWorkers: a gateway's list of workers
+
+Nothing here imports Ray, engines or servers, so that the directory's replica starts quickly: before that, no worker
+finds another."""
 
 import asyncio
 import contextlib
@@ -42,44 +43,44 @@ WITHDRAWN_S = 60.0
 """Time for which a withdrawn worker is remembered: longer than the delivery of an announcement can take."""
 RETRY_S = 0.5
 REPEAT_S = 1.0
-"""Time after which an unchanged list is returned again: a gateway cannot add a worker while an earlier worker at the
-same URL is leaving."""
+"""Time after which an unchanged list is returned again, for a gateway that could not add a worker before: an earlier
+worker at its URL was still leaving."""
 CALL_TIMEOUT_S = 3.0
-"""Short, so that a worker whose announcement was lost announces itself again before it expires."""
+"""Time limit of a call; short, so that a worker whose announcement was lost sends another one before it expires."""
 WAIT_S = 30.0
-"""Maximum time for which the directory keeps a call that waits for a change."""
+"""Maximum time for which a call waits for a change in the directory."""
 
 Handle = Any
-"""A handle of a Serve deployment: an attribute is a method, and its `remote` returns an awaitable."""
+"""A handle of a Serve deployment: `handle.method.remote(...)` returns an awaitable."""
 
 
 class WorkerStage(StrEnum):
     """The stage of a worker's life."""
 
     CONNECTING = "connecting"
-    """It connects to the workers with which it exchanges KV."""
+    """The worker is being connected to the workers with which it exchanges KV."""
     READY = "ready"
     LEAVING = "leaving"
-    """It finishes its groups."""
+    """The worker finishes its groups."""
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's report about itself."""
 
     id: str
-    """Identifier of this start of its replica."""
+    """Identifier of this start of the worker's replica."""
     url: str
     role: Role
     stage: WorkerStage
     transfer: TransferAddress | None = None
-    """Address at which other engines can fetch KV from its engine; None if it has none."""
+    """Address at which other engines can fetch KV from the worker's engine; None if there is none."""
     connected: tuple[str, ...] = ()
-    """Engine ids of the prefill workers in the stage `CONNECTING` to which it has connected, or for which it has
-    stopped trying."""
+    """Engine ids of the prefill workers in the stage `CONNECTING` to which this worker has connected, or could not
+    connect."""
 
 
 class DirectoryVersion(msgspec.Struct, frozen=True):
-    """The version of a listing: the start of the directory that made it, and the number of its changes."""
+    """The version of a listing: an id of the directory's start, and the number of changes since then."""
 
     epoch: str = ""
     number: int = 0
@@ -93,12 +94,13 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
     version: DirectoryVersion
     settled: bool
+    """True if the list is complete: all workers have had the time to announce themselves to this directory."""
     workers: tuple[Announcement, ...] = ()
     """Empty in an answer to a follower that already has this version."""
 
 
 class Directory:
-    """The list itself, in one event loop."""
+    """The list, used in one event loop."""
 
     def __init__(
         self, *, clock: Callable[[], float] = time.monotonic, expiry_s: float = EXPIRY_S, gather_s: float = GATHER_S
@@ -139,11 +141,11 @@ class Directory:
         return Listing(version=self._version, settled=self._settled, workers=tuple(self._workers.values()))
 
     async def changed(self, version: DirectoryVersion, *, timeout_s: float) -> Listing:
-        """Returns a listing of another version, or of the same version after `timeout_s`."""
+        """Waits for a listing of another version, at most for `timeout_s`, and returns the current listing."""
         deadline_s = self._clock() + timeout_s
         while (listing := self.listing()).version == version and (left_s := deadline_s - self._clock()) > 0:
             try:
-                async with asyncio.timeout(min(left_s, self._expiry_s / 4)):  # expired workers are found by polling
+                async with asyncio.timeout(min(left_s, self._expiry_s / 4)):  # `listing` removes expired workers
                     await self._changed.wait()
             except TimeoutError:
                 continue
@@ -151,7 +153,7 @@ class Directory:
         return listing
 
     def _add(self, announcement: Announcement) -> None:
-        """Adds a worker. An earlier worker at its address must have ended, even if its end was not reported."""
+        """Adds a worker. An earlier worker at its URL has ended, even if it did not withdraw."""
         for other in [other for other in self._workers.values() if other.url == announcement.url]:
             if other.id != announcement.id:
                 self._remove(other.id)
@@ -164,8 +166,8 @@ class Directory:
             self._change()
 
     def _expire(self) -> None:
-        """Removes workers that do not announce themselves any more. Time without a check counts as at most half of
-        `EXPIRY_S`, because the directory itself did not run then."""
+        """Removes workers that do not announce themselves any more. The time since the last check counts as at most
+        half of `EXPIRY_S`: in a longer time, the directory itself did not run."""
         now_s = self._clock()
         suspended_s = now_s - self._checked_s - self._expiry_s / 2
         self._checked_s = now_s
@@ -187,7 +189,7 @@ class Directory:
 
 
 def _is_news(announcement: Announcement, previous: Announcement | None) -> bool:
-    """Returns True if followers need the announcement. They do not if it only lists fewer connected workers."""
+    """Returns True if the announcement changes the list for followers. Fewer `connected` workers do not."""
     if previous is None or not set(announcement.connected) <= set(previous.connected):
         return True
     return msgspec.structs.replace(announcement, connected=()) != msgspec.structs.replace(previous, connected=())
@@ -213,7 +215,7 @@ class DirectoryReplica:
 
 
 async def call_replica(call: Callable[[], Any], failure: str) -> Any:
-    """Returns the result of a call to a replica. Raises DirectoryError for any error of Ray; its message starts with
+    """Returns the result of a call to a replica. Raises DirectoryError for any error of Ray; the message starts with
     `failure`."""
     try:
         return await call()
@@ -227,7 +229,7 @@ async def call_replica(call: Callable[[], Any], failure: str) -> Any:
 
 
 class RayDirectory:
-    """Calls the directory through a handle. Each method raises `DirectoryError` if that fails."""
+    """Calls the directory's replica through a handle. Each method raises `DirectoryError` if the call fails."""
 
     def __init__(self, handle: Handle, *, timeout_s: float = CALL_TIMEOUT_S, wait_s: float = WAIT_S) -> None:
         self._handle = handle
@@ -235,7 +237,7 @@ class RayDirectory:
         self._wait_s = wait_s
 
     async def announce(self, announcement: Announcement, known: DirectoryVersion) -> Listing:
-        """Announces a worker. The listing has workers only if its version is not `known`."""
+        """Announces a worker. The returned listing has workers only if its version is not `known`."""
         worker, version = msgspec.msgpack.encode(announcement), msgspec.msgpack.encode(known)
         return _listing(await self._call(lambda: self._handle.announce.remote(worker, version)))
 
@@ -243,7 +245,7 @@ class RayDirectory:
         await self._call(lambda: self._handle.withdraw.remote(id))
 
     async def changed(self, version: DirectoryVersion) -> Listing:
-        """Returns a listing of another version, or of the same version after `wait_s`."""
+        """Waits for a listing of another version, at most for `wait_s`, and returns the current listing."""
         known, wait_s = msgspec.msgpack.encode(version), self._wait_s
         return _listing(await self._call(lambda: self._handle.changed.remote(known, wait_s), extra_s=wait_s))
 
@@ -264,7 +266,7 @@ def _listing(encoded: bytes) -> Listing:
 
 
 class DirectoryCopy:
-    """A copy of the list, kept up to date. It keeps known workers while the directory is unavailable or new."""
+    """A copy of the list, kept up to date. It keeps its workers while the directory is unavailable or not settled."""
 
     def __init__(self, directory: RayDirectory, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._directory = directory
@@ -274,14 +276,14 @@ class DirectoryCopy:
         self.revision = 0
         """Number of changes of `workers`."""
         self._past_epochs: set[str] = set()
-        """Earlier starts of the directory."""
+        """Ids of earlier starts of the directory."""
         self._unconfirmed: dict[str, Announcement] = {}
-        """Workers that an earlier start of the directory listed, and that the current one does not know so far."""
+        """Workers that only an earlier start of the directory has listed."""
         self._workers: dict[str, Announcement] = {}
         self._changed = asyncio.Event()
         """Set at the next change, and then replaced."""
         self._failed = False
-        """True after a failed call, which is logged once."""
+        """True if the last call failed: only the first failure in a row is logged."""
 
     @property
     def workers(self) -> Sequence[Announcement]:
@@ -292,7 +294,7 @@ class DirectoryCopy:
         self.apply(await self._directory.announce(announcement, self.version))
 
     def apply(self, listing: Listing) -> None:
-        """Applies a listing, unless a newer one came first: two calls can run at the same time."""
+        """Applies a listing, unless a newer one was applied first: two calls can run at the same time."""
         if not self._is_newer(listing.version):
             return
         if listing.version.epoch != self.version.epoch:
@@ -339,14 +341,14 @@ class DirectoryCopy:
 
 
 class ListedWorkers:
-    """The workers of some roles as a `WorkerList`: each one from when it is ready until it leaves."""
+    """The `WorkerList` of the ready workers with some roles."""
 
     def __init__(self, copy: DirectoryCopy, roles: Collection[Role], *, repeat_s: float = REPEAT_S) -> None:
         self._copy = copy
         self._roles = roles
         self._repeat_s = repeat_s
         self._returned = -1
-        """Revision that `next` returned last. The first call returns at once if there was a change before it."""
+        """Revision of the last list that `next` returned; -1 before the first call, which returns at once."""
 
     @property
     def named(self) -> Sequence[NamedWorker]:

@@ -1,15 +1,15 @@
 """`motet ray`: runs the application until a signal ends it, and removes everything that it started.
 
-1. it joins or starts a cluster, then Serve; at the end, it takes down what it started:
+1. it joins or starts a cluster, then Serve; at the end, it takes down what it has started:
 
-       existing                started                   taken down
+       found                   started                   taken down
        no cluster              cluster, Serve, app       all three
        a cluster, no Serve     Serve, app                app, Serve
        a cluster with Serve    app                       app
 
-2. it runs the application; a signal during the start ends it
-3. ready: it watches the application. The first signal takes the application down when the running answers have ended or
-   their time is over; the second signal does not wait for them
+2. it starts the application; a signal during the start ends it
+3. ready: it watches the application. After the first signal, the application is taken down when the running answers
+   have ended or their time is over; after the second signal, at once
 """
 
 import asyncio
@@ -43,11 +43,12 @@ logger = logging.getLogger(__name__)
 CHECK_S = 5.0
 """Time between two checks of the running application."""
 POLL_S = 0.5
-"""Time between two checks while it starts or ends."""
+"""Time between two checks while the application starts or ends."""
 POLLS = 10
-"""Number of such checks between two log lines about what delays the start. `motet ray` also ends after this number of
-checks to which Serve did not answer."""
+"""Number of these checks between two log lines about the reasons for a slow start. The take-down is also given up after
+this number of checks that Serve did not answer."""
 LOCAL, FOUND = "local", "auto"
+"""Ray addresses: a new cluster on this machine, and the running cluster."""
 
 OnReady = Callable[[str, Mapping[str, int]], None]
 """Called with the URL, and the number of replicas of each deployment."""
@@ -61,9 +62,9 @@ async def run_application(
     signals: StopSignals,
     make: Callable[[Mapping[str, object]], Application] = application,
 ) -> Outcome:
-    """Runs the application with these settings; `make` builds it from `arguments`. Raises StartupError or ConfigError.
+    """Runs the application that `make` builds from `arguments`. Raises StartupError or ConfigError.
 
-    Ray and Serve are called in the thread of the event loop, where nothing else runs; slow calls have a thread."""
+    Ray and Serve are called on the event loop, which has nothing else to do; slow calls run in a thread."""
     ray, server = settings.ray, settings.server()
     cpus = sum(
         max_replicas_of(options) * options["ray_actor_options"]["num_cpus"]
@@ -96,7 +97,7 @@ async def _run(
     deployments = started.deployments if (started := _overview(name)) else {}
     on_ready({deployment: sum(one.replica_states.values()) for deployment, one in deployments.items()})
     while not signals.drain.is_set():
-        if _is_gone(name):
+        if (status := _status()) is not None and _is_gone(name, status):
             logger.error("the application %s is gone: another program took it down", name)
             return Outcome.ENGINE_DIED
         await first_of(signals.drain.wait(), timeout_s=CHECK_S)
@@ -104,11 +105,11 @@ async def _run(
 
 
 async def _until_started(name: str, make: Callable[[], Application], *, signals: StopSignals) -> bool:
-    """Returns True when it has started, False if it must end. Logs Serve's reasons for a delay.
+    """Returns True when the application has started, False if a signal came first. Logs Serve's reasons for a delay.
 
     `serve.run` could wait for the start, but cannot be interrupted: if it calls Ray after Ray's end, the process dies.
-    A signal waits while the application is sent to Serve, since Serve could receive it after the take-down and keep
-    it."""
+    The first signal has no effect while the application is sent to Serve, which could otherwise receive it after the
+    take-down."""
     deploy = partial(serve.run_many, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
     if not await _done(lambda: deploy([serve.RunTarget(make(), name, "/")]), signals):
         return False
@@ -130,8 +131,8 @@ async def _until_started(name: str, make: Callable[[], Application], *, signals:
 
 
 async def _done(work: Callable[[], object], signals: StopSignals) -> bool:
-    """Does the work in a thread. Returns False if a signal came. Neither the second signal nor the end of the program
-    waits for the thread, as they would for a thread of a pool."""
+    """Does the work in a thread. Returns False if a signal came. The thread is not of a pool, so that the second signal
+    and the end of the program do not wait for it."""
     future: Future[object] = Future()
 
     def run() -> None:
@@ -157,7 +158,7 @@ def _failure(name: str, error: Exception) -> str:
 
 
 def _status() -> ServeStatus | None:
-    """Returns the status of Serve, which has no applications if Serve has ended; None if Serve does not answer now."""
+    """Returns the status of Serve, without applications if Serve has ended; None if Serve does not answer now."""
     try:
         return serve.status()
     except RayError as error:  # the controller is being restarted
@@ -171,30 +172,26 @@ def _overview(name: str) -> ApplicationStatusOverview | None:
 
 
 def _messages(application: ApplicationStatusOverview | None) -> str:
-    """Returns Serve's messages about its deployments, which are the only place for the reason of a failed start."""
+    """Returns Serve's messages about the deployments. Only they have the reason for a failed start."""
     deployments = application.deployments if application else {}
     return "".join(f"\n{deployment}: {one.message}" for deployment, one in deployments.items() if one.message)
 
 
-def _is_gone(name: str) -> bool:
-    """Returns True if the application does not exist any more; False while Serve does not answer."""
-    status = _status()
-    if status is None:
-        return False
+def _is_gone(name: str, status: ServeStatus) -> bool:
     return name not in status.applications or status.applications[name].status is ApplicationStatus.DELETING
 
 
 async def _take_down(name: str, signals: StopSignals) -> None:
-    """Ends the application, and waits for running answers until a second signal comes, after which Serve ends it."""
+    """Ends the application, and waits until it has ended or a second signal comes; Serve then continues to end it."""
     unanswered = 0
     while unanswered < POLLS:
         status = _status()
         unanswered = unanswered + 1 if status is None else 0
         if status is not None and name not in status.applications:
             return
-        if status is not None and status.applications[name].status is not ApplicationStatus.DELETING:
+        if status is not None and not _is_gone(name, status):
             with contextlib.suppress(RayError, RayServeException):  # the application was or will be deleted
-                serve.delete(name, _blocking=False)  # not a public parameter, but without it, `delete` waits
+                serve.delete(name, _blocking=False)  # the parameter is not public, but without it `delete` waits
         elif signals.at_once.is_set():
             return
         await first_of(signals.at_once.wait(), timeout_s=POLL_S)
@@ -203,11 +200,11 @@ async def _take_down(name: str, signals: StopSignals) -> None:
 
 @contextlib.contextmanager
 def connected(address: str | None, *, host: str, port: int, cpus: float) -> Iterator[bool]:
-    """Yields True if Serve existed before. `cpus`: minimum CPUs of a cluster that is started here. Raises
-    StartupError."""
+    """Joins or starts a cluster with Serve. Yields True if Serve ran before. `cpus`: minimum number of CPUs of a new
+    cluster. Raises StartupError."""
     with contextlib.ExitStack() as stack:
         if not _joined(address):
-            listen(host, port).close()  # Serve will listen there: a taken port is found at once
+            listen(host, port).close()  # finds at once that the port is taken; Serve will listen there
             ray.init(
                 address=LOCAL,
                 num_cpus=max(cores(), math.ceil(cpus)),
@@ -230,7 +227,7 @@ def text_of(error: Exception) -> str:
 
 
 def _joined(address: str | None) -> bool:
-    """Joins a cluster; returns False if one must be started here."""
+    """Joins a cluster. Returns False if a cluster must be started here."""
     if address == LOCAL:
         return False
     try:
@@ -240,7 +237,7 @@ def _joined(address: str | None) -> bool:
             raise StartupError(f"--ray-address {address}: no cluster can be reached there: {error}") from error
         logger.info("no cluster can be joined, so one is started here: %s", str(error).partition("\n")[0])
         return False
-    except RuntimeError as error:  # such as another version of Ray or Python
+    except RuntimeError as error:  # for example another version of Ray or Python
         raise StartupError(f"the cluster at {address or FOUND} cannot be joined: {error}") from error
     return True
 

@@ -38,24 +38,24 @@ SHUTDOWN_MARGIN_S = 15.0
 SHUTDOWN_POLL_S = 0.2
 """Time between two checks by Serve if a replica that is being ended still has requests."""
 MIN_HEALTH_CHECK_S, MAX_HEALTH_CHECK_S = HEALTH_CHECK_S, 10.0
-"""Limits of the time between two health checks of a replica. Serve detects with them that it is dead."""
+"""Limits of the time between two health checks of a replica, with which Serve detects its death."""
 MAX_HEALTH_CHECKS_PER_S = 100.0
 """Maximum number of health checks of one deployment per second: Serve's controller is one process."""
 LOAD_PERIOD_S = 2.0
 """Time between two load reports of a replica, for scaling."""
 LOAD_WINDOW_S = 5.0
-"""Time over which the load is averaged. A single report can fall between two groups."""
+"""Time over which the load is averaged, since a single report can fall between two groups."""
 LAST_REPLICA_DELAY = 5
-"""Factor of the scale-down delay for the last replica: without it, the next prompt waits for a new engine."""
+"""Factor of the scale-down delay for the last replica: after its end, the next prompt waits for a new engine."""
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 REQUEST_ROUTER = "motet.deploy.ray.request_router.ChoicesRouter"
 ROUTING_STATS_PERIOD_S = 2.0
-"""Time between two load reports of a replica to all proxies. A proxy counts the requests that it sends at once."""
+"""Time between two load reports of a replica to all proxies. A proxy counts its own requests at once."""
 IMPORT_PATH = "motet.deploy.ray.app:application"
 SERVE_SETTINGS = frozenset({"port", "app_name", "ray_address"})
-"""Settings that a Serve config has in other places, or that are given when it is deployed. Replicas need the host
-too."""
+"""Settings that are in other places of a Serve config, or are given when it is deployed. The host is in `args` too,
+since replicas need it."""
 
 
 def deployment_options(settings: Settings) -> Mapping[str, Options]:
@@ -86,7 +86,7 @@ def max_replicas_of(options: Options) -> int:
 
 
 def _deployment(name: str, settings: Settings | None = None) -> Options:
-    """Returns the options that all deployments have. `settings`: None if no answers and engines need time to end."""
+    """Returns the options that all deployments have. `settings`: None if no answers or engines have to end first."""
     shutdown_s = 1.0 if settings is None else settings.server().drain_timeout_s + SHUTDOWN_MARGIN_S
     return {
         "name": name,
@@ -101,12 +101,10 @@ def _worker(settings: Settings, name: str, *, role: Role, max_replicas: int) -> 
     ray = settings.ray
     actor: Options = {"num_cpus": ray.cpus_per_worker, "num_gpus": ray.gpus_per_worker}
     period_s = min(MAX_HEALTH_CHECK_S, max(MIN_HEALTH_CHECK_S, max_replicas / MAX_HEALTH_CHECKS_PER_S))
-    scaling = (
-        _autoscaled(settings, name, max_replicas=max_replicas) if ray.autoscale else {"num_replicas": max_replicas}
-    )
+    autoscaled = _autoscaled(settings, name, max_replicas=max_replicas)
     return {
         **_deployment(name, settings),
-        **scaling,
+        **(autoscaled if ray.autoscale else {"num_replicas": max_replicas}),
         "ray_actor_options": actor | _resources(settings, name),
         "health_check_period_s": HEALTH_CHECK_S if serves_clients(settings, role) else period_s,
     }
@@ -195,7 +193,7 @@ def serve_config(settings: Settings) -> str:
 
 
 def check_arguments(names: Iterable[str]) -> None:
-    """Raises ConfigError unless all names are settings of `motet ray`: a config file can have been edited."""
+    """Raises ConfigError unless all names are settings of `motet ray`, since users edit config files."""
     known = {name: name for name in names_of(ServerCommand.RAY)}
     for name in names:
         known_setting(name, shown=f"args: {name}", known=known)

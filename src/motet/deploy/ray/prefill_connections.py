@@ -1,10 +1,10 @@
-"""Connects decode replicas to prefill replicas before one of them reports ready, and again after a restart.
+"""Connects decode replicas to prefill replicas: before a replica reports ready, and again after a restart.
 
-    decode     connects to every announced prefill worker, and announces to which ones it has connected
+    decode     connects to every announced prefill worker, and announces the workers to which it has connected
     prefill    is ready when every announced decode worker has connected to it
 
 If a connection fails or takes longer than `CONNECT_S`, this is logged, and decode computes the KV that it cannot fetch.
-Connections are made independently, so none waits for another."""
+All connections are made at the same time."""
 
 import asyncio
 import contextlib
@@ -37,27 +37,27 @@ class PrefillConnections:
         on_connected: Callable[[], None] = lambda: None,
         limit_s: float = CONNECT_S,
     ) -> None:
-        """`connect`: raises MotetError; `engine_id`: returns the id of the worker's own engine; `on_connected`: called
+        """`connect`: raises MotetError; `engine_id`: returns the id of this worker's engine; `on_connected`: called
         after each connection or failure."""
         self._connect = connect
         self._engine_id = engine_id
         self._on_connected = on_connected
         self._limit_s = limit_s
         self._connected: set[str] = set()
-        """Ids of prefill engines that are connected, or for which the worker has stopped trying."""
+        """Ids of prefill engines to which the worker has connected, or could not connect."""
         self._connected_by = engine_id()
-        """Id of the worker's own engine that made these connections."""
+        """Id of this worker's engine that made these connections."""
         self._any_connected = asyncio.Event()
         self._connecting: dict[str, asyncio.Task[None]] = {}
 
     def connected_of(self, workers: Iterable[Announcement]) -> tuple[str, ...]:
-        """Returns the sorted engine ids of the workers that wait for this worker and need not wait any longer."""
+        """Returns the sorted engine ids of prefill workers that wait for connections, but no longer for this worker."""
         waiting = [worker for worker in workers if worker.stage is WorkerStage.CONNECTING]
         return tuple(sorted(self._connected & _prefill(waiting).keys()))
 
     async def keep(self, directory: DirectoryCopy, *, poll_s: float) -> None:
-        """Connects to every new prefill worker, until it is cancelled. `poll_s`: time between two checks of the
-        worker's own engine, which can have been restarted."""
+        """Connects to every new prefill worker, until it is cancelled. `poll_s`: time between two checks if this
+        worker's engine has been restarted."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 revision = directory.revision
@@ -65,8 +65,8 @@ class PrefillConnections:
                 await first_of(directory.change(revision), timeout_s=poll_s)
 
     async def all_connected(self, directory: DirectoryCopy) -> None:
-        """Returns when all prefill workers that are listed now are connected, have failed, or have gone. `keep` must
-        run during this time."""
+        """Returns when each prefill worker that is listed now is connected, has failed, or has left. `keep` must run
+        during this time."""
         expected = _prefill(directory.workers).keys()
         while True:
             self._any_connected.clear()
@@ -76,7 +76,7 @@ class PrefillConnections:
             await first_of(self._any_connected.wait(), directory.change(revision))
 
     def _update(self, prefill: Mapping[str, TransferAddress], tasks: asyncio.TaskGroup) -> None:
-        """Starts to connect to new workers, and removes workers that have left."""
+        """Starts to connect to new prefill workers, and removes workers that have left."""
         gone = self._connecting.keys() - prefill.keys()
         if self._connected_by != self._engine_id():
             self._connected_by, self._connected = self._engine_id(), set()
@@ -103,8 +103,7 @@ class PrefillConnections:
 async def until_connected(
     engine_id: Callable[[], str], directory: DirectoryCopy, *, limit_s: float = CONNECT_S
 ) -> None:
-    """Returns when every announced decode worker has connected to the prefill engine `engine_id`, or after
-    `limit_s`."""
+    """Waits until every announced decode worker has connected to the prefill engine `engine_id`, at most `limit_s`."""
     try:
         async with asyncio.timeout(limit_s):
             while True:
@@ -124,7 +123,7 @@ def _unconnected(engine_id: str, workers: Iterable[Announcement]) -> list[Announ
 
 
 def _prefill(workers: Iterable[Announcement]) -> Mapping[str, TransferAddress]:
-    """Returns the addresses at which KV can be fetched, by engine id."""
+    """Returns the addresses of the prefill workers that stay, by engine id."""
     staying = [worker for worker in workers if worker.role is Role.PREFILL and worker.stage is not WorkerStage.LEAVING]
     return {worker.transfer.engine_id: worker.transfer for worker in staying if worker.transfer is not None}
 
@@ -133,8 +132,8 @@ def _prefill(workers: Iterable[Announcement]) -> Mapping[str, TransferAddress]:
 async def prefill_replicas(
     serving: Serving[Cell], directory: DirectoryCopy, *, config: GatewayConfig
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Adds the prefill replicas to the workers of a decode replica that serves clients directly. They join and leave
-    with the directory, in the task that it yields; those that are listed have joined when the context is entered."""
+    """Adds the prefill replicas to the workers of a decode replica that serves clients directly. Yields the task in
+    which they join and leave with the directory; the replicas that are listed at the start have joined by then."""
     async with server_client() as client:
         members = prefill_members(
             serving.workforce,

@@ -1,6 +1,6 @@
 """The plans of replicas, from the settings of the application and the place of each replica.
 
-The model is found or downloaded on the node of each replica: a folder must have the same path on every node."""
+Each replica finds or downloads the model on its own node: a folder must have the same path on every node."""
 
 import logging
 import math
@@ -19,14 +19,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReplicaPlace:
-    """The place of a replica, and its identity."""
+    """The identity and the place of a replica."""
 
     id: str
     """Identifier of this start of the replica."""
     address: str
     """Address at which other nodes reach the replica's node."""
     rank: int
-    """Number of the replica in its deployment; the numbers of replicas that have ended are used again."""
+    """Number of the replica in its deployment; the numbers of ended replicas are used again."""
 
 
 def worker_role(settings: Settings) -> Role:
@@ -57,8 +57,8 @@ def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ:
     )
     worker_key = engine_key(settings)
     keys = plan.server.api_keys if direct else (worker_key,)  # only gateways send requests to the other replicas
-    # Every program that reaches the port of block events can read the tokens of prompts. Only gateways follow the
-    # events of decode replicas, so replicas that serve clients directly publish none.
+    # A program that reaches the port of block events can read the tokens of prompts. Only gateways follow these events,
+    # so replicas that serve clients directly publish none.
     publishes = engine.prefix_cache and not direct
     plan = replace(
         plan,
@@ -78,7 +78,7 @@ def gateway_replica_plan(settings: Settings, place: ReplicaPlace, *, environ: Ma
     """Raises StartupError."""
     plan = gateway_plan(settings, cache=cache_folder(environ), say=logger.info)
     server = server_config(settings)
-    # The replica's own port, for requests to this replica. Clients come through Serve, at the address in the settings.
+    # Host and port for requests to this replica only. Clients use Serve's, which are in the settings.
     host = server.host if is_loopback(server.host) else place.address
     return replace(
         plan,

@@ -1,4 +1,4 @@
-"""Runs a server of Motet as a task inside a replica, together with other tasks of the replica, and ends it in time."""
+"""Runs a Motet server inside a replica, next to other tasks of the replica."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ class RunningServer(Generic[W]):
         return self._serving is not None and self._server is not None and not self._server.done()
 
     async def start(self, run: Callable[..., Awaitable[Outcome]]) -> None:
-        """Waits until `run(on_ready=..., signals=...)` serves. Raises the errors of `run`; can then be called again."""
+        """Waits until `run(on_ready=..., signals=...)` serves. Raises its errors, and can then be called again."""
         ready: asyncio.Future[Serving[W]] = asyncio.get_running_loop().create_future()
         self._server = asyncio.ensure_future(run(on_ready=ready.set_result, signals=self._signals))
         try:
@@ -87,12 +87,12 @@ class RunningServer(Generic[W]):
         self.tasks.check()
 
     async def ended(self) -> None:
-        """Returns when the server has ended, also by an error."""
+        """Returns when the server has ended, even by an error."""
         if self._server is not None:
             await asyncio.wait([self._server])
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Drains for the time that the settings allow, or ends the server `at_once`. Can be called twice."""
+        """Drains for `drain_timeout_s` of the settings, or ends the server `at_once`. Can be called twice."""
         self._signals.drain.set()
         if at_once:
             self._signals.at_once.set()
@@ -104,8 +104,8 @@ class RunningServer(Generic[W]):
 
 
 async def running_gateway(plan: GatewayPlan, directory: RayDirectory) -> RunningServer[Gateway]:
-    """Starts a gateway with the workers of the directory; returns when a worker is ready. Raises StartupError, after
-    which nothing is left running."""
+    """Starts a gateway with the workers of the directory, and returns when a worker is ready. Raises StartupError, with
+    nothing left running."""
     copy = DirectoryCopy(directory)
     server = RunningServer[Gateway]()
     server.tasks.start(copy.follow())

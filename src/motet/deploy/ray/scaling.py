@@ -2,11 +2,11 @@
 
     decode     open choices / --choices-per-decode
     prefill    running prompts / --prompts-per-prefill
-    both       fullness of a replica / FULL, if that is more: long prompts fill its KV with few choices
+    both       fullness of a replica / FULL, if this is more: long prompts fill its KV with few choices
 
-Serve passes the load of each replica (`load_of`) to its controller. The controller calls a policy for the number of
-replicas, keeps it between the minimum and the maximum, and acts when it has been the same for a while. Without a
-replica, Serve starts the first one itself as soon as a call waits (`clients.request_prefill`).
+Serve passes the load of each replica (`load_of`) to its controller. The controller calls the policy for the number of
+replicas, limits it to the minimum and the maximum, and acts when it has stayed the same for the configured delay. If
+there is no replica, Serve starts the first one as soon as a call waits (`clients.request_prefill`).
 
 Serve pickles the policy by value for its controller: the modules that it uses must be installed there."""
 
@@ -20,7 +20,7 @@ CHOICES, PROMPTS, FULLNESS = "choices", "prompts", "fullness"
 FULL = 0.75
 """Fullness from which a replica counts as full: it may lack the capacity for the next large group."""
 EXACT_DIGITS = 6
-"""Number of digits kept before rounding up: means are sums of floats, and 2.0000000001 replicas are two."""
+"""Number of digits that count before rounding up: means are sums of floats, and 2.0000000001 replicas are two."""
 
 
 class ReplicasByLoad:

@@ -1,11 +1,11 @@
 """A prefill or decode replica: a server as `motet serve` runs it, which other replicas find through the directory.
 
-1. the server starts: its engine, and HTTP on the node's address. If its side-channel port is taken, it tries the next
-   one
-2. it is announced as connecting: decode connects to every prefill worker, and prefill waits for that
-   (`prefill_connections`)
-3. ready: it is announced every few seconds, and connects to new workers when they are announced
-4. `close` announces that it leaves, drains, and withdraws; groups that do not end in time continue on another worker
+1. the server starts: an engine, and HTTP on the node's address. If the side-channel port is taken, the next one is used
+2. the worker is announced as connecting: decode workers connect to every prefill worker, and prefill workers wait for
+   these connections (`prefill_connections`)
+3. the worker is announced as ready, every few seconds; decode workers connect to new prefill workers
+4. `close` announces that the worker leaves, drains it, and withdraws it; groups that do not end in time continue on
+   another worker
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from motet.types import Role
 logger = logging.getLogger(__name__)
 
 MAX_PORTS = 64
-"""Maximum number of ports to try: a replica of the same rank that is ending, or another program, can hold some."""
+"""Maximum number of ports to try: an ending replica of the same rank, or another program, can use some of them."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,11 @@ class WorkerPlan:
     """The parts of one prefill or decode replica."""
 
     server: ServerPlan
-    """The plan of its server, with its id, its role, and the address of its node for HTTP and the side channel."""
+    """Plan of the server, with the worker's id and role, and the node's address for HTTP and the side channel."""
     ports: range
     """Side-channel ports, in the order in which they are tried."""
     prefill: GatewayConfig | None = None
-    """Settings for sending requests to prefill replicas, for a decode replica that serves clients directly; else
-    None."""
+    """Settings for requests to prefill replicas, if the replica decodes and serves clients directly; else None."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class WorkerLimits:
     """Time between a failed call to the directory and the next one."""
     connect_s: float = CONNECT_S
     reach_s: float = 60.0
-    """Maximum time to reach the directory at the start, after which the start fails."""
+    """Maximum time to reach the directory at the start; then the start fails."""
     leave_s: float = 1.0
     """Maximum time to reach the directory at the end."""
     stats_s: float = 2.0
@@ -85,19 +84,20 @@ class RayWorker:
         self._announcer = Announcer(self._copy, self._announcement, limits=limits)
         self._server = RunningServer[Cell]()
         self._connections: PrefillConnections | None = None
-        """Connections to prefill workers; None unless it is a decode worker whose server has started."""
+        """Connections to prefill workers; None for other roles, and before the server has started."""
         self._announced = False
-        """True while the directory can know this worker."""
+        """True while the directory can list this worker."""
         self._stats = EngineStats()
-        """Figures of the engine in the last load report."""
+        """Figures of the engine at the last load report."""
         self._load: dict[str, float] = {}
+        """The last load report."""
 
     @property
     def serving(self) -> Serving[Cell]:
         return self._server.serving
 
     async def start(self) -> None:
-        """Returns when it is ready. Raises StartupError or DirectoryError, after which nothing is left running."""
+        """Returns when the worker is ready. Raises StartupError or DirectoryError, with nothing left running."""
         try:
             await self._start_server()
             await self._connect()
@@ -114,8 +114,7 @@ class RayWorker:
         self._server.check()
 
     async def load(self) -> dict[str, float]:
-        """Returns the load for Serve's scaling: the last known one while the engine is in a long step; empty if none is
-        known."""
+        """Returns the load for Serve's scaling; in a long step of the engine the previous one, or an empty one."""
         with contextlib.suppress(MotetError, TimeoutError):
             async with asyncio.timeout(self._limits.stats_s):
                 stats = [await worker.engine.stats() for worker in self.serving.workforce.workers if worker.local]
@@ -124,7 +123,7 @@ class RayWorker:
         return self._load
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Drains for the time that its settings allow, or ends `at_once`. Can be called twice."""
+        """Drains for `drain_timeout_s` of the settings, or ends `at_once`. Can be called twice."""
         if self._server.serves and self._announced:
             with contextlib.suppress(DirectoryError):
                 await self._announcer.reach(WorkerStage.LEAVING, limit_s=self._limits.leave_s)
@@ -132,7 +131,7 @@ class RayWorker:
         await self._withdraw()
 
     async def _withdraw(self) -> None:
-        """Withdraws from the directory. It does not matter if the directory is ending too and does not answer."""
+        """Withdraws from the directory, which can be ending too: it does not have to answer."""
         if self._announced:
             with contextlib.suppress(DirectoryError, TimeoutError):
                 async with asyncio.timeout(self._limits.leave_s):
@@ -141,18 +140,15 @@ class RayWorker:
 
     async def _start_server(self) -> None:
         """Starts the server with the first port that is free, and still free when the engine binds it."""
-        host = self._plan.server.engine.side_channel_host
-        for port in self._plan.ports:
+        host, ports = self._plan.server.engine.side_channel_host, self._plan.ports
+        for port in ports:
             if port and not is_free(host, port):
                 continue
             plan = replace(self._plan.server, engine=replace(self._plan.server.engine, side_channel_port=port))
             try:
-                await self._server.start(partial(run_server, plan, start_engine=self._start_engine))
+                return await self._server.start(partial(run_server, plan, start_engine=self._start_engine))
             except PortTakenError as error:
                 logger.info("%s; trying the next one", error.message)
-            else:
-                return
-        ports = self._plan.ports
         raise PortTakenError(
             f"--{self._role}-port: all ports from {ports.start} to {ports.stop - 1} are taken on {host}; set another "
             "first port"
@@ -170,7 +166,7 @@ class RayWorker:
             )
         tasks.start(self._copy.follow())
         self._announced = True
-        # Before anything else: if two workers start at the same time, one finds the other.
+        # Announced before the others are listed: if two workers start at the same time, one of them finds the other.
         await self._announcer.reach(WorkerStage.CONNECTING, limit_s=limits.reach_s)
         tasks.start(self._stay_announced())
         if self._connections is not None:
@@ -194,7 +190,7 @@ class RayWorker:
         )
 
     def _transfer(self) -> TransferAddress | None:
-        """Returns the current address of its engine. An engine that was restarted has a new id."""
+        """Returns the engine's current address. An engine that was restarted has a new id."""
         local = [worker.engine.info.transfer for worker in self.serving.workforce.workers if worker.local]
         return local[0] if local else None
 
@@ -204,8 +200,7 @@ class RayWorker:
 
 
 class Announcer:
-    """Sends a worker's announcements: at its start, after changes, and every few seconds. They are sent one at a time,
-    to keep their order."""
+    """Sends a worker's announcements, one at a time: at its start, after changes, and every few seconds."""
 
     def __init__(
         self, copy: DirectoryCopy, announcement: Callable[[WorkerStage], Announcement], *, limits: WorkerLimits = LIMITS
@@ -219,8 +214,8 @@ class Announcer:
         self._sending = asyncio.Lock()
 
     async def reach(self, stage: WorkerStage, *, limit_s: float) -> None:
-        """Returns when the directory knows the stage. Raises DirectoryError if it cannot be reached in time; `keep`
-        continues to try."""
+        """Returns when the stage has been announced. Raises DirectoryError if the directory cannot be reached in time;
+        `keep` continues to try."""
         self._stage = stage
         failure: DirectoryError | None = None
         try:
@@ -236,7 +231,7 @@ class Announcer:
             raise DirectoryError(f"{reason}; tried for {limit_s:g} s") from error
 
     def record_change(self) -> None:
-        """Called when the worker's announcement has changed."""
+        """Lets `keep` send the worker's announcement now, since it has changed."""
         self._changed.set()
 
     async def keep(self) -> None:
@@ -253,7 +248,7 @@ class Announcer:
 
 
 def side_channel_ports(role: Role, rank: int, *, ray: RayConfig) -> range:
-    """Returns the port of this role and rank, and the ports after it; only 0 if any free port can be used."""
+    """Returns the port of this role and rank, and the ports after it; only 0 for any free port."""
     first = {Role.PREFILL: ray.prefill_port, Role.DECODE: ray.decode_port}.get(role, SIDE_CHANNEL_PORTS[role])
     if first == 0:
         return range(1)
