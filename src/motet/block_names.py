@@ -24,8 +24,7 @@ def block_names(
 def trunk_names(
     tokens: Sequence[int], block_size: int, *, salt: str, adapter: str = "", weights: str = ""
 ) -> list[BlockName]:
-    """Returns the names of all blocks of a prompt, including the last block if it is not full: its name differs from
-    the name of every full block."""
+    """Returns the names of all blocks of a prompt. If the last one is not full, no full block has its name."""
     root = root_name(salt, adapter, weights=weights)
     names = list(names_after(root, tokens, block_size=block_size))
     if rest := tokens[len(names) * block_size :]:

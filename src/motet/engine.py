@@ -42,8 +42,7 @@ class Engine(Protocol):
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
         """Computes the KV of a prompt of at least two tokens, except for the last token, and holds it for `readers`.
 
-        If the call is cancelled, the group is freed, and the lease if it was already granted. Raises the errors of
-        `generate`."""
+        If the call is cancelled, the group and its lease are freed. Raises the errors of `generate`."""
         ...
 
     async def release(self, ticket: Ticket, *, trace: str = "") -> None:

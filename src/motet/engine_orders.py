@@ -14,8 +14,7 @@ The nouns of weights, used everywhere:
     PreparedWeights    the weights that an engine has read from a checkpoint, while its old weights still serve
     WeightUpdate       the result of an update: all engines of a server serve with the prepared weights
 
-An engine prepares a checkpoint, and then applies or drops the prepared weights. A version is the name of the weights
-that serve."""
+An engine prepares a checkpoint, then applies or drops the prepared weights. A version names the weights that serve."""
 
 import msgspec
 
@@ -49,8 +48,7 @@ class DropWeights(msgspec.Struct, frozen=True, tag=True):
     """Drops the prepared weights."""
 
     digest: str = ""
-    """Digest of the prepared weights to drop. If it is empty, any weights are dropped, even if they are still being
-    read."""
+    """Digest of the prepared weights to drop. If it is empty, any are dropped, even if they are still being read."""
 
 
 class NameWeights(msgspec.Struct, frozen=True, tag=True):

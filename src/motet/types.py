@@ -195,8 +195,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: Annotated[bool, SamplingField()] = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, verbatim=False)] = None
-    """Number k of alternatives: the log-probabilities of the sampled token and of the k most likely are reported. None
-    for no log-probabilities."""
+    """Number of likely tokens whose log-probabilities are reported with the sampled token's; None for no report."""
     logprob_token_ids: tuple[int, ...] = ()
     """Tokens to report in place of the most likely ones; only with `logprobs`."""
     logprobs_mode: LogprobsMode = LogprobsMode.RAW

@@ -85,8 +85,7 @@ class ChatSession:
 
 
 def layout(answers: Sequence[StreamedChoice], *, width: int, height: int | None = None) -> RenderableType:
-    """Lays out one panel per answer in as many columns as fit the width. With a `height`, each panel shows only its
-    last lines, so that all fit."""
+    """Lays out one panel per answer in as many columns as fit. With a `height`, panels show only their last lines."""
     columns = max(1, min(len(answers), width // MIN_COLUMN))
     rows = -(-len(answers) // columns)
     lines = None if height is None else max(1, height // rows - BORDER_LINES)

@@ -151,8 +151,7 @@ def ask(question: ChatQuestion, conversation: Conversation, *, client: httpx.Cli
 
 
 def _lines_of(response: httpx.Response) -> Iterator[str]:
-    """Yields the lines of a stream. `httpx.Response.iter_lines` would also split at U+0085, U+2028 and other characters
-    that a text can contain."""
+    """Yields the lines of a stream. `httpx.Response.iter_lines` also splits at U+0085, U+2028 and others in texts."""
     rest = b""
     for piece in response.iter_bytes():
         *lines, rest = (rest + piece).split(b"\n")

@@ -17,21 +17,20 @@ from motet.types import EngineKind
 logger = logging.getLogger(__name__)
 
 Follow = Callable[[BlockSource, BlockListener], Awaitable[None]]
-"""Follows the events of a source until it is cancelled."""
+"""Passes the events of a source to a listener until it is cancelled."""
 
 
 class BlockEvents:
-    """The publisher of one worker. It outlives the worker's engine, at whose end all its blocks are cleared."""
+    """The publisher of one worker's events. It outlives the worker's engine, at whose end all blocks are cleared."""
 
     def __init__(self, config: KVEventsConfig, number: int = 0) -> None:
-        """`number`: the worker's number on this server. Events use the port --kv-events-port + 2 * number, and replays
-        use the next port."""
+        """`number`: the worker's number. Events use the port --kv-events-port + 2 * number, replays the next one."""
         self._config = config
         self._number = number
         self._publisher: BlockPublisher | None = None
 
     def listener(self, block_size: int) -> BlockListener | None:
-        """Returns the listener for an engine's blocks, if events are on. Raises ConfigError if a port is taken."""
+        """Returns the listener for an engine's blocks; None without events. Raises ConfigError if a port is taken."""
         config, port = self._config, self._config.kv_events_port
         if port is None:
             return None
@@ -55,8 +54,7 @@ class BlockEvents:
 
 
 def indexing(index: PrefixIndex, id: str) -> BlockListener:
-    """Returns a listener that keeps the index up to date for one worker. If the worker reports more blocks than a
-    worker can have, its blocks are cleared."""
+    """Returns a listener that updates the index for one worker. After `MAX_BLOCKS` blocks, it clears the worker's."""
 
     def apply(changes: Sequence[BlockChange]) -> None:
         for change in changes:
@@ -81,7 +79,7 @@ class WorkerEventFollower:
         self._index = index
         self._follow = follow
         self._followed: tuple[str, str] | None = None
-        """Engine id and endpoint that are followed."""
+        """Id and endpoint of the engine that is followed."""
         self._task: asyncio.Task[None] | None = None
 
     async def follow(self, report: EngineReport) -> None:
@@ -94,7 +92,7 @@ class WorkerEventFollower:
         self._followed = followed
         if (endpoint := report.block_events) is None:
             return
-        is_motet = report.info.kind is EngineKind.MOTET  # its replays use the next port; others report an endpoint
+        is_motet = report.info.kind is EngineKind.MOTET  # replays use the next port; other kinds report an endpoint
         try:
             source = BlockSource.of_motet(endpoint) if is_motet else BlockSource(endpoint, report.block_replay)
         except ConfigError as error:

@@ -146,8 +146,7 @@ class Cell:
                 tasks.create_task(self._prefill.watch())
 
     async def close(self) -> None:
-        """Ends open groups with `EngineClosedError`, and all processes. `watch` must have ended. Can be called
-        twice."""
+        """Ends open groups with `EngineClosedError`, and all processes, after `watch`. Can be called twice."""
         await self.router.close()
         await asyncio.gather(*(keeper.close() for keeper in self._keepers))
         await self.control.close()
@@ -158,8 +157,7 @@ class Cell:
 async def start_cell(
     plan: ServerPlan, *, address: str, start_engine: StartEngine, client: Client, tracer: Tracer = NO_TRACES
 ) -> Cell:
-    """Starts all engines of the plan, or none. `address`: address of the server; `client`: for requests to prefill
-    servers."""
+    """Starts all engines of the plan, or none. `address`: the server's; `client`: for requests to prefill servers."""
     configs = engine_configs(plan, cores=cores())
     fleet = Fleet(session_expiry_s=plan.routing.session_expiry_s)
     router = Router(fleet, plan.routing, cell=plan.cell, role=plan.role, tracer=tracer)
@@ -259,8 +257,7 @@ class RestartSeries:
 
 
 class LocalKeeper:
-    """The keeper of an engine on this machine: restarts its process when it dies. The owner starts the engine the first
-    time: `start`, then `join`."""
+    """The keeper of an engine on this machine: restarts its process. The owner calls `start` and `join` first."""
 
     def __init__(
         self,

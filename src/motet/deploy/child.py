@@ -1,7 +1,7 @@
 """A server in a child process, for programs that start their own: the demo, the chat, benchmarks, tests.
 
-It uses a free port unless one is given, prints its URL in its ready line, and ends with the program that started it,
-which holds the other end of its standard input. `read_figures` reads the costs of requests from its /metrics."""
+The server uses a free port unless `port` is given, prints its URL in its ready line, and ends with the program that
+started it, which has the other end of its standard input. `read_figures` reads the costs of requests from /metrics."""
 
 import subprocess
 import sys
@@ -36,8 +36,7 @@ class ChildServer:
         under: Sequence[str] = (),
         popen: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen,
     ) -> None:
-        """`environ`: the child's environment, by default the environment of this process; `under`: a command that runs
-        it, such as `taskset`."""
+        """`environ`: by default this process's environment; `under`: a command that runs the child, e.g. `taskset`."""
         self._popen = popen
         self.url = ""
         self._environ = environ
@@ -126,7 +125,7 @@ class CounterSnapshot:
 
 @dataclass(frozen=True)
 class BlockSize:
-    """KV block size of the workers. It is the same for all, since they exchange KV."""
+    """KV block size of the workers, the same for all, since they exchange KV."""
 
     tokens: int
     bytes: int
@@ -137,7 +136,6 @@ class BlockSize:
 
 
 def read_figures(client: httpx.Client) -> CounterSnapshot:
-    """Reads the counters of the server of `client`."""
     return figures_in(read_metrics(client))
 
 

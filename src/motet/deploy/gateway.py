@@ -189,8 +189,7 @@ class Gateway:
             await asyncio.wait([watching])
 
     async def watch(self) -> None:
-        """Watches the workers until it is cancelled. Workers that leave at that time continue to leave in the next
-        call."""
+        """Watches the workers until it is cancelled. Called again, it also continues with workers that were leaving."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             for id, worker in self._workers.items():
@@ -285,8 +284,7 @@ class Gateway:
         del self._workers[id]
 
     async def _idle(self, id: str) -> None:
-        """Returns when the worker has no groups of this gateway, and nothing waits for it. Polls, because the end of a
-        prefill is not reported."""
+        """Returns when the worker has no work of this gateway. Polls, because the end of a prefill is not reported."""
         while (member := self._fleet.get(id)) is not None:
             if not member.groups and member.load.idle:
                 return

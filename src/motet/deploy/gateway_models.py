@@ -76,9 +76,9 @@ class Tokenizers:
     def get(self, model: str) -> LoadedTokenizer | None:
         return self._loaded.get(model)
 
-    def first(self) -> LoadedTokenizer | None:
-        """Returns the tokenizer that was loaded first."""
-        return next(iter(self._loaded.values()), None)
+    def first_files(self) -> dict[str, bytes]:
+        """Returns the files of the tokenizer that was loaded first; empty if there is none."""
+        return next((loaded.files for loaded in self._loaded.values()), {})
 
     async def load(self, model: str, fetch: FetchFiles, *, worker: str) -> LoadedTokenizer:
         """Loads a model's tokenizer, with files from `worker` unless the settings name a folder. Raises EngineError."""
@@ -108,8 +108,8 @@ class Tokenizers:
         return await asyncio.to_thread(self._make, files)
 
     def _make(self, files: dict[str, bytes]) -> LoadedTokenizer:
-        """Makes a tokenizer. Raises MotetError for any invalid files: a panic of the tokenizer's library, which is not
-        an `Exception`, is translated too."""
+        """Makes a tokenizer. Raises MotetError for any invalid files, even if the tokenizer's library panics, whose
+        exception is not an `Exception`."""
         try:
             tokenizer = load_files(files, chat_template=self._rules.chat_template)
             template = ChatTemplate.of(tokenizer)
@@ -125,7 +125,7 @@ class Tokenizers:
 
 
 class GatewayModels:
-    """The models for the API. An instance is a `motet.api.served.Models`."""
+    """The models for the API; a `motet.api.served.Models`."""
 
     def __init__(self, router: Router, tokenizers: Tokenizers, *, texts: TextRouter, first_name: str = "") -> None:
         """`texts`: routes requests for models of text upstreams; `first_name`: name of the first model for clients."""
@@ -165,12 +165,10 @@ class GatewayModels:
 
     def tokenizer_files(self) -> dict[str, bytes]:
         """Returns the files of the first tokenizer. Only gateways with one model send them to other servers."""
-        first = self._tokenizers.first()
-        return {} if first is None else first.files
+        return self._tokenizers.first_files()
 
     def _model(self, card: ModelCard) -> ServedModel | TextModel | None:
-        """Makes a model; None if its tokenizer is not loaded. An unchanged model is kept, with its compiled
-        grammars."""
+        """Makes a model; None if its tokenizer is not loaded. Keeps an unchanged model, with its compiled grammars."""
         name, root = self._client_name(card.name), card.root or card.name
         parent = None if card.parent is None else self._client_name(card.parent)
         previous = self._models.get(name)

@@ -24,12 +24,11 @@ logger = logging.getLogger(__name__)
 Send = Callable[[dict[str, object]], Awaitable[None]]
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-"""Time for which idle connections stay open. Clients keep idle connections for a shorter time, so that none is closed
-while a request is being sent."""
+"""Time for which idle connections stay open: longer than clients keep them, so that no request meets a closed one."""
 LINGER_S = 3
-"""Time after the end of the server at which open connections are closed."""
+"""Time from the end of the server until open connections are closed."""
 CUT_S = 0.1
-"""The same time for a server that ends at once."""
+"""Time from the end of the server until open connections are closed, if the server ends at once."""
 POLL_S = 0.005
 OPEN_FILES = 65_536
 """Requested limit of file descriptors. A gateway uses five for each worker, and two for each group."""
@@ -46,7 +45,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Every connection inherits this: without it a burst of small writes waits 40 ms for an acknowledgement.
+        # Every connection inherits this option: without it, a burst of small writes waits 40 ms for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
@@ -62,7 +61,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def port_of(listener: socket.socket) -> int:
-    """Returns the actual port of the socket, also if the setting is 0."""
+    """Returns the actual port of the socket, even if the setting is 0."""
     return int(listener.getsockname()[1])
 
 
@@ -107,7 +106,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leaves signals to `StopSignals`: the first one drains, which uvicorn does not do."""
+        """Leaves signals to `StopSignals`: the first signal drains the server, which uvicorn cannot do."""
         yield
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -141,8 +140,7 @@ class HttpServer(uvicorn.Server):
 
 
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Logs an error that asyncio reports. Asyncio retries a connection that it cannot accept each second, with a
-    traceback each time."""
+    """Logs an error of asyncio. For a connection that it cannot accept, asyncio would log a traceback each second."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in NO_FILES:
         logger.error(NO_FILES_LEFT, extra=ONCE_A_MINUTE)
@@ -151,8 +149,7 @@ def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None
 
 
 def writer_of(send: Send) -> Write | None:
-    """Returns a function that sends a chunk of a body as uvicorn's `send` does, at less cost; None for any other
-    `send`."""
+    """Returns a faster function for sending body chunks if `send` is uvicorn's; None for any other `send`."""
     cycle = getattr(send, "__self__", None)
     if not isinstance(cycle, RequestResponseCycle):
         return None
@@ -168,8 +165,7 @@ def writer_of(send: Send) -> Write | None:
 
 
 def allow_open_files(requested: int = OPEN_FILES) -> int:
-    """Raises this process's limit of file descriptors to `requested`, if the system permits it. Returns the new
-    limit."""
+    """Raises this process's limit of file descriptors to `requested`, or the permitted maximum. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     limit = requested if hard == unlimited else min(requested, hard)

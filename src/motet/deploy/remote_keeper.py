@@ -33,15 +33,14 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 MAX_COUNTED_HEARTBEATS = 2
-"""Maximum number of heartbeat periods that an unanswered request adds to a silence. If more time has passed, this
-process itself did not run."""
+"""Maximum heartbeat periods that an unanswered request adds to a silence. In more time, this process did not run."""
 STALL_S = 300.0
 TAKEN_OUT = "an operator drains it"
 ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 """Exceptions that end a task on purpose. All others are defects, including the panic of a Rust library, whose exception
 is not derived from `Exception`."""
 BUSY = 6
-"""Factor by which the silence of a worker may be longer while it sends tokens: it is busy."""
+"""Factor for the maximum silence of a worker that sends tokens during this time: it is busy."""
 
 KeptEngine = ServerEngine[Any] | TextUpstream
 """The object for one start of a worker."""

@@ -20,8 +20,7 @@ from motet.text.formats import ParserNames
 from motet.types import Role
 
 SIDE_CHANNEL_PORTS = {Role.PREFILL: 20000, Role.DECODE: 22000, Role.BOTH: 0}
-"""Default side-channel ports of servers by role, known to other servers. 0, any free port, if no other server
-connects."""
+"""Default side-channel ports by role. Other servers know them; 0, any free port, if no other server connects."""
 CLUSTER_KEY_BYTES = 16
 
 
@@ -42,7 +41,7 @@ class ServerPlan:
     worker_id: str = ""
     """Id of the worker, if there is one engine; empty for its role with a number."""
     death_linger_s: float = 2.0
-    """Time for which a server that has lost its engines still answers health checks and clients with 503."""
+    """Time for which a server that has lost its engines still answers with 503."""
     longest_backoff_s: float = 30.0
     """Maximum time from an engine's death to its next start. The time grows with each death in a row."""
 
@@ -73,7 +72,7 @@ class GatewayPlan:
     """If its `served_model_name` is empty, models have the names that their workers report."""
     tokenizers: TokenizerRules = field(default=TokenizerRules({}))
     find_tokenizer: FindTokenizer | None = None
-    """Finds the tokenizer of a model whose workers only report its source; None if it must not be looked up."""
+    """Finds the tokenizer of a model whose workers only report its source; None if this is not allowed."""
     routing: RoutingConfig = field(default=RoutingConfig())
     cell: CellConfig = field(default=CellConfig())
     """The rules for prefill."""
@@ -82,7 +81,7 @@ class GatewayPlan:
     connects_workers: bool = True
     """True if the gateway connects workers that exchange KV; False if they connect to each other without it."""
     listed: WorkerList | None = None
-    """List of workers that come and go; None for the workers' file, if there is one."""
+    """List of workers that join and leave; None for the file in the settings, if there is one."""
 
 
 def gateway_plan(settings: Settings, *, cache: Path, say: Callable[[str], None]) -> GatewayPlan:
@@ -131,7 +130,7 @@ def cores() -> int:
 
 
 def server_config(settings: Settings) -> ServerConfig:
-    """Returns the HTTP side of a server with one model of its own."""
+    """Returns the settings of the HTTP side of a server with engines of its own."""
     return settings.server(served_model_name=settings.model.served_model_name or settings.model.model)
 
 

@@ -1,5 +1,4 @@
-"""Communication between a server and the program that started it: signals that end it, and the line that reports that
-it is ready.
+"""Communication between a server and the program that started it: signals that end the server, and its ready line.
 
 The first SIGTERM or SIGINT makes the server drain, the second one makes it stop at once."""
 
@@ -20,7 +19,7 @@ READY = re.compile(r"^Motet(?: gateway| on Ray)? is ready: .* at (?P<url>http://
 
 
 class StopSignals:
-    """Turns signals into two events, while it is entered."""
+    """Turns signals into two events while the context is entered."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
@@ -61,8 +60,7 @@ class StopSignals:
 
 
 async def first_of(*waits: Awaitable[object], timeout_s: float | None = None) -> None:
-    """Returns when one of the waits is done, or after `timeout_s`, and cancels the others. Raises what that wait
-    raises."""
+    """Returns when one wait is done, or after `timeout_s`; cancels the others. Raises the error of the wait."""
     futures = [asyncio.ensure_future(wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

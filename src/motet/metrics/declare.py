@@ -52,7 +52,7 @@ class Declared:
     _: KW_ONLY
     kind: MetricKind
     labels: tuple[str, ...] = ()
-    """Labels in addition to those of the source, such as the model. The field is then a mapping from label values."""
+    """Labels in addition to the labels of the source, such as the model. The field is then a mapping from label values."""
     bounds: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets. Its field has one count per bucket and one more for larger values; it is
     empty before the first observation."""

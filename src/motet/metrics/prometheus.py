@@ -49,8 +49,7 @@ from motet.metrics.stats import EngineStats, total_stats
 WORKER_LABELS = (MODEL, "worker", "role")
 OPENMETRICS = "application/openmetrics-text"
 WITH_COLONS = "version=1.0.0; escaping=allow-utf-8"
-"""Format options. Without them prometheus_client 0.26 replaces the colon in the names of samples, but not of families,
-by `_`."""
+"""Options without which prometheus_client 0.26 replaces the colon by `_` in names of samples, but not of families."""
 
 CACHE_FACTS = gauge(
     "cache_config_info",

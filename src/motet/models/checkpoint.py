@@ -1,8 +1,7 @@
 """Checkpoints: the tensors that engines read, in safetensors files in a folder or in memory.
 
-A file in memory (Linux's memfd) is in no folder. Processes open it as `/proc/PID/fd/FD`, and it is gone as soon as no
-process has it open any more. A complete file is sealed: from then on no process can write to it or cut it, so all
-readers read the same."""
+A file in memory (Linux's memfd) is in no folder. Processes open it as `/proc/PID/fd/FD`, and it exists while a process
+has it open. A complete file is sealed: no process can write to it or cut it, so all readers read the same."""
 
 import contextlib
 import errno
@@ -24,8 +23,7 @@ from motet.models.folder import weight_files
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 MEMORY_FILE = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
-"""Size in bytes of an element of each dtype that weights can have, by its name in safetensors files. Engines round
-weights to their own dtype."""
+"""Bytes per element of each dtype that weights can have, by its safetensors name. Engines round to their own dtype."""
 
 
 class TensorFacts(msgspec.Struct, frozen=True):

@@ -27,9 +27,7 @@ class NamedWorker:
 
 
 def named_workers(texts: Iterable[str]) -> Iterator[NamedWorker]:
-    """Parses `URL`, `URL,role`, `URL,kind` or `URL,role,kind`, or several of them separated by commas.
-
-    Raises ConfigError."""
+    """Parses texts of one or more `URL`, `URL,role`, `URL,kind` or `URL,role,kind`. Raises ConfigError."""
     named: NamedWorker | None = None
     for part in (part.strip() for text in texts for part in text.split(",")):
         role = Role(part) if part in tuple(Role) else None

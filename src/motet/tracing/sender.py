@@ -61,8 +61,7 @@ class ExportSettings(msgspec.Struct, frozen=True):
 def trace_variables(
     endpoint: str | None, environ: Mapping[str, str], *, find: Callable[[str], object] = version
 ) -> Variables | None:
-    """Reads OpenTelemetry's variables. Returns None if traces are off. Raises ConfigError for an invalid variable, or
-    if a package is missing."""
+    """Reads OpenTelemetry's variables; None without traces. Raises ConfigError for a wrong one or a missing package."""
     variables = Variables.of(environ) if endpoint else None
     if variables is None or variables.disabled:
         return None

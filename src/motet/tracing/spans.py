@@ -71,8 +71,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class Span:
-    """The span of a request that is not recorded here. `context` is the client's, if it sent one, for the next
-    server."""
+    """The span of a request that is not recorded. `context`, the client's if it sent one, is for the next server."""
 
     __slots__ = ("context",)
 
@@ -104,8 +103,7 @@ class Span:
         self.end(error="" if error is None or isinstance(error, CancelledError) else type(error).__name__)
 
     def placed(self, request: R) -> R:
-        """Returns the request with this span as its place in the trace: all work for it becomes children of this
-        span."""
+        """Returns the request with this span as its parent in the trace."""
         return request if self.context is None else msgspec.structs.replace(request, traceparent=self.context)
 
     @property
@@ -160,7 +158,6 @@ class RecordingTracer(Tracer):
         return Span(TraceContext(trace_id, self.new_id(), 0) if sent is None else sent.unsampled)
 
     def new_id(self) -> str:
-        """Returns the id of a new span."""
         return f"{self.draw(64) or 1:016x}"
 
     def of(self, context: TraceContext | None) -> Span:

@@ -21,8 +21,7 @@ PARENT_BASED = "parentbased_"
 SHARES = {"always_on": 1.0, "always_off": 0.0, "traceidratio": None}
 """Samplers, each with the share of traces that it keeps; None if the share is in the variable `SHARE`."""
 LOW_BITS = 2**64
-"""Range of the last 64 bits of a trace's id. Samplers compare these bits, as OpenTelemetry's do, so that all servers of
-a trace decide in the same way."""
+"""Range of the last 64 bits of a trace id. Like OpenTelemetry's samplers, all servers of a trace decide by them."""
 
 
 class Protocol(StrEnum):

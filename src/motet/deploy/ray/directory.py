@@ -75,8 +75,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     transfer: TransferAddress | None = None
     """Address at which other engines can fetch KV from the worker's engine; None if there is none."""
     connected: tuple[str, ...] = ()
-    """Engine ids of the prefill workers in the stage `CONNECTING` to which this worker has connected, or could not
-    connect."""
+    """Engine ids of the prefill workers in the stage `CONNECTING` to which this worker has connected, or tried to."""
 
 
 class DirectoryVersion(msgspec.Struct, frozen=True):
@@ -215,8 +214,7 @@ class DirectoryReplica:
 
 
 async def call_replica(call: Callable[[], Any], failure: str) -> Any:
-    """Returns the result of a call to a replica. Raises DirectoryError for any error of Ray; the message starts with
-    `failure`."""
+    """Returns the result of a call to a replica. Raises DirectoryError with the text `failure` for any error of Ray."""
     try:
         return await call()
     except asyncio.CancelledError as error:

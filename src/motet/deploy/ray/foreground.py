@@ -108,8 +108,7 @@ async def _until_started(name: str, make: Callable[[], Application], *, signals:
     """Returns True when the application has started, False if a signal came first. Logs Serve's reasons for a delay.
 
     `serve.run` could wait for the start, but cannot be interrupted: if it calls Ray after Ray's end, the process dies.
-    The first signal has no effect while the application is sent to Serve, which could otherwise receive it after the
-    take-down."""
+    A signal waits while the application is sent to Serve, which could otherwise receive it after the take-down."""
     deploy = partial(serve.run_many, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
     if not await _done(lambda: deploy([serve.RunTarget(make(), name, "/")]), signals):
         return False

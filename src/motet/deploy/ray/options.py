@@ -54,8 +54,7 @@ ROUTING_STATS_PERIOD_S = 2.0
 """Time between two load reports of a replica to all proxies. A proxy counts its own requests at once."""
 IMPORT_PATH = "motet.deploy.ray.app:application"
 SERVE_SETTINGS = frozenset({"port", "app_name", "ray_address"})
-"""Settings that are in other places of a Serve config, or are given when it is deployed. The host is in `args` too,
-since replicas need it."""
+"""Settings that a Serve config has elsewhere, or that are given at deployment. The host is in `args`, for replicas."""
 
 
 def deployment_options(settings: Settings) -> Mapping[str, Options]:

@@ -65,8 +65,7 @@ class PrefillConnections:
                 await first_of(directory.change(revision), timeout_s=poll_s)
 
     async def all_connected(self, directory: DirectoryCopy) -> None:
-        """Returns when each prefill worker that is listed now is connected, has failed, or has left. `keep` must run
-        during this time."""
+        """Returns when each prefill worker that is listed now is connected, has failed, or has left; needs `keep`."""
         expected = _prefill(directory.workers).keys()
         while True:
             self._any_connected.clear()

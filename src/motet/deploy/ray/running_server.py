@@ -104,8 +104,7 @@ class RunningServer(Generic[W]):
 
 
 async def running_gateway(plan: GatewayPlan, directory: RayDirectory) -> RunningServer[Gateway]:
-    """Starts a gateway with the workers of the directory, and returns when a worker is ready. Raises StartupError, with
-    nothing left running."""
+    """Starts a gateway with the directory's workers; returns when a worker is ready. After an error, nothing runs."""
     copy = DirectoryCopy(directory)
     server = RunningServer[Gateway]()
     server.tasks.start(copy.follow())

@@ -214,8 +214,7 @@ class Announcer:
         self._sending = asyncio.Lock()
 
     async def reach(self, stage: WorkerStage, *, limit_s: float) -> None:
-        """Returns when the stage has been announced. Raises DirectoryError if the directory cannot be reached in time;
-        `keep` continues to try."""
+        """Announces the stage. Raises DirectoryError if that is not possible in time; `keep` continues to try."""
         self._stage = stage
         failure: DirectoryError | None = None
         try:
