@@ -73,7 +73,7 @@ class FakeServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.call_soon_threadsafe(self._signals.ask)
+        self._loop.call_soon_threadsafe(self._signals.receive)
         self._thread.join()
         if error is None:
             self.engine.check()

@@ -83,7 +83,7 @@ class TokenNeed(NamedTuple):
     """Number of prompt tokens, or a lower bound of it."""
     answer: int
     """Number of output tokens requested; 0 if the request does not say."""
-    most: int
+    maximum: int
     """Maximum of the model for both together."""
 
 

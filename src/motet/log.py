@@ -18,7 +18,6 @@ import msgspec
 MAX_FIELD_CHARS = 2_000
 """Maximum length of a text among the fields of a line; the rest is cut off."""
 
-
 ONCE_A_MINUTE = {"once_a_minute": True}
 """`extra` of a line that is logged at most once a minute."""
 REPEAT_INTERVAL_S = 60.0
@@ -64,9 +63,9 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
     return fields if isinstance(fields, dict) else {}
 
 
-def cut(text: str, most: int) -> str:
-    """Returns at most `most` characters of a text, followed by its length if it was cut."""
-    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+def cut(text: str, max_chars: int) -> str:
+    """Returns the first `max_chars` characters of a text, followed by its length if it was cut."""
+    return text if len(text) <= max_chars else f"{text[:max_chars]}... ({len(text)} characters)"
 
 
 def escaped(text: str, *, keep: str = "") -> str:

@@ -381,7 +381,6 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 UNKNOWN_VOCABULARY = 2**31 - 1
 """`vocab_size` of an engine that does not report it; such an engine refuses unknown tokens itself."""
 
-
 FIRST_VERSION = "0"
 """Version of the weights with which an engine starts."""
 

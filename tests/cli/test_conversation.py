@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from bench.client.load import last_first_s
-from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, ask
+from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, stream_answers
 from motet.errors import EngineError
 
 
@@ -91,5 +91,5 @@ def test_a_text_can_contain_unicode_line_separators(end: str) -> None:
     server = httpx.MockTransport(lambda _: httpx.Response(200, content=pieces))
     talk = Conversation(1)
     with httpx.Client(base_url="http://server", transport=server) as client:
-        ask(ChatQuestion([], n=1, max_tokens=9, temperature=1.0), talk, client=client)
+        stream_answers(ChatQuestion([], n=1, max_tokens=9, temperature=1.0), talk, client=client)
     assert talk.answers[0].text == text

@@ -47,8 +47,8 @@ class InLoop(Generic[W]):
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        self.signals.ask()
-        self.signals.ask()
+        self.signals.receive()
+        self.signals.receive()
         await asyncio.wait((self.ended,))
         if self._ready.done():
             await self.http.aclose()

@@ -29,7 +29,7 @@ async def test_a_prompt_is_prefilled_on_one_engine_and_answered_by_the_other(fol
         (prefill,), (decode,) = server.starter.of(Role.PREFILL), server.starter.of(Role.DECODE)
         assert (len(prefill.prefills), len(prefill.requests)) == (1, 0)
         assert (decode.record.pulls, len(decode.requests)) == (1, 1)
-        server.signals.ask()
+        server.signals.receive()
         assert await server.outcome() is Outcome.STOPPED
         assert prefill.closed and decode.closed
         prefill.check()
@@ -92,7 +92,7 @@ async def test_a_signal_during_the_start_ends_ready_engines_and_cancels_the_othe
 
     async def signal_during_the_start() -> None:
         await starter.hanging.wait()
-        running.signals.ask()
+        running.signals.receive()
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(signal_during_the_start())
@@ -130,7 +130,7 @@ async def test_a_cell_ends_when_its_last_decode_engine_dies(folder: Path) -> Non
         second.die()
         await asyncio.wait_for(server.cell.death(), timeout=PATIENCE_S)
         assert (await server.http.get("/health")).status_code == 503
-        server.signals.ask()
+        server.signals.receive()
         assert await server.outcome() is Outcome.ENGINE_DIED
         assert all(engine.closed for engine in server.starter.engines)
 
@@ -138,7 +138,7 @@ async def test_a_cell_ends_when_its_last_decode_engine_dies(folder: Path) -> Non
 async def test_running_answers_finish_before_the_engines_of_a_cell_are_closed(folder: Path) -> None:
     async with Running(folder, cell=CELL) as server:
         running = await server.started_chat()
-        server.signals.ask()
+        server.signals.receive()
         assert (await server.chat()).status_code == 503
         assert not any(engine.closed for engine in server.starter.engines)
         server.engine.let_run()

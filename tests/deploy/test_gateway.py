@@ -33,7 +33,7 @@ async def test_a_gateway_answers_through_its_workers(folder: Path) -> None:
         assert [(worker["id"], worker["state"], worker["address"]) for worker in workers] == [
             (id_of(server), "ready", address(server)) for server in (one, other)
         ]
-        gateway.signals.ask()
+        gateway.signals.receive()
         assert await gateway.outcome() is Outcome.STOPPED
         assert not one.ended.done()
 
@@ -93,7 +93,7 @@ async def writing(*servers: Running) -> Running:
 async def test_a_worker_that_is_stopped_gets_nothing_new_and_finishes_its_groups(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
         response, first, (other,) = await gateway.started_chat(a, b)
-        first.signals.ask()
+        first.signals.receive()
         await gateway.until_state(first, WorkerState.DRAINING)
         other.engine.let_run()
         assert texts((await gateway.chat()).text) == EXPECTED
@@ -106,8 +106,8 @@ async def test_a_worker_that_is_stopped_gets_nothing_new_and_finishes_its_groups
 async def test_an_answer_of_a_worker_that_ends_at_once_continues_on_another_worker(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
         response, first, (other,) = await gateway.started_chat(a, b)
-        first.signals.ask()
-        first.signals.ask()
+        first.signals.receive()
+        first.signals.receive()
         other.engine.let_run()
         assert texts((await response.aread()).decode()) == EXPECTED
 
@@ -116,7 +116,7 @@ async def test_a_new_server_at_the_address_of_a_worker_is_a_new_start(folder: Pa
     port = free_port()
     async with Running(folder, port=port) as first, RunningGateway(first) as gateway:
         gateway.gateway.router.fleet.cached_blocks.stored(id_of(first), [b"block"])
-        first.signals.ask()
+        first.signals.receive()
         await first.outcome()
         await gateway.until_state(first, WorkerState.DEAD)
         async with Running(folder, port=port) as second:
@@ -130,7 +130,7 @@ async def test_a_new_server_at_the_address_of_a_worker_is_a_new_start(folder: Pa
 
 async def test_without_a_worker_a_gateway_asks_clients_to_retry(folder: Path) -> None:
     async with Running(folder) as server, RunningGateway(server) as gateway:
-        server.signals.ask()
+        server.signals.receive()
         await gateway.until_state(server, WorkerState.DEAD)
         response = await gateway.chat()
         assert (response.status_code, response.headers["retry-after"]) == (503, "2")
@@ -178,7 +178,7 @@ async def test_a_gateway_that_finds_no_worker_lists_the_state_of_each(folder: Pa
 
 async def test_a_signal_ends_a_gateway_that_waits_for_a_worker(folder: Path) -> None:
     running = RunningGateway("http://127.0.0.1:1")
-    running.signals.ask()
+    running.signals.receive()
     async with running as gateway:
         assert await gateway.outcome() is Outcome.STOPPED_BEFORE_READY
 
@@ -220,7 +220,7 @@ async def test_workers_with_another_dtype_are_used_once_all_former_ones_are_gone
         async with RunningGateway(former) as gateway:
             await gateway.http.post("/workers", json={"url": address(newcomer)}, headers=ADMIN)
             await gateway.until_state(newcomer, WorkerState.DEAD)
-            former.signals.ask()
+            former.signals.receive()
             await gateway.until_state(newcomer, WorkerState.READY)
             newcomer.engine.let_run()
             assert texts((await gateway.chat()).text) == EXPECTED
@@ -235,7 +235,7 @@ async def test_decode_does_without_a_lost_prefill_server_and_uses_it_again_when_
         RunningGateway(first, decode) as gateway,
     ):
         decode.engine.let_run()
-        first.signals.ask()
+        first.signals.receive()
         await gateway.until_state(first, WorkerState.DEAD)
         assert texts((await gateway.chat()).text) == EXPECTED
         assert decode.engine.record.pulls == 0

@@ -46,7 +46,7 @@ async def test_a_decode_server_connects_to_its_prefill_server_which_prefills_its
             assert is_complete((await decode.chat()).text)
             assert (len(prefill.engine.prefills), decode.engine.record.pulls) == (1, 1)
             assert leases.held == {}
-            decode.signals.ask()
+            decode.signals.receive()
             assert await decode.outcome() is Outcome.STOPPED
         assert (await prefill.http.get("/health")).status_code == 200
 

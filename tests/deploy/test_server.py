@@ -26,7 +26,7 @@ async def test_a_server_serves_and_stops_at_a_signal(folder: Path) -> None:
         assert is_complete((await server.chat()).text)
         status = (await server.http.get("/status")).json()
         assert status["workers"][0]["address"] == f"127.0.0.1:{server.http.base_url.port}"
-        server.signals.ask()
+        server.signals.receive()
         assert await server.outcome() is Outcome.STOPPED
         assert server.engine.closed
         with pytest.raises(httpx.ConnectError):
@@ -36,7 +36,7 @@ async def test_a_server_serves_and_stops_at_a_signal(folder: Path) -> None:
 async def test_after_the_first_signal_answers_finish_and_new_requests_are_refused(folder: Path) -> None:
     async with Running(folder) as server:
         running = await server.started_chat()
-        server.signals.ask()
+        server.signals.receive()
         refused = await server.chat()
         assert refused.status_code == 503
         assert (await server.http.get("/ready")).status_code == 503
@@ -49,8 +49,8 @@ async def test_after_the_first_signal_answers_finish_and_new_requests_are_refuse
 async def test_the_second_signal_does_not_wait_for_answers(folder: Path) -> None:
     async with Running(folder) as server:
         running = await server.started_chat()
-        server.signals.ask()
-        server.signals.ask()
+        server.signals.receive()
+        server.signals.receive()
         assert await server.outcome() is Outcome.STOPPED
         server.engine.check()
         await running.aclose()
@@ -60,7 +60,7 @@ async def test_answers_that_outlast_the_drain_end_with_an_error(folder: Path) ->
     async with Running(folder, drain_timeout_s=0.05) as server:
         running = await server.started_chat()
         waiting = await server.submitted_chat()
-        server.signals.ask()
+        server.signals.receive()
         stream = (await running.aread()).decode()
         assert '"engine_closed"' in stream
         assert stream.endswith("data: [DONE]\n\n")
@@ -100,14 +100,14 @@ async def test_a_dead_engine_ends_answers_with_an_error_then_the_server(folder: 
         assert stream.endswith("data: [DONE]\n\n")
         assert (await server.http.get("/health")).status_code == 503
         assert (await server.chat()).status_code == 503
-        server.signals.ask()
+        server.signals.receive()
         assert await server.outcome() is Outcome.ENGINE_DIED
 
 
 async def test_a_signal_before_it_is_ready_ends_the_start_of_the_engine(folder: Path) -> None:
     starter = Starter(hangs=[Role.BOTH])
     running = Running(folder, starter=starter)
-    running.signals.ask()
+    running.signals.receive()
     async with running as server:
         assert await server.outcome() is Outcome.STOPPED_BEFORE_READY
         assert starter.cancelled

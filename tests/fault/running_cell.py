@@ -90,9 +90,9 @@ class RunningCell:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.signals.ask()
+        self.signals.receive()
         if error is not None:
-            self.signals.ask()
+            self.signals.receive()
         try:
             await self.outcome()
             assert set(processes()) <= self._processes

@@ -32,7 +32,7 @@ async def test_a_server_ends_when_no_engine_is_restarted(folder: Path, forking: 
         refused = await queued
         assert_error(refused, status=503, code="no_worker")
         assert (await cell.http.get("/health")).status_code == 503
-        cell.signals.ask()  # otherwise it would run for some time, so that load balancers see its state
+        cell.signals.receive()  # otherwise it would run for some time, so that load balancers see its state
         assert await cell.outcome() is Outcome.ENGINE_DIED
 
 

@@ -291,6 +291,6 @@ async def test_a_server_that_is_stopped_while_it_is_paused_lets_its_answers_end(
         complete = await fetch_answer(cell.http, CHAT, body)
         async with cell.started_stream(CHAT, body) as stream:
             await cell.http.post("/pause", params={"mode": "keep"})
-            cell.signals.ask()
+            cell.signals.receive()
             assert await stream.rest() == complete
         assert await cell.outcome() is Outcome.STOPPED

@@ -152,7 +152,7 @@ async def test_a_server_that_is_stopped_asleep_lets_its_answers_end(folder: Path
         complete = await fetch_answer(cell.http, CHAT, LONG)
         async with cell.started_stream(CHAT, LONG) as stream:
             await order(cell, "/sleep", level=2, mode="keep")
-            cell.signals.ask()
+            cell.signals.receive()
             assert await stream.rest() == complete
 
 

@@ -16,7 +16,7 @@ from rich.prompt import IntPrompt
 from rich.table import Table
 from rich.text import Text
 
-from motet.cli.conversation import ChatQuestion, Conversation, StreamedChoice, ask, connect
+from motet.cli.conversation import ChatQuestion, Conversation, StreamedChoice, connect, stream_answers
 from motet.deploy.child import ChildServer
 from motet.log import escaped
 from motet.models.smollm2 import DEFAULT_MODEL
@@ -73,7 +73,7 @@ class ChatSession:
         """Sends one question and shows its answers."""
         self._messages.append({"role": "user", "content": question})
         request = replace(self._settings, messages=self._messages)
-        return show(self._console, request.n, follow=partial(ask, request, client=self._client))
+        return show(self._console, request.n, follow=partial(stream_answers, request, client=self._client))
 
     def choose(self, conversation: Conversation) -> None:
         """Lets the user choose the answer with which the conversation continues."""

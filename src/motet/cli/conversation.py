@@ -135,7 +135,7 @@ def connect(url: str, *, api_key: str | None = None) -> httpx.Client:
     return httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout)
 
 
-def ask(question: ChatQuestion, conversation: Conversation, *, client: httpx.Client) -> None:
+def stream_answers(question: ChatQuestion, conversation: Conversation, *, client: httpx.Client) -> None:
     """Sends a request and reads its answers into `conversation` to their end. Raises `MotetError` if the server
     refuses, fails or cannot be reached."""
     try:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from motet.cli.chat import show
-from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, ask, connect
+from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, connect, stream_answers
 from motet.cli.servers import say
 from motet.deploy.child import BlockSize, ChildServer, CounterSnapshot, read_block_size, read_figures
 from motet.errors import EngineError
@@ -67,7 +67,7 @@ def demo(
         question = ChatQuestion(
             [{"role": "user", "content": QUESTION}], n=n, max_tokens=max_tokens, temperature=0.8, seed=seed
         )
-        conversation = show(console, n, follow=partial(ask, question, client=client))
+        conversation = show(console, n, follow=partial(stream_answers, question, client=client))
         receipt = Receipt.of(conversation, read_figures(client) - before, block=block)
     console.print(receipt.table())
     typer.echo(receipt.json())

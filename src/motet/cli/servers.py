@@ -78,8 +78,8 @@ class ServerHelp(TyperCommand):
 def server_command(command: ServerCommand) -> Callable[[Run], Callable[..., None]]:
     """Returns a decorator that makes a command of a function that runs a server. The command has a flag for each
     setting, and the function's own flags."""
-    declared = [one for one in SETTINGS.values() if command in one.commands and one.name != "model"]
-    flags = [flag_parameter(one) for panel in Panel for one in declared if one.panel is panel]
+    settings = [setting for setting in SETTINGS.values() if command in setting.commands and setting.name != "model"]
+    flags = [flag_parameter(setting) for panel in Panel for setting in settings if setting.panel is panel]
 
     def make(run: Run) -> Callable[..., None]:
         def function(
@@ -91,12 +91,12 @@ def server_command(command: ServerCommand) -> Callable[[Run], Callable[..., None
             trace_variables(settings.server().otlp_endpoint, environment())
             raise typer.Exit(run(settings, stop_with_stdin=stop_with_stdin, **own))
 
-        common, own = (inspect.signature(one).parameters for one in (function, run))
+        common, own = inspect.signature(function).parameters, inspect.signature(run).parameters
         function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [
                 *([common["model"]] if command in SETTINGS["model"].commands else []),
                 *flags,
-                *(one for name, one in own.items() if name not in ("settings", "stop_with_stdin")),
+                *(flag for name, flag in own.items() if name not in ("settings", "stop_with_stdin")),
                 common["config"],
                 common["stop_with_stdin"],
             ]

@@ -25,8 +25,8 @@ class StopSignals:
         self.drain = asyncio.Event()
         self.at_once = asyncio.Event()
 
-    def ask(self) -> None:
-        """Requests draining; the second time, requests stopping at once."""
+    def receive(self) -> None:
+        """Called for each signal: the first one requests draining, the second one stopping at once."""
         if self.drain.is_set():
             self.at_once.set()
         self.drain.set()
@@ -47,7 +47,7 @@ class StopSignals:
         """Handles the signals from now on, replacing any other handler."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            loop.add_signal_handler(number, self.ask)
+            loop.add_signal_handler(number, self.receive)
 
     def __enter__(self) -> "StopSignals":
         self.take()

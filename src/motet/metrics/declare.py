@@ -52,7 +52,7 @@ class Declared:
     _: KW_ONLY
     kind: MetricKind
     labels: tuple[str, ...] = ()
-    """Labels in addition to the labels of the source, such as the model. The field is then a mapping from label values."""
+    """Labels in addition to the source's, such as the model. The field is then a mapping from label values."""
     bounds: tuple[float, ...] = ()
     """Upper bounds of a histogram's buckets. Its field has one count per bucket and one more for larger values; it is
     empty before the first observation."""
@@ -119,8 +119,8 @@ histogram_field = partial(figure, kind=MetricKind.HISTOGRAM)
 @cache
 def declared_in(figures: type) -> Sequence[tuple[str, Declared]]:
     """Returns the field names and metrics of a dataclass, in the order of the fields."""
-    named: Any = figures
-    return tuple((one.name, declared) for one in fields(named) for declared in one.metadata.get(METADATA_KEY, ()))
+    dataclass: Any = figures
+    return tuple((f.name, declared) for f in fields(dataclass) for declared in f.metadata.get(METADATA_KEY, ()))
 
 
 @cache

@@ -57,30 +57,28 @@ class EngineCounters:
         self._sampled_s = -inf
 
     def note(self, samples: Iterable[EngineSample], *, sampled_s: float) -> None:
-        """Records the samples of all workers for a scrape that started at `sampled_s`. Samples of an older scrape than
-        the last are ignored: they are late because one worker was slow, and newer ones are already recorded."""
+        """Records the samples of all workers for a scrape that started at `sampled_s`. Ignores a scrape that started
+        before the last one: it is late because a worker was slow."""
         if sampled_s < self._sampled_s:
             return
         self._sampled_s = sampled_s
         present = set[str]()
-        for one in samples:
-            present.add(one.worker)
-            if one.stats is not None:
-                self._read(one.worker, engine=one.engine, stats=one.stats)
+        for sample in samples:
+            present.add(sample.worker)
+            if sample.stats is not None:
+                self._read(sample.worker, engine=sample.engine, stats=sample.stats)
         for worker in self._workers.keys() - present:
             gone = self._workers.pop(worker).total
             self._left = gone if self._left is None else total_stats([self._left, gone])
 
     def of(self, worker: str) -> EngineStats | None:
         """Returns the total of one worker; None if it has never answered, or has left."""
-        totals = self._workers.get(worker)
-        return None if totals is None else totals.total
+        return None if (totals := self._workers.get(worker)) is None else totals.total
 
     def total(self) -> EngineStats | None:
         """Returns the total over all workers; None if none has ever answered."""
-        parts = [totals.total for totals in self._workers.values()]
-        if self._left is not None:
-            parts.append(self._left)
+        left = [] if self._left is None else [self._left]
+        parts = [totals.total for totals in self._workers.values()] + left
         return total_stats(parts) if parts else None
 
     def _read(self, worker: str, *, engine: object, stats: EngineStats) -> None:

@@ -127,7 +127,6 @@ class GroupRecord:
         """True once every choice has a token."""
 
     def start_choices(self, indices: Sequence[int]) -> None:
-        """Records that these choices start now."""
         self.late_starts_s |= dict.fromkeys(indices, self._clock())
 
     def step(self, choices: Sequence[ShownChoice], ended: bool) -> None:
@@ -180,8 +179,8 @@ class GroupRecord:
 
 
 class BucketCounts:
-    """A histogram of one metric for one model. Adding a value is cheap, since every step of every group adds one:
-    prometheus_client's histogram iterates over all buckets. Used on one event loop."""
+    """A histogram of one metric for one model, used on one event loop. Every step of every group adds a value, which is
+    cheaper than with prometheus_client's histogram, which iterates over all buckets."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -210,23 +209,26 @@ class GroupFamilies(Collector):
     def __init__(self, registry: CollectorRegistry, *, aliases: bool) -> None:
         """With `aliases`, metrics that vLLM has are also collected under vLLM's names."""
         self._aliases = aliases
-        self.counts: dict[Declared, Counter[tuple[str, ...]]] = {one: Counter() for one in COUNTED}
+        self.counts: dict[Declared, Counter[tuple[str, ...]]] = {declared: Counter() for declared in COUNTED}
         """Counts by the values of the labels, the model first."""
-        self._observed: dict[Declared, dict[str, BucketCounts]] = {one: {} for one in OBSERVED}
+        self._observed: dict[Declared, dict[str, BucketCounts]] = {declared: {} for declared in OBSERVED}
         registry.register(self)
 
     def histograms_of(self, model: str) -> dict[Declared, BucketCounts]:
-        return {one: by_model.setdefault(model, BucketCounts(one.bounds)) for one, by_model in self._observed.items()}
+        return {
+            declared: by_model.setdefault(model, BucketCounts(declared.bounds))
+            for declared, by_model in self._observed.items()
+        }
 
     def collect(self) -> Iterator[Metric]:
-        for one, by_model in self._observed.items():
-            for name, own in self._names(one):
+        for declared, by_model in self._observed.items():
+            for name, own in self._names(declared):
                 metric = HistogramMetricFamily(name.family_name, name.meaning, labels=(MODEL, *own))
                 for model, values in by_model.items():
-                    metric.add_metric((model, *own.values()), buckets_of(one.bounds, values.counts), values.sum)
+                    metric.add_metric((model, *own.values()), buckets_of(declared.bounds, values.counts), values.sum)
                 yield metric
-        for one, counts in self.counts.items():
-            for name, own in self._names(one):
+        for declared, counts in self.counts.items():
+            for name, own in self._names(declared):
                 by_labels = {(model, *own.values(), *rest): count for (model, *rest), count in counts.items()}
                 yield family_of(name, by_labels, labels=(MODEL, *own))
 

@@ -177,18 +177,18 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         scrape = self._scrape
         model = next(iter(self._by_model)) if len(self._by_model) == 1 else ""  # empty once there were several
-        workers = [((model, one.worker, one.role.value), one) for one in scrape.engines]
-        now = [(labels, one.stats) for labels, one in workers if one.stats is not None]
-        ever = [(labels, figures) for labels, one in workers if (figures := self._counters.of(one.worker)) is not None]
+        workers = [((model, sample.worker, sample.role.value), sample) for sample in scrape.engines]
+        now = [(labels, sample.stats) for labels, sample in workers if sample.stats is not None]
+        ever = [(labels, figures) for labels, sample in workers if (figures := self._counters.of(sample.worker))]
         yield from engine_families(declared_in(EngineStats), now=now, ever=ever, labels=WORKER_LABELS)
-        infos = [(labels, one.info) for labels, one in workers if one.info is not None]
+        infos = [(labels, sample.info) for labels, sample in workers if sample.info is not None]
         facts, versions = family(CACHE_FACTS, WORKER_LABELS), family(WEIGHT_VERSION, WORKER_LABELS)
         for labels, info in infos:
             facts.add_metric([*labels, *(str(getattr(info, name)) for name in CACHE_FACTS.labels)], 1)
             versions.add_metric([*labels, info.weight_version], 1)
         yield from (facts, versions)
         states = scrape.states.items()
-        yield family_of(WORKER_STATE, {(model, *one): int(current) for one, current in states}, labels=(MODEL,))
+        yield family_of(WORKER_STATE, {(model, *state): int(current) for state, current in states}, labels=(MODEL,))
         yield from exposed(declared_in(RoutingFigures), [((model,), scrape.routing)], labels=(MODEL,))
         yield family_of(HTTP_REQUESTS, self._http, labels=())
         yield family_of(WITHOUT_FIRST_TOKEN, {(model,): self._waiting}, labels=(MODEL,))
@@ -205,14 +205,14 @@ def engine_families(
     labels: tuple[str, ...],
 ) -> Iterator[Metric]:
     """Yields gauges with the samples in `now`, and counters and histograms with the samples in `ever`."""
-    yield from exposed([one for one in metrics if one[1].kind is MetricKind.GAUGE], now, labels=labels)
-    yield from exposed([one for one in metrics if one[1].kind is not MetricKind.GAUGE], ever, labels=labels)
+    yield from exposed([metric for metric in metrics if metric[1].kind is MetricKind.GAUGE], now, labels=labels)
+    yield from exposed([metric for metric in metrics if metric[1].kind is not MetricKind.GAUGE], ever, labels=labels)
 
 
 def as_vllm(scrape: Scrape, totals: EngineStats | None, *, model: str) -> Iterator[Metric]:
     """Yields the metrics of the engines under vLLM's names: gauges while an engine answers, and counters from
     `totals`, the totals of all engines (None if none has ever answered)."""
-    answers = [one.stats for one in scrape.engines if one.stats is not None]
+    answers = [sample.stats for sample in scrape.engines if sample.stats is not None]
     total = total_stats(answers)
     # Choices wait in the router until a worker has capacity; in vLLM they always wait in the engine.
     total = replace(total, choices_waiting=total.choices_waiting + scrape.routing.queued_choices)
@@ -220,6 +220,6 @@ def as_vllm(scrape: Scrape, totals: EngineStats | None, *, model: str) -> Iterat
     now, ever = [(values, total)] if answers else [], [] if totals is None else [(values, totals)]
     yield from engine_families(aliases_in(EngineStats), now=now, ever=ever, labels=(MODEL, ENGINE))
     facts = family(CACHE_FACTS_IN_VLLM, (ENGINE,))
-    if infos := [one.info for one in scrape.engines if one.info is not None]:
+    if infos := [sample.info for sample in scrape.engines if sample.info is not None]:
         facts.add_metric([ONE_ENGINE, str(infos[0].block_size), str(sum(info.num_blocks for info in infos))], 1)
     yield facts

@@ -174,11 +174,11 @@ HIGHEST = frozenset(name for name, declared in declared_in(EngineStats) if decla
 
 def total_stats(stats: Sequence[EngineStats]) -> EngineStats:
     """Returns the metrics of several engines as one: sums, or maxima where the declaration says so."""
-    return EngineStats(**{one.name: _total(one.name, stats) for one in fields(EngineStats)})
+    return EngineStats(**{field.name: _total(field.name, stats) for field in fields(EngineStats)})
 
 
 def _total(name: str, stats: Sequence[EngineStats]) -> Any:
-    values = [getattr(one, name) for one in stats]
+    values = [getattr(engine, name) for engine in stats]
     if name in HIGHEST:
         return max((value for value in values if value is not None), default=None)
     match getattr(EMPTY, name):

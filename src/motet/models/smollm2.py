@@ -35,7 +35,6 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = "smollm2-v1"
 """Folder name with a version of its content, so that no version of Motet uses a folder of another version."""
 
-
 Say = Callable[[str], None]
 """Reports slow stages to the user, one line for each."""
 

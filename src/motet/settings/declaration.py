@@ -186,13 +186,13 @@ def setting(default: Value, help: str, **more: Any) -> Value:
 def settings_of(record: Any, panel: Panel, *, commands: tuple[ServerCommand, ...]) -> Mapping[str, Declaration]:
     """Returns the declarations of a record by name. `panel` and `commands` are for fields that do not set their own."""
     found = {}
-    for one in fields(record):
-        if (more := one.metadata.get(METADATA_KEY)) is not None:
-            common = {"panel": panel, "commands": commands, "flag": _flag(one.name, one.type, default=one.default)}
-            unit = "s" if one.name.endswith("_s") else ""
-            choices = tuple(one.type) if isinstance(one.type, type) and issubclass(one.type, StrEnum) else ()
-            declared = {"name": one.name, "kind": one.type, "default": one.default, "unit": unit, "choices": choices}
-            found[one.name] = Declaration(**common | declared | more)
+    for f in fields(record):
+        if (more := f.metadata.get(METADATA_KEY)) is not None:
+            common = {"panel": panel, "commands": commands, "flag": _flag(f.name, f.type, default=f.default)}
+            unit = "s" if f.name.endswith("_s") else ""
+            choices = tuple(f.type) if isinstance(f.type, type) and issubclass(f.type, StrEnum) else ()
+            declared = {"name": f.name, "kind": f.type, "default": f.default, "unit": unit, "choices": choices}
+            found[f.name] = Declaration(**common | declared | more)
     return found
 
 

@@ -52,7 +52,7 @@ class Setting:
                 return str(self.value)
 
     @property
-    def blamed(self) -> str:
+    def as_given(self) -> str:
         """The setting as the user gave it: `--port 99999`, `--no-prefix-cache`, `port 99999 (motet.toml)`."""
         if self.source != self.declared.flag_for(self.value):
             return f"{self.name} {self.shown} ({self.source})"

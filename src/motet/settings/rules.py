@@ -17,8 +17,8 @@ class Rule:
 
     names: tuple[str, ...]
     """Settings in the order in which the error names them."""
-    says: str
-    """What the error says after the names."""
+    message: str
+    """Text of the error after the names."""
     holds: Callable[[Settings], bool]
 
 
@@ -35,12 +35,6 @@ def admin_key_is_distinct(settings: Settings) -> bool:
     return server.admin_key == "" or server.admin_key.strip() not in ("", *map(str.strip, server.api_keys))
 
 
-def clients_need_a_key(settings: Settings) -> bool:
-    """Returns True if the server is on loopback, has API keys, or is explicitly insecure."""
-    server = settings.server()
-    return bool(server.api_keys) or server.insecure or is_loopback(server.host)
-
-
 def workers_need_a_key(settings: Settings) -> bool:
     """Returns True if only workers with a cluster key are trusted, or the side channel is local. A cell and Ray
     generate a cluster key; a server with one role must be given one."""
@@ -55,23 +49,17 @@ def worker_key_is_distinct(settings: Settings) -> bool:
     return server.worker_key not in map(str.strip, filter(None, (*server.api_keys, server.admin_key)))
 
 
-def priorities_belong_to_keys(settings: Settings) -> bool:
-    """Returns True if each key with a priority is an API key."""
-    server = settings.server()
-    return numbers_by_key(server.key_priority).keys() <= set(server.api_keys)
-
-
 RULES = (
     Rule(
         ("key_priority", "api_keys"),
         "a priority needs its API key: --key-priority KEY=NUMBER with --api-key KEY",
-        priorities_belong_to_keys,
+        lambda s: numbers_by_key(s.server().key_priority).keys() <= set(s.server().api_keys),
     ),
     Rule(
         ("host", "api_keys"),
         "anyone who reaches that address could use the server: give --api-key (better in MOTET_API_KEYS), or "
         "--insecure",
-        clients_need_a_key,
+        lambda s: bool(s.server().api_keys) or s.server().insecure or is_loopback(s.server().host),
     ),
     Rule(
         ("side_channel_host", "cluster_key"),
@@ -206,11 +194,11 @@ def check_rules(settings: Settings) -> None:
     """Raises ConfigError for the first value that its declaration refuses, or the first forbidden combination."""
     for row in settings.rows.values():
         if refusal := row.declared.refusal(row.value):
-            raise ConfigError(f"{row.blamed}: {refusal}")
+            raise ConfigError(f"{row.as_given}: {refusal}")
     for rule in RULES:
         if settings.rows.keys() >= set(rule.names) and not rule.holds(settings):
-            blamed = " with ".join(settings.rows[name].blamed for name in rule.names)
-            raise ConfigError(f"{blamed}: {rule.says}")
+            given = " with ".join(settings.rows[name].as_given for name in rule.names)
+            raise ConfigError(f"{given}: {rule.message}")
 
 
 def fit_defaults(rows: Mapping[str, Setting]) -> dict[str, Setting]:
@@ -220,8 +208,8 @@ def fit_defaults(rows: Mapping[str, Setting]) -> dict[str, Setting]:
         if not {name, other} <= fitted.keys():
             continue
         value, limit = fitted[name].value, fitted[other].value
-        if fitted[name].is_default and isinstance(value, int) and isinstance(limit, int) and limit >= 1:
-            fit = bound(value, limit)
-            if fit != value:
-                fitted[name] = replace(fitted[name], value=fit, source=f"{DEFAULT}, from {other}")
+        if not (fitted[name].is_default and isinstance(value, int) and isinstance(limit, int) and limit >= 1):
+            continue
+        if (fit := bound(value, limit)) != value:
+            fitted[name] = replace(fitted[name], value=fit, source=f"{DEFAULT}, from {other}")
     return fitted

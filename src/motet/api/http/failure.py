@@ -172,9 +172,9 @@ def message_error(error: Exception, request_id: str) -> dict[str, object]:
 
 def _too_long(need: TokenNeed) -> str:
     """Returns Anthropic's own message. Clients parse its numbers to request fewer tokens or to shorten the turns."""
-    if need.prompt >= need.most:
-        return f"prompt is too long: {need.prompt} tokens > {need.most - 1} maximum"
-    needs = f"{need.prompt} + {need.answer} > {need.most}"
+    if need.prompt >= need.maximum:
+        return f"prompt is too long: {need.prompt} tokens > {need.maximum - 1} maximum"
+    needs = f"{need.prompt} + {need.answer} > {need.maximum}"
     advice = "decrease input length or `max_tokens` and try again"
     return f"input length and `max_tokens` exceed context limit: {needs}, {advice}"
 

@@ -95,7 +95,7 @@ async def _run(
     except (RuntimeError, TimeoutError, RayError, RayServeException) as error:
         raise StartupError(_failure(name, error)) from error
     deployments = started.deployments if (started := _overview(name)) else {}
-    on_ready({deployment: sum(one.replica_states.values()) for deployment, one in deployments.items()})
+    on_ready({name: sum(deployment.replica_states.values()) for name, deployment in deployments.items()})
     while not signals.drain.is_set():
         if (status := _status()) is not None and _is_gone(name, status):
             logger.error("the application %s is gone: another program took it down", name)
@@ -173,7 +173,7 @@ def _overview(name: str) -> ApplicationStatusOverview | None:
 def _messages(application: ApplicationStatusOverview | None) -> str:
     """Returns Serve's messages about the deployments. Only they have the reason for a failed start."""
     deployments = application.deployments if application else {}
-    return "".join(f"\n{deployment}: {one.message}" for deployment, one in deployments.items() if one.message)
+    return "".join(f"\n{name}: {deployment.message}" for name, deployment in deployments.items() if deployment.message)
 
 
 def _is_gone(name: str, status: ServeStatus) -> bool:
