@@ -27,7 +27,6 @@ class CheckpointUpload:
     """The files of one upload, from its start to `finish` or `drop`."""
 
     def __init__(self, *, announced_s: float = ANNOUNCED_S) -> None:
-        """`announced_s`: time in seconds for which announced tensors are awaited."""
         self.files: list[MemoryFile] = []
         self.waiting = 0
         """Number of requests that wait for announced tensors."""

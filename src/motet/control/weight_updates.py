@@ -79,7 +79,6 @@ class WeightHistory:
         self.name(applied.version)
 
     def close(self) -> None:
-        """Closes and removes all checkpoints."""
         for applied in self._applied:
             applied.checkpoint.close()
         self._applied.clear()
@@ -232,7 +231,6 @@ class WeightUpdates:
                 self._engines.lock.release()
 
     async def close(self) -> None:
-        """Closes all checkpoints."""
         await self.drop()
         self.history.close()
 

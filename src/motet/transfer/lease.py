@@ -70,7 +70,6 @@ class LeaseTable:
         return self._remove(lease) if len(lease.done_readers) >= lease.ticket.readers else None
 
     def extend(self, lease_id: int, now_s: float) -> None:
-        """Extends a lease after a heartbeat of one of its readers."""
         if lease := self._leases.get(lease_id):
             lease.expires_s = now_s + self.seconds
             self._leases.move_to_end(lease_id)
@@ -81,7 +80,6 @@ class LeaseTable:
         return None if lease is None else self._remove(lease)
 
     def release_all(self) -> list[Lease]:
-        """Ends every lease at once."""
         return [self._remove(lease) for lease in list(self._leases.values())]
 
     def release_request(self, request_id: str) -> Lease | None:

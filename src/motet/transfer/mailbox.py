@@ -33,7 +33,6 @@ class Mailbox(Generic[Item]):
             self._make_readable()
 
     def wake(self) -> None:
-        """Wakes up the reader without adding an item."""
         with self._lock:
             self._make_readable()
 

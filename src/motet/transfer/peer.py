@@ -94,7 +94,6 @@ class PeerChannel:
         return [reply for nonce, reply in self.client.replies() if nonce == self._nonce]
 
     def accept_welcome(self) -> None:
-        """Records that the worker has answered."""
         self.stop_waiting()
         self.answered_s = self.terms.clock()
 
@@ -140,7 +139,6 @@ class PeerConnection:
         """Reads whose time is over and that are not final yet. A new read would have to wait for them."""
 
     def close_read(self, read: PostedRead) -> None:
-        """Closes a read, now or as soon as it is final."""
         self._closing.append(read)
         self.close_final_reads()
 
@@ -324,7 +322,6 @@ class Peers:
 
     @property
     def busy(self) -> bool:
-        """True if `advance` must be called every millisecond."""
         return any(peer.busy for peer in self._all())
 
     def at(self, address: TransferAddress) -> Peer:

@@ -221,7 +221,6 @@ def listen(host: str, port: int, *, context: "zmq.Context[zmq.Socket[bytes]]") -
 
 
 def endpoint(host: str, port: int) -> str:
-    """Returns an address in ZeroMQ's form."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 

@@ -67,7 +67,6 @@ class Journey:
 
     @property
     def waits(self) -> bool:
-        """True while the group has not started."""
         return self.state is GroupState.QUEUED
 
     @property

@@ -151,7 +151,6 @@ class Moves:
             self.end(MoveOutcome.RESUMED)
 
     def end(self, outcome: MoveOutcome) -> None:
-        """Ends the current move, if any."""
         if self._cause is not None:
             self._figures.migrations[self._cause.value, outcome.value] += 1
         self._cause, self._without_worker_until_s, self._refusals = None, None, 0

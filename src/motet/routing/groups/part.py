@@ -123,7 +123,6 @@ class Part(AsyncIterator[GroupDelta]):
         return GroupDelta(unfinished.reader_id, delta.choices, prompt, worker, delta.weight_version)
 
     def _ended_on(self, placement: Placement, error: MotetError | None) -> None:
-        """Called when the stream of the part's worker has ended."""
         placement.close(error)
         if error is None or self._aborted:
             self._mover.end(None)
@@ -178,18 +177,15 @@ class GroupParts:
                 merge.add(partial(deliver, part))
 
     async def stop(self, index: int) -> None:
-        """Ends one choice early."""
         for part in self._parts:
             if index in part.unfinished.choices:
                 await part.stop(index)
 
     async def abort(self) -> None:
-        """Ends all choices early, as `Part.abort`."""
         for part in self._parts:
             await part.abort()
 
     def abandon(self) -> None:
-        """Ends all waits for a worker, because the server is closing."""
         for part in self._parts:
             part.abandon()
 

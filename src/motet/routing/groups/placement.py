@@ -24,10 +24,10 @@ class ResponseCheck:
     A server that has a defect, is of another version, or is hostile can send anything. The checks cover what the layers
     above rely on, and what would make a wrong answer or a wrong bill:
 
-        index           one of the group's choices that has not ended, even if the choice was stopped
-        tokens          in the vocabulary, and at most `max_tokens` together with the tokens that the choice had
-        log-probabilities   one for each token if they were requested, otherwise none, and of tokens in the vocabulary
-        prompt          `cached_tokens` is at most its length; log-probabilities of all its tokens if requested
+        index         a choice of the group that has not ended; deltas of a choice that was stopped can still arrive
+        tokens        in the vocabulary, and at most `max_tokens` together with the tokens that the choice had
+        logprobs      one for each token if they were requested, otherwise none, and of tokens in the vocabulary
+        prompt        `cached_tokens` is at most its length; log-probabilities of all its tokens if requested
     """
 
     __slots__ = ("_left", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_vocab_size")

@@ -68,7 +68,6 @@ class Prefiller:
         """The turns by prompt, for prompts that have a group now."""
 
     def choices_in_progress(self, model: ModelName) -> int:
-        """Returns the number of choices of groups for this model that are being prefilled."""
         return sum(len(group) for group in self.in_progress if group.request.model == model)
 
     def pays(self, request: GenerateRequest) -> bool:
@@ -210,7 +209,6 @@ class GroupPrefill:
         return held
 
     def cancel(self) -> None:
-        """Ends the wait for prefill."""
         if self._task is not None:
             self._task.cancel()
 

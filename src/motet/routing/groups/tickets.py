@@ -36,14 +36,12 @@ class TicketReleases:
         logger.info("no worker can release the ticket of %s: its lease expires", ticket.remote_request_id)
 
     def start(self, ticket: Ticket, trace: str) -> asyncio.Task[None]:
-        """Releases a ticket in a task."""
         task = asyncio.create_task(self.release(ticket, trace))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def wait(self) -> None:
-        """Waits until all releases in progress have ended."""
         await asyncio.gather(*self._tasks)
 
     def check(self) -> None:
@@ -121,13 +119,11 @@ class PartTickets:
         self._all.append(held)
 
     def acknowledge(self) -> None:
-        """Acknowledges the ticket that the part holds, if it holds one."""
         held, self.held = self.held, None
         if held is not None:
             held.acknowledge()
 
     def release(self) -> None:
-        """Releases the ticket that the part holds, if it holds one."""
         held, self.held = self.held, None
         if held is not None:
             held.release()

@@ -54,7 +54,6 @@ class Unfinished:
 
     @property
     def output_tokens(self) -> int:
-        """Number of output tokens of the unfinished choices."""
         return sum(len(choice.output) for choice in self.choices.values())
 
     def use_weights(self, model_digest: str) -> None:

@@ -71,7 +71,6 @@ class FairQueue(Generic[Item]):
 
     @property
     def lanes(self) -> Collection[str]:
-        """The lanes in which an item waits."""
         return self._lanes.keys()
 
     def push(self, item: Item, *, choices: int, priority: int, now_s: float, lane: str = "") -> None:

@@ -64,9 +64,7 @@ class WaitingGroups:
         model = request.model
         if not self._fleet.catalog.ready(WorkKind.GENERATE, model):
             return True
-        if self.paused:
-            return False
-        if any(lane == model or self._share_workers(lane, model) for lane in self._queue.lanes):
+        if self.paused or any(lane == model or self._share_workers(lane, model) for lane in self._queue.lanes):
             return False
         return self._has_capacity(len(request.choices), len(request.prompt), model=model)
 
@@ -76,26 +74,22 @@ class WaitingGroups:
         self._fleet.capacity.wake()
 
     def count_admitted(self, wait_s: float) -> None:
-        """Counts a group that was admitted after `wait_s`."""
         self._histogram[bisect_left(QUEUE_S, wait_s)] += 1
         self._figures.queue_seconds_sum += wait_s
 
     def push(self, group: Journey) -> None:
         """Puts `group` into the queue, until it has started, failed or been removed."""
         request = group.request
-        self._queue.push(
-            group, choices=len(request.choices), priority=request.priority, now_s=self._clock(), lane=request.model
-        )
+        size, now_s = len(request.choices), self._clock()
+        self._queue.push(group, choices=size, priority=request.priority, now_s=now_s, lane=request.model)
         if self._admitting is None:
             self._admitting = asyncio.create_task(self._run())
         self._fleet.capacity.wake()  # this group can fit even if the groups before it do not
 
     def remove(self, group: Journey) -> None:
-        """Removes a group that has ended, if it is in the queue."""
         self._queue.remove(group)
 
     async def close(self) -> None:
-        """Stops admitting groups."""
         if self._admitting is not None:
             self._admitting.cancel()
             await asyncio.wait((self._admitting,))
@@ -107,7 +101,6 @@ class WaitingGroups:
             raise AssertionError(f"{len(self._queue)} groups left in the queue")
 
     async def _run(self) -> None:
-        """Admits groups while one waits."""
         while self._queue:
             try:
                 self._admit()
@@ -143,7 +136,6 @@ class WaitingGroups:
                 group.fail(error)
 
     def _share_workers(self, model: str, other_model: str) -> bool:
-        """Returns True if a worker has both models."""
         members = set(self._fleet.catalog.ready(WorkKind.GENERATE, model))
         return not members.isdisjoint(self._fleet.catalog.ready(WorkKind.GENERATE, other_model))
 

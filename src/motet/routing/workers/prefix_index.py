@@ -67,7 +67,6 @@ class PrefixIndex:
         self._free.append(bit.bit_length() - 1)
 
     def blocks(self, worker: str) -> int:
-        """Returns the number of blocks that the worker has."""
         return len(self._names.get(worker, ()))
 
     def overlap(self, names: Iterable[BlockName]) -> dict[str, int]:

@@ -138,7 +138,6 @@ class Catalog:
         return result
 
     def ready(self, work: WorkKind, model: str = "") -> tuple[Member, ...]:
-        """Returns the workers that may get this work now."""
         return self.serving(model).ready(work)
 
     def texts(self, model: str) -> list[Member]:

@@ -117,7 +117,6 @@ class WorkerLoad:
         return not any(self._figures())
 
     def record_report(self, open_choices: int) -> None:
-        """Records the number of open choices that the worker reports."""
         self.foreign_choices = max(0, open_choices - self.given_choices)
 
     def add_trunk(self, trunk: Sequence[BlockName]) -> None:
