@@ -56,7 +56,7 @@ PHRASES: tuple[tuple[str, str], ...] = (
         "continues",
     ),
     ("meanwhile", "during this time"),
-    ("anew(?!=)", "again"),
+    ("anew", "again"),
     ("not yet been", "not ... so far"),
     ("(?:makes?|made) ready", "prepares"),
     ("rising(?! (?:edge|again))", "ascending"),

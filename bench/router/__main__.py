@@ -1,7 +1,6 @@
-"""Simulates routing: ways to choose a worker and to queue, for groups of heavy-tailed n. Also measures the time of a
-decision.
+"""Simulates ways to choose a worker and to queue, for groups of heavy-tailed n, and measures the time of a decision.
 
-Motet's own code chooses workers, and has the prefix index and the queue. Workers (`bench/router/simulated_worker.py`)
+The choice of workers, the prefix index and the queue are Motet's own code. Workers (`bench/router/simulated_worker.py`)
 have the step times of Motet's engine, and groups are generated (`bench/router/group_stream.py`). Prints three tables,
 and JSON on the last line:
 
@@ -41,7 +40,7 @@ QUEUE_WORKERS = 8
 QUEUE_LOADS = (0.7, 0.75, 0.8)
 TRIED_QUEUES = [
     *((0.0, 0.0, patience_s) for patience_s in (1.0, 5.0, 20.0)),
-    *((0.5, most_s, patience_s) for most_s in (5.0, 10.0, 20.0, 1e3) for patience_s in (0.0, 1.0, 5.0)),
+    *((0.5, max_s, patience_s) for max_s in (5.0, 10.0, 20.0, 1e3) for patience_s in (0.0, 1.0, 5.0)),
 ]
 """Parameters of each queue that `--weights` tries: seconds per choice, maximum seconds, patience in seconds."""
 FOREVER_S = 1e9
@@ -90,10 +89,10 @@ def queues(*, vary_weights: bool) -> dict[str, FairQueue[SimulatedGroup]]:
         "FIFO": FairQueue[SimulatedGroup](max_wait_s=FOREVER_S, per_choice_s=0.0, patience_s=0.0),
         "fair": FairQueue[SimulatedGroup](max_wait_s=FOREVER_S),
     }
-    for per_choice_s, most_s, patience_s in TRIED_QUEUES if vary_weights else ():
-        name = f"{per_choice_s:g} s per choice, at most {most_s:g} s, patience {patience_s:g} s"
+    for per_choice_s, max_s, patience_s in TRIED_QUEUES if vary_weights else ():
+        name = f"{per_choice_s:g} s per choice, at most {max_s:g} s, patience {patience_s:g} s"
         found[name] = FairQueue[SimulatedGroup](
-            max_wait_s=FOREVER_S, per_choice_s=per_choice_s, max_head_start_s=most_s, patience_s=patience_s
+            max_wait_s=FOREVER_S, per_choice_s=per_choice_s, max_head_start_s=max_s, patience_s=patience_s
         )
     return found
 

@@ -195,6 +195,5 @@ class RoutingSimulation:
 
     def _compare_loads(self) -> None:
         choices = [load.choices for load in self._loads.values()]
-
         if any(choices):
             self._unlike.append(pstdev(choices) / fmean(choices))

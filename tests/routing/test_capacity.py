@@ -147,19 +147,19 @@ def test_one_cache_for_many_groups_agrees_with_a_check_for_each(
     members = fleet(len(open_choices))
     for member, choices in zip(members, open_choices, strict=True):
         member.load.given_choices = member.load.tail_blocks = choices
-    look = CapacityCache(lambda choices, tokens: capacity_for(members, choices, prompt_tokens=tokens))
+    cache = CapacityCache(lambda choices, tokens: capacity_for(members, choices, prompt_tokens=tokens))
     for choices, tokens in groups:
-        assert look.fits(choices, tokens) == capacity_for(members, choices, prompt_tokens=tokens)
+        assert cache.fits(choices, tokens) == capacity_for(members, choices, prompt_tokens=tokens)
 
 
 def test_a_cache_checks_once_for_groups_of_a_size() -> None:
-    asked = []
+    sizes = []
 
     def never(choices: int, prompt_tokens: int) -> bool:
-        asked.append((choices, prompt_tokens))
+        sizes.append((choices, prompt_tokens))
         return False
 
-    look = CapacityCache(never)
+    cache = CapacityCache(never)
     for choices, tokens in [(4, 100), (4, 100), (5, 300), (3, 200), (8, 90), (2, 50), (2, 51), (8, 90)]:
-        assert not look.fits(choices, tokens)
-    assert asked == [(4, 100), (3, 200), (8, 90), (2, 50)]
+        assert not cache.fits(choices, tokens)
+    assert sizes == [(4, 100), (3, 200), (8, 90), (2, 50)]

@@ -115,7 +115,7 @@ EVENTS = st.tuples(st.sampled_from(["stored", "stored", "removed", "cleared"]), 
 
 @given(st.lists(EVENTS, max_size=80), NAMES)
 def test_after_any_events_the_index_agrees_with_sets(
-    events: list[tuple[str, str, list[BlockName]]], asked: list[BlockName]
+    events: list[tuple[str, str, list[BlockName]]], lookup: list[BlockName]
 ) -> None:
     index, naive = PrefixIndex(), Naive()
     for what, worker, names in events:
@@ -130,5 +130,5 @@ def test_after_any_events_the_index_agrees_with_sets(
             index.cleared(worker)
             known.clear()
         index.check()
-    assert index.overlap(asked) == naive.overlap(asked)
+    assert index.overlap(lookup) == naive.overlap(lookup)
     assert {worker: index.blocks(worker) for worker in naive.sets} == {w: len(s) for w, s in naive.sets.items()}

@@ -95,10 +95,10 @@ def test_an_invalid_delta_is_refused(response_check: ResponseCheck, deltas: Sequ
 
 
 def test_a_complete_answer_passes() -> None:
-    asked = response_check(logprobs=1, prompt_logprobs=0)
-    asked.check(delta(ChoiceDelta(0, (5,), (logprob(5, 6),)), prompt=PromptReport(3, (None, logprob(2), logprob(3)))))
-    asked.check(delta(ChoiceDelta(1, (5, 0), (logprob(5, 6), logprob(0, 1)), END)))
-    asked.check(delta(ChoiceDelta(0, (5, 6, 0), (logprob(5), logprob(6), logprob(0)), END)))
+    check = response_check(logprobs=1, prompt_logprobs=0)
+    check.check(delta(ChoiceDelta(0, (5,), (logprob(5, 6),)), prompt=PromptReport(3, (None, logprob(2), logprob(3)))))
+    check.check(delta(ChoiceDelta(1, (5, 0), (logprob(5, 6), logprob(0, 1)), END)))
+    check.check(delta(ChoiceDelta(0, (5, 6, 0), (logprob(5), logprob(6), logprob(0)), END)))
 
 
 def test_an_end_without_a_token_needs_no_log_probabilities() -> None:

@@ -33,8 +33,8 @@ async def test_a_group_that_is_prefilled_separately(tracer: RecordedTracer) -> N
     prefill, decode = tracer.one("prefill"), tracer.one("decode")
     assert prefill.attributes["motet.worker"] == "prefill-0"
     assert prefill.end_ns <= decode.start_ns
-    asked = [one.traceparent for engine in scene.all for one in engine.prefills + engine.requests]
-    assert [context and context.span_id for context in asked] == [prefill.span_id, decode.span_id]
+    contexts = [one.traceparent for engine in scene.all for one in engine.prefills + engine.requests]
+    assert [context and context.span_id for context in contexts] == [prefill.span_id, decode.span_id]
 
 
 async def test_a_group_that_moves_has_one_span_for_the_move_whatever_fails_in_it(tracer: RecordedTracer) -> None:

@@ -152,16 +152,16 @@ def test_weights_of_the_start_that_have_changed_are_not_taken(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
 def test_an_emptied_prefix_cache_finds_nothing_and_running_groups_do_not_notice(
-    anew: bool, tiny: Callable[[str], Path]
+    recompute: bool, tiny: Callable[[str], Path]
 ) -> None:
     expected = undisturbed(built(tiny("llama"), {"dtype": "float32"}))
     core = core_of(built(tiny("llama"), {"dtype": "float32"}))
     outcomes = begun(core)
-    core.forget_prefixes(recompute=anew)
+    core.forget_prefixes(recompute=recompute)
     assert same(drive(core, outcomes), expected)
-    assert (core.stats().replayed_tokens > 0) == anew
+    assert (core.stats().replayed_tokens > 0) == recompute
 
 
 def test_what_was_cached_before_is_computed_again(tiny: Callable[[str], Path]) -> None:
