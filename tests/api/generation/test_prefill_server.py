@@ -165,6 +165,14 @@ async def test_an_invalid_order_is_refused_by_name(served: Served, params: objec
     assert served.engine.prefills == served.engine.requests == []
 
 
+@pytest.mark.parametrize("params", [{"do_remote_decode": "\ud800"}, ORDER | {"readers": "\ud800"}, {"\ud800": 1}])
+async def test_an_order_with_half_of_a_surrogate_pair_is_refused(served: Served, params: object) -> None:
+    """msgspec raises UnicodeEncodeError for such a text; the client got a 500."""
+    body = json.dumps({"prompt": PROMPT, "kv_transfer_params": params})
+    response = await served.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert_error(response, status=400, param="kv_transfer_params")
+
+
 @pytest.mark.parametrize("prompt", [["x y", "z w"], [[5, 6], [7, 8]], [5]], ids=["texts", "token ids", "one token"])
 async def test_several_prompts_and_prompts_of_one_token_cannot_be_prefilled(served: Served, prompt: object) -> None:
     assert_error(await served.complete(prompt, kv_transfer_params=ORDER), status=400, param="kv_transfer_params")

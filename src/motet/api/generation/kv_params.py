@@ -122,6 +122,9 @@ def _order(given: object) -> PrefillOrder:
         order = msgspec.convert({name: value for name, value in given.items() if value is not None}, PrefillOrder)
     except msgspec.ValidationError as error:
         raise invalid_value(PARAM, str(error)) from error
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which msgspec cannot read
+        character = error.object[error.start : error.end]
+        raise invalid_value(PARAM, f"it contains {character!r}, which is not a character") from error
     if not order.do_remote_decode:
         raise invalid_value(PARAM, "do_remote_decode is false, so it has no effect; leave it out")
     return order
