@@ -1,4 +1,4 @@
-"""Measures one completions request with a whole rollout batch: hundreds of prompts, as token ids, with n choices each.
+"""Measures one completions request with a rollout batch: hundreds of prompts, as token ids, with n choices each.
 
 The server runs in a separate process: the API over a scripted engine (`bench.frontend.scripted_engine`), which runs as
 many choices at once as a real engine, or with `--real` over the default model. One request is not streamed, one is
@@ -112,7 +112,7 @@ def measure(server: LagServer, *, body: bytes) -> BatchCost:
     """Sends one request, and reads the answer to its end."""
     reset_peak(server.pid)
     time.sleep(SETTLE_S)
-    before, began = memory_mib(server.pid, "VmRSS"), time.monotonic()
+    before, start = memory_mib(server.pid, "VmRSS"), time.monotonic()
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc)
     with contextlib.closing(connection):
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
@@ -126,7 +126,7 @@ def measure(server: LagServer, *, body: bytes) -> BatchCost:
     if response.status != 200 or not last.rstrip().endswith((b"}", b"[DONE]")):
         raise AssertionError(f"status {response.status}, and the answer ends with {last[-300:]!r}")
     peak = memory_mib(server.pid, "VmHWM")
-    return BatchCost(first - began, ended - began, num_bytes / MIB, before, peak, server.max_lag_ms(began, ended))
+    return BatchCost(first - start, ended - start, num_bytes / MIB, before, peak, server.max_lag_ms(start, ended))
 
 
 def main(argv: Sequence[str]) -> int:

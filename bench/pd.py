@@ -47,7 +47,7 @@ class PrefillDecodeRow:
 
     @property
     def wrong(self) -> list[str]:
-        """Returns a line for each counter that has not the expected value."""
+        """Returns a line for each counter with an unexpected value."""
         expected = {
             "prefills": (self.spent.prefills, 1),
             "transfers": (self.spent.kv_transfers, 1),

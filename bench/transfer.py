@@ -161,7 +161,7 @@ async def measure_busy(
     for _ in range(arguments.repeats):
         request = requests.next(arguments.prompt_tokens)
         ticket = await pair.prefill.prefill(request)
-        before, steps, began = await pair.decode.stats(), (await pair.prefill.stats()).steps, time.monotonic()
+        before, steps, start = await pair.decode.stats(), (await pair.prefill.stats()).steps, time.monotonic()
         length = min(LONG_PROMPT, pair.prefill.info.max_model_len - 1)
         long = asyncio.create_task(pair.prefill.prefill(requests.next(length)))
         await pair.prefill.stats()  # answered between two steps: the long prompt has started
@@ -169,7 +169,7 @@ async def measure_busy(
             pass
         milliseconds.append(1000 * minus(await pair.decode.stats(), before).transfer_seconds_sum)
         await pair.prefill.release(await long)
-        passes.append(1000 * (time.monotonic() - began) / ((await pair.prefill.stats()).steps - steps))
+        passes.append(1000 * (time.monotonic() - start) / ((await pair.prefill.stats()).steps - steps))
     return median(milliseconds), median(passes)
 
 
@@ -196,9 +196,9 @@ def copy_gb_per_s(num_bytes: int, repeats: int) -> float:
     source, target = torch.ones(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
     seconds = []
     for _ in range(max(3, repeats)):
-        began = time.perf_counter()
+        start = time.perf_counter()
         target.copy_(source)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
     return num_bytes / median(seconds) / GB
 
 

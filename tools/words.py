@@ -127,7 +127,10 @@ HEADLESS = (
 INSTEAD_OF_HEADLESS = "a verb (Returns ...) or a noun phrase (Number of ...) at the start"
 
 # Hits that are allowed: the file and the phrase as printed, with the reason.
-ALLOWED: dict[tuple[str, str], str] = {}
+ALLOWED: dict[tuple[str, str], str] = {
+    ("bench/compare/__main__.py", "ours"): "name of the flags --ours and --start-ours",
+    ("bench/kernels/__main__.py", "ours"): "name of a way in --ways and of a column",
+}
 
 ANY_PHRASE = re.compile(r"\b(?:" + "|".join(f"({pattern})" for pattern, _ in PHRASES) + r")(?!\w)")
 HEADLESS_START = re.compile(HEADLESS)

@@ -2,8 +2,8 @@
 
 The client of a benchmark shares the cores with the server that it measures, so the client's CPU time is lost to the
 server. The loss is larger with a server that sends the token of each choice in a separate write (vLLM) than with a
-server that sends a whole step in one write (Motet). An event in a separate write costs 55 to 100 microseconds with
-httpx, and 13 to 17 here. An event in a step of 32 costs 6 microseconds with httpx, and 2 to 4 here.
+server that sends all tokens of a step in one write (Motet). An event in a separate write costs 55 to 100 microseconds
+with httpx, and 13 to 17 here. An event in a step of 32 costs 6 microseconds with httpx, and 2 to 4 here.
 
 httpx still builds the request: address, JSON and keys. The answer goes from the socket through httptools, the parser
 that uvicorn uses too, to lines.

@@ -143,15 +143,15 @@ def attacking(url: str, *, clients: int) -> Iterator[None]:
 def stream_share(server: LagServer, *, seconds: float) -> StreamShare:
     """Streams for at least that many seconds."""
     body = {"messages": [MESSAGE], "max_tokens": 400, "stream": True}
-    steps, began = 0, time.monotonic()
-    while time.monotonic() < began + seconds:
+    steps, start = 0, time.monotonic()
+    while time.monotonic() < start + seconds:
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=600) as response:
             response.raise_for_status()
             steps += sum(line.startswith("data: ") for line in response.iter_lines())
     ended = time.monotonic()
-    lags_ms = server.lags_ms(began, ended)
+    lags_ms = server.lags_ms(start, ended)
     p50, p999 = (lags_ms[int(part * len(lags_ms))] for part in (0.5, 0.999))
-    return StreamShare(p50, p999, lags_ms[-1], 1000 * (ended - began) / steps)
+    return StreamShare(p50, p999, lags_ms[-1], 1000 * (ended - start) / steps)
 
 
 def tasks_and_failures(url: str) -> tuple[int, int]:
@@ -188,9 +188,9 @@ def lag_of_each() -> list[tuple[str, int, float]]:
         for name, act in acts(server.url).items():
             lags_ms, statuses = [], [0]
             for _ in range(1 if name in COURSES else 3):
-                began = time.monotonic()
+                start = time.monotonic()
                 statuses += act()
-                lags_ms.append(server.max_lag_ms(began, time.monotonic()))
+                lags_ms.append(server.max_lag_ms(start, time.monotonic()))
             found.append((name, max(statuses), min(lags_ms)))
     return sorted(found, key=lambda row: -row[2])
 

@@ -1,6 +1,6 @@
 """Courses of hostile clients: what they do in several requests, or without reading their answers.
 
-They keep groups by the thousand, and look at, end and extend them all at once. They read streams slowly, or disconnect
+They keep groups by the thousand. They query, end and extend a group all at once. They read streams slowly, or disconnect
 in each phase of a stream. They request files outside the page, and send invalid trace headers.
 
 A course gets the address of a server as `host:port`, sends requests over sockets of its own, and returns the statuses
@@ -52,7 +52,7 @@ STATES = ("a=1", "a=" + "b" * 600, "=,=,=", "a=1," * 400, "é=ü", "k" * 300 + "
 
 
 def request_bytes(method: str, path: str, content: bytes = b"", *, headers: Mapping[str, str] | None = None) -> bytes:
-    """Returns the bytes of a request, which tells the server to close the connection after its answer."""
+    """Returns the bytes of a request after whose answer the server closes the connection."""
     lines = [f"{method} {path} HTTP/1.1", "host: localhost", "connection: close", f"content-length: {len(content)}"]
     lines += ["content-type: application/json"] if content else []
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]

@@ -35,10 +35,10 @@ async def print_lags(serving: Coroutine[None, None, None]) -> None:
     async def measure() -> None:
         lags: list[Lag] = []
         while True:
-            began, worked = time.monotonic(), time.process_time()
+            start, worked = time.monotonic(), time.process_time()
             await asyncio.sleep(SLEEP_S)
             woke = time.monotonic()
-            lags.append((woke, min(woke - began - SLEEP_S, time.process_time() - worked)))
+            lags.append((woke, min(woke - start - SLEEP_S, time.process_time() - worked)))
             if len(lags) == LAGS_PER_LINE:
                 print(json.dumps(lags), flush=True)
                 lags.clear()
@@ -57,15 +57,15 @@ class LagServer:
     lags: list[Lag]
     """Lags so far. Another thread appends to the list."""
 
-    def lags_ms(self, began: float, ended: float) -> Sequence[float]:
+    def lags_ms(self, start: float, ended: float) -> Sequence[float]:
         """Returns the lags in an interval of monotonic time, ascending, in milliseconds."""
-        return sorted(1000 * late for woke, late in list(self.lags) if began < woke <= ended)
+        return sorted(1000 * late for woke, late in list(self.lags) if start < woke <= ended)
 
-    def max_lag_ms(self, began: float, ended: float) -> float:
+    def max_lag_ms(self, start: float, ended: float) -> float:
         """Waits until the child has reported the interval, and returns the maximum lag in milliseconds."""
         while not self.lags or self.lags[-1][0] < ended:
             time.sleep(0.01)
-        return self.lags_ms(began, ended + AFTER_S)[-1]
+        return self.lags_ms(start, ended + AFTER_S)[-1]
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Measures entire layers without reads of the KV cache: Motet's, torch's, and torch's compiled by inductor.
 
 A layer has a norm, joined queries, keys and values, the output projection, a norm, the gated feed-forward part, and the
-residuals. In torch, the output projection multiplies the queries. Motet's kernels do more, because they cannot do less:
-they rotate heads by their position, store keys and values, and attend to one key per row. There are several layers,
-because the weights of one layer would stay in a cache.
+residuals. In torch, the output projection multiplies the queries. Motet's kernels also rotate heads by their position,
+store keys and values, and attend to one key per row, because these parts cannot be turned off. There are several
+layers, because the weights of one layer would stay in a cache.
 """
 
 import time

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 STEP_OF_ADAM = 1e-5
-"""Amount by which a step of Adam changes a weight at the usual learning rate, for any gradient."""
+"""Change of a weight in a step of Adam at the usual learning rate, for any gradient."""
 STEPS_OF_A_NUDGE = 100
 
 

@@ -6,7 +6,7 @@
 None of the prompts is cached. The exponent of a cost, log(cost) over log(work), shows its growth from row to row: 0 if
 more work costs nothing, 1 if the cost is proportional. Prints two tables, and JSON on the last line.
 
-Limit (--check fails above it): an exponent of 1.1 from any row to the next, of which 0.1 is for noise.
+Limit (--check fails above it): an exponent of 1.1 from any row to the next. 0.1 more than 1 allows for noise.
 
 Run: python -m bench.scale [--url URL] [--ns 1,2,4] [--groups 1,2,4] [--repeats 3] [--check] [--plot FOLDER]
 """

@@ -58,7 +58,7 @@ RESTARTS = ("--heartbeat-timeout", "5", "--engine-restarts", "9999")
 SINGLE = ("--kv-cache-gb", "0.25")
 NAME = "soaked"
 SPARED, ONLY = "decode-1", "engine-0"
-"""The engine that is never killed: in a cell, and alone."""
+"""Ids of the engine that is never killed: in a cell, and on a server with one engine."""
 FILLINGS = 3 * MAX_CACHED_MB
 """Number of grammars sent at first: enough to fill the caches of both decode engines and of the API process."""
 FAULT_EVERY_S = 20.0
@@ -286,8 +286,8 @@ class SoakPlan:
     async def _run_round(
         self, url: str, keys: Sequence[str], *, clients: Sequence[SoakClient], dice: random.Random, until_s: float
     ) -> Counter[str]:
-        """Runs the clients until then, while engines are killed, and returns the numbers of faults. The last key is for
-        bursts."""
+        """Runs the clients until `until_s`, while engines are killed. Returns the number of faults of each kind. The last
+        key is for bursts."""
         async with open_clients(url, keys) as (*own, burst):
             spared = frozenset({SPARED, ONLY})
             injector = FaultInjector(own[0], (FAULT_EVERY_S, FAULT_EVERY_S), {KILLED: 1.0}, dice, spared=spared)

@@ -1,4 +1,4 @@
-"""Prompts for the measurement of draft tokens: tasks of which users sample many answers, and texts that repeat."""
+"""Prompts for the measurement of draft tokens: tasks for which users sample many answers, and texts that repeat."""
 
 import json
 import random

@@ -59,7 +59,7 @@ def wilson(right: int, total: int) -> tuple[float, float]:
 def difference(run: Run, full: Run) -> tuple[float, float, float]:
     """Returns the difference in accuracy between `run` and `full`, and its 95 % interval, for the same questions.
 
-    The interval is that of Bonett and Price (2012). It adds one question that only `run` got right and one that only
+    The interval follows Bonett and Price (2012). It adds one question that only `run` got right and one that only
     `full` got right, so it has a width even if both were right about the same questions.
     """
     pairs = [(one.right, other.right) for one, other in zip(run.answers, full.answers, strict=True)]
