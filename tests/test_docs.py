@@ -1,7 +1,8 @@
-"""Everything that documents name exists: files of the repository, and modules, classes and functions of the package."""
+"""Everything that documents name exists: files of the repository, modules, classes and functions of the package, tests."""
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ HISTORY = ROOT / "docs" / "log.md"
 
 FILE = re.compile(r"`((?:[\w-]+/)+[a-z0-9_.-]+\.(?:py|cpp|h|md|toml|ya?ml))`")
 NAME = re.compile(r"`([a-z_]+(?:\.[A-Za-z_]+)+)`")
+TEST = re.compile(r"`(test_[a-z0-9_.]*[a-z0-9_](?:\.\.\.)?)`")
+"""Name of a test. `...` is a part that the page leaves out."""
 
 
 def is_file(name: str) -> bool:
@@ -37,9 +40,21 @@ def is_there(name: str) -> bool:
     return all(re.search(rf"\b(?:class|def) {part}\b|^{part}\b", text, re.M) for part in parts)
 
 
+@cache
+def names_of_tests() -> str:
+    """Returns the names of all tests, one per line."""
+    files = (ROOT / "tests").rglob("test_*.py")
+    return "\n".join(name for file in files for name in re.findall(r"def (test_\w+)", file.read_text()))
+
+
+def is_test(name: str) -> bool:
+    return re.search(rf"^{re.escape(name).replace(re.escape('...'), '.*')}$", names_of_tests(), re.M) is not None
+
+
 def named(page: Path) -> Iterator[str]:
     text = page.read_text()
     yield from (name for name in FILE.findall(text) if not is_file(name))
+    yield from (name for name in TEST.findall(text) if not name.endswith(".py") and not is_test(name))
     packages = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith("_")}
     for name in NAME.findall(text):
         if name.split(".")[0] in packages and not name.endswith((".py", ".md")) and not is_there(name):
@@ -68,3 +83,4 @@ def test_a_name_that_does_not_exist_is_found() -> None:
     assert is_there("routing.groups.journey.Journey") and is_there("engines.native.step") and is_there("transfer.pull")
     assert not is_there("routing.nothing") and not is_there("routing.groups.journey.Nothing")
     assert is_file("docs/api.md") and not is_file("docs/nothing.md")
+    assert is_test("test_a_name_that_..._is_found") and not is_test("test_a_name_that_..._is_lost")

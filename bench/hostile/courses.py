@@ -1,7 +1,7 @@
 """Courses of hostile clients: what they do in several requests, or without reading their answers.
 
-They keep groups by the thousand. They query, end and extend a group all at once. They read streams slowly, or disconnect
-in each phase of a stream. They request files outside the page, and send invalid trace headers.
+They keep groups by the thousand. They end and extend a group at once. They read streams slowly, or disconnect in each
+phase of a stream. They request files outside the page, and send invalid trace headers.
 
 A course gets the address of a server as `host:port`, sends requests over sockets of its own, and returns the statuses
 that it received. None of them must be 500, and nothing must be left on the server afterwards.

@@ -286,7 +286,7 @@ class SoakPlan:
     async def _run_round(
         self, url: str, keys: Sequence[str], *, clients: Sequence[SoakClient], dice: random.Random, until_s: float
     ) -> Counter[str]:
-        """Runs the clients until `until_s`, while engines are killed. Returns the number of faults of each kind. The last
+        """Runs the clients until `until_s`, while engines are killed. Returns the number of faults by kind. The last
         key is for bursts."""
         async with open_clients(url, keys) as (*own, burst):
             spared = frozenset({SPARED, ONLY})
