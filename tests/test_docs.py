@@ -1,4 +1,4 @@
-"""Everything that documents name exists: files of the repository, modules, classes and functions of the package, tests."""
+"""Everything that pages name exists: files and tests of the repository; modules, classes, functions of the package."""
 
 import re
 from collections.abc import Iterator
