@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from motet.api.anthropic.messages import messages_router
 from motet.api.generation.answer import WORKER_HEADER
-from motet.api.http.body_limit import BodyLimit
+from motet.api.http.body import BodyLimit
 from motet.api.http.caller import HEADER
 from motet.api.http.failure import add_error_handlers
 from motet.api.http.gate import Gate
@@ -32,8 +32,7 @@ from motet.api.sglang.sglang_routes import sglang_router
 from motet.api.trainers.rollouts import rollout_router, sleep_router
 from motet.api.trainers.server_info import server_info_router
 from motet.api.trainers.weight_routes import transfer_router, weight_router
-from motet.api.vllm.generate import generate_router
-from motet.api.vllm.render import render_router
+from motet.api.vllm.generate import generate_router, render_router
 from motet.api.worker.engine_routes import engine_router, order_router
 
 ROUTERS = (

@@ -132,13 +132,13 @@ class KnownGroup:
 
     def choices(self) -> list[ChoiceReport]:
         """Returns all choices, in the order of their indices."""
-        reports = self.over | {one.index: one for answer in self.open for one in answer.choices()}
+        reports = self.over | {report.index: report for answer in self.open for report in answer.choices()}
         return [reports[index] for index in sorted(reports)]
 
     async def end_choice(self, index: int) -> bool:
         """Ends a choice at its current position. Returns False if it had ended. Raises NotFoundError."""
         for answer in self.open:
-            if any(one.index == index for one in answer.choices()):
+            if any(report.index == index for report in answer.choices()):
                 return await answer.end_choice(index)
         if index in self.over:
             return False
@@ -176,7 +176,7 @@ class KnownGroups:
     def closed(self, group: KnownGroup, answer: OpenAnswer) -> None:
         """Records that an answer has ended. Must be called once for each answer that was opened."""
         group.open.remove(answer)
-        group.over |= {one.index: ended(one) for one in answer.choices()}
+        group.over |= {report.index: ended(report) for report in answer.choices()}
         if group.open:
             return
         del self._open[group.id]

@@ -27,8 +27,8 @@ def _object(properties: Json) -> Json:
     return {"type": "object", "required": [*properties], "properties": properties}
 
 
-def _refusal(whose: str, schema: Json) -> Json:
-    return {"description": f"An error, in {whose} shape", "content": {"application/json": {"schema": schema}}}
+def _refusal(dialect: str, schema: Json) -> Json:
+    return {"description": f"An error, in {dialect}'s shape", "content": {"application/json": {"schema": schema}}}
 
 
 TEXT, TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
@@ -37,7 +37,7 @@ ERROR = _object({"error": _object({"message": TEXT, "type": TEXT, "param": PARAM
 MESSAGE_ERROR = _object(
     {"type": {"const": "error"}, "error": _object({"type": TEXT, "message": TEXT}), "request_id": TEXT}
 )
-REFUSED, MESSAGE_REFUSED = _refusal("OpenAI's", ERROR), _refusal("Anthropic's", MESSAGE_ERROR)
+REFUSED, MESSAGE_REFUSED = _refusal("OpenAI", ERROR), _refusal("Anthropic", MESSAGE_ERROR)
 
 
 def openapi_router(service: Service) -> APIRouter:

@@ -75,8 +75,8 @@ class ServedModel:
         """The checks of grammars, made for the first request with a grammar."""
         size, eos = self.info.vocab_size, self.info.eos_token_ids
         grammars = Grammars(lambda: self.tokenizer, vocab_size=size, eos_token_ids=eos)
-        apart = partial(compile_in_process, tokenizer=self.tokenizer, vocab_size=size, eos_token_ids=eos)
-        return GrammarChecks(grammars, try_apart=apart)
+        compile_apart = partial(compile_in_process, tokenizer=self.tokenizer, vocab_size=size, eos_token_ids=eos)
+        return GrammarChecks(grammars, try_apart=compile_apart)
 
     def max_group(self, config: ServerConfig) -> int:
         """Returns the maximum number of choices of one prompt."""

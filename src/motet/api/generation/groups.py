@@ -203,8 +203,8 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         ended = ChoiceEvent(self._request.choices[0].index, "", (), finish=FinishReason.LENGTH)
         self._account.step((ended,), True)
         step = GroupStep((ended,), PromptReport(self._ticket.cached_tokens), self._number, self._ticket)
-        if (taking := take((step,))) is not None:
-            await taking
+        if (pending := take((step,))) is not None:
+            await pending
 
     @property
     def usage(self) -> Usage:

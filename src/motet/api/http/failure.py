@@ -98,26 +98,24 @@ MakeNames = Callable[[], Names]
 
 def names_table(names: Iterable[tuple[str, str]]) -> Names:
     """`names`: pairs of a regular expression for the start of a name, up to a word's end, and the client's name."""
-    return [(re.compile(rf"(?:{other})(?!\w)"), here) for other, here in names]
+    return [(re.compile(rf"(?:{pattern})(?!\w)"), client_name) for pattern, client_name in names]
 
 
 def renamed(error: RequestError, names: Names) -> RequestError:
     """Returns a new error with the client's names of the fields."""
     message = error.message
-    fields = error.others if error.param is None else (error.param, *error.others)
-    for name in fields:
-        here = _client_name(name, names)
+    for name in error.others if error.param is None else (error.param, *error.others):
         # Quotes can also hold text of the client, so only names of fields that the error lists are replaced.
         named = re.compile(rf"(?:^|(?<=')|(?<=\bfor )){re.escape(name)}(?!\w)")
-        message = named.sub(here.replace("\\", r"\\"), message)
+        message = named.sub(_client_name(name, names).replace("\\", r"\\"), message)
     param = error.param and _client_name(error.param, names)
     return error.reworded(message, param=param, others=tuple(_client_name(name, names) for name in error.others))
 
 
 def _client_name(name: str, names: Names) -> str:
-    for pattern, here in names:
+    for pattern, client_name in names:
         if (found := pattern.match(name)) is not None:
-            return found.expand(here) + name[found.end() :]
+            return found.expand(client_name) + name[found.end() :]
     return name
 
 

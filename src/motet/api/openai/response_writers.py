@@ -32,27 +32,20 @@ class ResponseObject:
         details: Members | None = None if reason is None else {"reason": reason}
         return self.json(self.status, incomplete_details=details, usage=response_usage(usage))
 
-    def json(
-        self,
-        status: ItemStatus,
-        *,
-        error: Members | None = None,
-        incomplete_details: Members | None = None,
-        usage: Members | None = None,
-    ) -> bytes:
-        """Returns the JSON of the Response with its output so far."""
+    def json(self, status: ItemStatus, **members: Members | None) -> bytes:
+        """Returns the JSON of the Response with its output so far. `members`: those that are null by default."""
         state = {
             "id": self._head.id,
             "object": "response",
             "created_at": self._head.created,
             "model": self._head.model,
             "status": status,
-            "error": error,
-            "incomplete_details": incomplete_details,
+            "error": None,
+            "incomplete_details": None,
             "output": self.output.items,
-            "usage": usage,
+            "usage": None,
         }
-        return msgspec.json.encode(state)[:-1] + b"," + self._echo[1:]
+        return msgspec.json.encode(state | members)[:-1] + b"," + self._echo[1:]
 
 
 class ResponseBody(GroupsWriter):

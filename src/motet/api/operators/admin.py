@@ -49,7 +49,7 @@ def admin_router(service: Service) -> APIRouter:
         """Returns 200 while an engine is alive or restarts, also while the server drains. A gateway always returns
         200."""
         workers = await _needed(service)
-        alive = any(seen.alive or seen.report.state is WorkerState.STARTING for seen in workers)
+        alive = any(snapshot.alive or snapshot.report.state is WorkerState.STARTING for snapshot in workers)
         if not alive and service.membership is None:
             raise EngineDiedError("The engine is not running.")
         return json_response({"status": "ok"})
@@ -74,8 +74,8 @@ def admin_router(service: Service) -> APIRouter:
             "models": models,
             "version": __version__,
             "admin_key": bool(service.config.admin_key),
-            "workers": [worker_status(seen) for seen in workers],
-            "totals": _totals([seen.stats for seen in workers if seen.stats], service.figures()),
+            "workers": [worker_status(snapshot) for snapshot in workers],
+            "totals": _totals([snapshot.stats for snapshot in workers if snapshot.stats], service.figures()),
         }
         return json_response(answer)
 
@@ -100,10 +100,10 @@ def admin_router(service: Service) -> APIRouter:
 async def _check_ready(service: Service) -> None:
     if service.admission.draining:
         raise DrainingError("The server is draining and takes no new requests.")
-    living = [seen.report.state for seen in await _needed(service) if seen.alive]
-    if not living:
+    states = [snapshot.report.state for snapshot in await _needed(service) if snapshot.alive]
+    if not states:
         raise EngineDiedError("The engine is not running.")
-    if WorkerState.READY not in living:
+    if WorkerState.READY not in states:
         raise NoWorkerError("No worker takes new requests at this moment: they are being drained.")
 
 
@@ -112,20 +112,22 @@ async def _scrape(service: Service) -> Scrape:
     reports, draining, sampled_s = service.workers(), service.admission.draining, service.clock()
     workers = await snapshot_workers(reports, patience_s=PATIENCE_S, draining=draining, local_only=True)
     return Scrape(
-        engines=[sample for seen in workers if (sample := _sample(seen)) is not None],
+        engines=[sample for snapshot in workers if (sample := _sample(snapshot)) is not None],
         sampled_s=sampled_s,
         routing=service.figures(),
-        states={(seen.report.id, state.value): seen.state is state for seen in workers for state in WorkerState},
+        states={
+            (snapshot.report.id, state.value): snapshot.state is state for snapshot in workers for state in WorkerState
+        },
     )
 
 
-def _sample(seen: WorkerSnapshot) -> EngineSample | None:
+def _sample(snapshot: WorkerSnapshot) -> EngineSample | None:
     """Returns the figures of a worker's engine; None for a worker on another server, or without an engine so far."""
-    report = seen.report
+    report = snapshot.report
     if report.worker is None or report.role is None or not report.worker.local:
         return None
     engine = report.worker.engine
-    return EngineSample(worker=report.id, role=report.role, engine=engine, info=seen.info, stats=seen.stats)
+    return EngineSample(worker=report.id, role=report.role, engine=engine, info=snapshot.info, stats=snapshot.stats)
 
 
 async def _needed(service: Service) -> list[WorkerSnapshot]:
@@ -150,7 +152,7 @@ def membership_router(service: Service) -> APIRouter:
 
     @router.get("")
     async def list_workers() -> Response:
-        return json_response({"workers": [worker_status(seen) for seen in await snapshot_all(service)]})
+        return json_response({"workers": [worker_status(snapshot) for snapshot in await snapshot_all(service)]})
 
     @router.post("")
     async def join(body: NewWorker) -> Response:
@@ -226,13 +228,13 @@ async def snapshot_all(service: Service) -> list[WorkerSnapshot]:
     return await snapshot_workers(service.workers(), patience_s=PATIENCE_S, draining=service.admission.draining)
 
 
-def worker_status(seen: WorkerSnapshot) -> dict[str, object]:
+def worker_status(snapshot: WorkerSnapshot) -> dict[str, object]:
     """Returns the facts about a worker, and the gauges of its engine. None means unknown."""
-    report, info = seen.report, seen.info
+    report, info = snapshot.report, snapshot.info
     return {
         "id": report.id,
         "role": report.role,
-        "state": seen.state,
+        "state": snapshot.state,
         "pid": info.pid if info else None,
         "address": report.address,
         "kind": report.kind,
@@ -246,15 +248,15 @@ def worker_status(seen: WorkerSnapshot) -> dict[str, object]:
         "resumable": report.resumable,
         "last_decision": report.last_decision,
         "note": report.note,
-        **_figures(seen),
+        **_figures(snapshot),
     }
 
 
-def _figures(seen: WorkerSnapshot) -> dict[str, Figure]:
+def _figures(snapshot: WorkerSnapshot) -> dict[str, Figure]:
     """Returns the gauges of the engine: none for a silent worker, and zeros for a worker without an engine."""
-    if seen.state is WorkerState.SILENT:
+    if snapshot.state is WorkerState.SILENT:
         return {}
-    stats = seen.stats or EngineStats()
+    stats = snapshot.stats or EngineStats()
     return {
         name: getattr(stats, name)
         for name, declared in declared_in(EngineStats)

@@ -8,8 +8,7 @@
                          created, model, choices: [{index, the choice's fields, finish_reason}], the fields next to
                          the choices, usage: summed}
 
-Motet handles the field `group` and never sends it to the upstream: each prompt is steered separately
-(`steered_texts`)."""
+Motet handles the field `group` and never sends it to the upstream: `SteeredPrompt` applies it to each prompt."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -34,14 +33,14 @@ from motet.api.http.caller import Caller, caller_of
 from motet.api.http.failure import invalid_value, schema_failure, unsupported_parameter
 from motet.api.http.request_spans import group_span
 from motet.api.http.routes import body_of
-from motet.api.known_groups import KnownGroup
+from motet.api.known_groups import ChoiceReport, KnownGroup, choice_state
 from motet.api.served import TextModel
 from motet.api.service import Service
-from motet.api.texts.steered_texts import SteeredPrompt
 from motet.engines.upstream.text_source import Fields, TextGroupStream, TextPiece, TextRequest, TextRoute, TextStep
 from motet.engines.wire import UNREADABLE
 from motet.ids import new_request_id
 from motet.merge import Take
+from motet.policies.driver import ChoiceOutput, PolicyDriver
 from motet.policies.steering import GroupPolicy, GroupReport, Keep
 from motet.types import FinishReason, Usage
 
@@ -254,8 +253,8 @@ class UpstreamPrompts(AnswerGroup[TextStep, Usage | None]):
             self._account.step(pieces, True)
             if self._steered:
                 await self._feed(pieces)
-            if (taking := take(steps)) is not None:
-                await taking
+            if (pending := take(steps)) is not None:
+                await pending
 
     async def _feed(self, pieces: Sequence[TextPiece]) -> None:
         by_prompt: dict[int, list[TextPiece]] = {}
@@ -275,6 +274,66 @@ class UpstreamPrompts(AnswerGroup[TextStep, Usage | None]):
                 closing.push_async_callback(self._group.aclose)
             if self._account is not None:
                 self._account.end(status=status, worker=self.worker, usage=self.usage)
+
+
+class SteeredPrompt:
+    """An `OpenAnswer` for one prompt. Its choices are numbered from 0, in the request from `first`."""
+
+    def __init__(self, policy: GroupPolicy, stream: TextGroupStream, *, first: int, n: int) -> None:
+        self._stream = stream
+        self._first = first
+        self._n = n
+        self._driver = PolicyDriver(policy, range(n))
+        self._reasons: dict[int, FinishReason] = {}
+
+    async def feed(self, pieces: Sequence[TextPiece]) -> Sequence[int]:
+        """Passes this prompt's pieces to the policy, and ends and starts choices as it decides. Returns the numbers of
+        the started choices in the request."""
+        driver, outputs = self._driver, []
+        for piece in pieces:
+            if piece.finish is FinishReason.ABORT:
+                continue  # Motet has ended the choice, so the driver knows
+            index = piece.index - self._first
+            outputs.append(ChoiceOutput(index, piece.text if driver.reads_answers else "", piece.finish))
+            if piece.finish is not None:
+                self._reasons[index] = piece.finish
+        decision = await driver.step(outputs)
+        for index in decision.abort:
+            self._end(index)
+        started = [self._first + index for index in decision.start]
+        if started:
+            self._stream.start(started)
+        return started
+
+    def choices(self) -> Sequence[ChoiceReport]:
+        reasons, unfinished, waiting = self._reasons, self._driver.unfinished, self._driver.waiting
+        reports = []
+        for index in range(self._n):
+            state = choice_state(index, ended=reasons, unfinished=unfinished, waiting=waiting)
+            reports.append(ChoiceReport(index, state, None, reasons.get(index)))
+        return reports
+
+    async def end_choice(self, index: int) -> bool:
+        if self._driver.withdraw(index):
+            return True
+        if index in self._reasons or not self._driver.cancel(index):
+            return False
+        self._end(index)
+        return True
+
+    async def end_all(self) -> None:
+        self._driver.withdraw_all()
+        for index in range(self._n):
+            await self.end_choice(index)
+
+    def report(self, id: str) -> GroupReport | None:
+        return self._driver.report(id)
+
+    def _end(self, index: int) -> None:
+        """Closes the request of a choice, unless the client has ended the choice before."""
+        if index not in self._reasons:
+            self._reasons[index] = FinishReason.ABORT
+            self._stream.end_choice(self._first + index)
 
 
 class UpstreamChunks(AnswerWriter[TextStep, Usage | None]):

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, JsonValue
 
-from motet.api.http.body_limit import is_tensors
+from motet.api.http.body import is_tensors
 from motet.api.http.failure import invalid_value
 from motet.api.http.routes import json_response, new_router, with_body
 from motet.api.http.schema import Schema

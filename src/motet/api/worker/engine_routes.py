@@ -194,8 +194,8 @@ class WorkerGroup(AnswerGroup[GroupDelta, Usage]):
                 self._cached_tokens = delta.prompt.cached_tokens
             ends = [(choice.index, choice.finish.reason if choice.finish else None) for choice in delta.choices]
             self._account.step([ChoiceEvent(index, "", (), finish=finish) for index, finish in ends], True)
-            if (taking := take((delta,))) is not None:
-                await taking
+            if (pending := take((delta,))) is not None:
+                await pending
 
     async def close(self, *, status: int) -> None:
         if self._stream is None:
