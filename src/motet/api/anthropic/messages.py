@@ -38,8 +38,6 @@ from motet.api.service import Service
 
 ID_PREFIX = "msg_"
 TOOL_MODES = {"auto": "auto", "any": "required", "none": "none"}
-EFFORTS = {"max": "xhigh"}
-"""Name of an effort in a chat by Anthropic's name, where these differ."""
 
 
 def messages_router(service: Service) -> APIRouter:
@@ -100,7 +98,7 @@ def _tool_choice(choice: MessageToolChoice | None) -> dict[str, object]:
 def _thinking(body: MessagePrompt) -> dict[str, object]:
     """Returns the fields of a chat that control reasoning, and its place in the answer."""
     thinking, effort = body.thinking, body.output_config.effort
-    fields: dict[str, object] = {"reasoning_effort": EFFORTS.get(effort or "", effort)}
+    fields: dict[str, object] = {"reasoning_effort": "xhigh" if effort == "max" else effort}  # a chat has no `max`
     if thinking is None:
         return fields
     if thinking.type == "disabled":

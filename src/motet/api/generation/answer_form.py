@@ -14,9 +14,6 @@ from motet.types import Grammar, GrammarKind
 
 ANY_OBJECT = '{"type":"object"}'
 
-FORMER_PREFIX = "guided_"
-"""Prefix of the fields that vLLM had before 0.12 in place of the keys of `structured_outputs`."""
-
 
 class AnswerForm(NamedTuple):
     """The grammar that answers must follow, and how errors name it."""
@@ -105,9 +102,9 @@ class StructuredOutputs(Schema):
 
 
 def refuse_former_names(cls: type[Schema], data: object) -> object:
-    """Checks that a body has none of the fields that vLLM had before `structured_outputs`."""
+    """Checks that a body has none of the fields that vLLM had before 0.12 in place of `structured_outputs`."""
     for key in ("json", "regex", "choice", "grammar", "json_object"):
-        name = FORMER_PREFIX + key
+        name = f"guided_{key}"
         if isinstance(data, dict) and data.get(name) is not None:
             raise FieldError(unsupported_parameter, name, f"is now 'structured_outputs': {{'{key}': ...}}")
     return data

@@ -44,7 +44,6 @@ TRAINERS = (
     *("/get_weight_version", "/get_model_info", "/model_info", "/v1/loads"),
 )
 """Routes that an API key never opens, since they affect all clients."""
-WORKERS = ("/engine",)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 """Headers of proxies. A client that sends one is not a local caller."""
@@ -85,9 +84,8 @@ class KeyCheck:
     """Name of the caller in logs and limits; an API key adds its number."""
     keys: Sequence[bytes]
     missing: str
-    """The error for a request without a key."""
     wrong: str
-    """The error for a request with another key."""
+    """The errors for a request without a key and with another key."""
     code: str = UnauthorizedError.code or ""
     only_local: str = ""
     """The error for callers that are not local if there are no keys; empty if all callers are allowed then."""
@@ -125,13 +123,11 @@ class Gate:
             code=WORKER_KEY_CODE,
             only_local=ONLY_LOCAL_WORKERS,
         )
-        self._operators = (
-            KeyCheck(client="admin", keys=admin, missing=NO_ADMIN_KEY, wrong=WRONG_ADMIN_KEY)
-            if admin
-            else replace(self._clients, only_local=ONLY_LOCAL_OPERATORS, code="admin_key_required")
-            if not api
-            else self._clients
-        )
+        self._operators = self._clients
+        if admin:
+            self._operators = KeyCheck(client="admin", keys=admin, missing=NO_ADMIN_KEY, wrong=WRONG_ADMIN_KEY)
+        elif not api:
+            self._operators = replace(self._clients, only_local=ONLY_LOCAL_OPERATORS, code="admin_key_required")
         # No request can have an empty key, so a server with API keys but no admin key closes these routes.
         only_admin = KeyCheck(client="admin", keys=[b""], missing=NO_ADMIN_KEY, wrong=NO_ADMIN_KEY)
         self._trainers = only_admin if api and not admin else self._operators
@@ -166,7 +162,7 @@ class Gate:
     def _check_of(self, path: str) -> KeyCheck | None:
         if path in self._open_routes:
             return None
-        if is_below(path, *WORKERS):
+        if is_below(path, "/engine"):
             return self._workers
         if is_below(path, *TRAINERS):
             return self._trainers

@@ -94,7 +94,8 @@ def group_span_of(parent: RequestSpan, request: GenerateRequest, *, model: str) 
             "gen_ai.request.top_k": sampling.top_k or None,
             "gen_ai.request.presence_penalty": sampling.presence_penalty or None,
             "gen_ai.request.frequency_penalty": sampling.frequency_penalty or None,
-            "gen_ai.request.seed": _signed(request.choices[0].seed) if request.seeded else None,
+            # OpenTelemetry has no unsigned numbers of 64 bits.
+            "gen_ai.request.seed": (request.choices[0].seed + 2**63) % 2**64 - 2**63 if request.seeded else None,
         }
     )
     return span
@@ -167,8 +168,3 @@ def _add_choices(span: Span, record: GroupRecord, *, tokens: Mapping[int, int]) 
 def error_of(status: int) -> str:
     """Returns the error of a span with this status; empty unless the server failed, so also for a client's error."""
     return str(status) if status >= HTTPStatus.INTERNAL_SERVER_ERROR else ""
-
-
-def _signed(seed: int) -> int:
-    """Returns an unsigned 64-bit seed as a signed integer, as OpenTelemetry has them."""
-    return seed - 2**64 if seed >= 2**63 else seed

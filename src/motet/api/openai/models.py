@@ -23,9 +23,6 @@ from motet.api.service import Service
 from motet.errors import NoWorkerError
 from motet.text.tokenizer import Tokenizer
 
-NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""Tokens that `/tokenizer_info` always has; null if the tokenizer lacks them."""
-
 
 class ModelObject(TypedDict):
     """A model in OpenAI's shape, with fields that vLLM and Motet add."""
@@ -103,7 +100,7 @@ def models_router(service: Service) -> APIRouter:
     async def tokenizer_info(model: str | None = None) -> Response:
         """Returns the facts about the tokenizer in vLLM's shape."""
         served = service.served(model)
-        named = dict.fromkeys(NAMED_TOKENS) | served.tokenizer.named_tokens
+        named = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token")) | served.tokenizer.named_tokens
         info = {"tokenizer_class": served.tokenizer.class_name, **named, "chat_template": served.template.source}
         return json_response(info | {"model_max_length": served.info.max_model_len})
 

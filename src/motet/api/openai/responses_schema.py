@@ -14,9 +14,6 @@ from motet.api.http.schema import UNICODE, OpenSchema, Schema
 from motet.api.openai.chat_schema import MAX_TOOLS, ContentPart, as_choice, as_parts
 from motet.errors import RequestError
 
-FIELDS_OF_STORED = frozenset({"conversation", "previous_response_id", "prompt", "prompt_cache_options"})
-"""Fields that refer to data which the server would have to store."""
-
 
 class TextPart(ContentPart):
     """A part of a message, or of a tool's output."""
@@ -83,7 +80,6 @@ ITEMS: Mapping[str, type[InputItem]] = {
     "function_call_output": CallOutputInput,
     "reasoning": ReasoningInput,
 }
-KNOWN = ", ".join(map(repr, ITEMS))
 
 
 def read_item(value: object) -> InputItem:
@@ -93,7 +89,8 @@ def read_item(value: object) -> InputItem:
     kind = value.get("type")
     item_class = ITEMS.get("message" if kind is None else kind) if isinstance(kind, str | None) else None
     if item_class is None:
-        advice = "it stores no items, so send the item itself" if kind == "item_reference" else f"only {KNOWN} are"
+        known = ", ".join(map(repr, ITEMS))
+        advice = "it stores no items, so send the item itself" if kind == "item_reference" else f"only {known} are"
         raise FieldError(_unsupported_item, "type", f"{kind!r} is not supported by this server: {advice}")
     return item_class.model_validate(value)
 
@@ -216,7 +213,11 @@ Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"
 
 class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, StreamingFields):
     ignored = (IGNORED_FIELDS - {"metadata"}) | {"client_metadata", "max_tool_calls"}
-    refused = FIELDS_OF_STORED | {"access_programs", "image", "kv_transfer_params", "max_tokens", "moderation"}
+    # The first four refer to data that the server would have to store.
+    refused = frozenset(
+        {"conversation", "previous_response_id", "prompt", "prompt_cache_options"}
+        | {"access_programs", "image", "kv_transfer_params", "max_tokens", "moderation"}
+    )
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "background": (False,),
         "context_management": ([],),

@@ -1,6 +1,5 @@
 """The bodies of SGLang's routes, with the names of SGLang 0.5."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
@@ -17,6 +16,7 @@ from motet.api.generation.request_fields import (
     TokenId,
     in_range,
 )
+from motet.api.http.caller import is_id
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, missing_parameter
 from motet.api.http.schema import UNICODE, Schema
 from motet.api.trainers.weight_routes import Version
@@ -38,8 +38,6 @@ OTHER_DATA = (
 """Fields that request data which Motet's answers do not have."""
 MEDIA = ("audio_data", "image_data", "video_data")
 """Fields for content other than text. AReaL sends `image_data` with every prompt, empty if it has no images."""
-
-_RID = re.compile(r"[\x21-\x7e]{1,200}")
 
 
 class SglangSampling(SamplingFields):
@@ -87,10 +85,10 @@ class SglangSampling(SamplingFields):
 
 def _rids(value: object) -> str | list[str]:
     listed = value if isinstance(value, list) else [value]
-    names = [one for one in listed if isinstance(one, str)]
+    names = [name for name in listed if isinstance(name, str)]
     if len(names) < len(listed):
         raise FieldError(invalid_type, None, "a string, or a string for each prompt")
-    if not all(map(_RID.fullmatch, names)):
+    if not all(map(is_id, names)):
         raise FieldError(invalid_value, None, "expected up to 200 printable characters without spaces")
     if len({*names}) < len(names):
         raise FieldError(invalid_value, None, "each prompt needs a name of its own")

@@ -44,9 +44,6 @@ from motet.policies.driver import ChoiceOutput, PolicyDriver
 from motet.policies.steering import GroupPolicy, GroupReport, Keep
 from motet.types import FinishReason, Usage
 
-ID_PREFIXES = {TextRoute.CHAT: "chatcmpl", TextRoute.COMPLETIONS: "cmpl"}
-PROMPT_PARAMS = {TextRoute.CHAT: "messages", TextRoute.COMPLETIONS: "prompt"}
-
 
 class PassThrough(NamedTuple):
     """A request for a model that a third-party server serves as texts."""
@@ -71,8 +68,8 @@ def answer_from_texts(service: Service, passed: PassThrough, *, route: TextRoute
     """Returns the answer of a model's text upstream. Raises RequestError for wrong values of `UpstreamFields`."""
     model, fields = passed
     checked, config = check_fields(fields), service.config
-    policy = _policy(checked)
-    caller = caller_of(request, session=checked.session_id)
+    policy, caller = _policy(checked), caller_of(request, session=checked.session_id)
+    id_prefix, prompt_param = ("chatcmpl", "messages") if route is TextRoute.CHAT else ("cmpl", "prompt")
     text_request = TextRequest(
         route=route,
         body={name: value for name, value in fields.items() if name != PARAM},
@@ -92,9 +89,9 @@ def answer_from_texts(service: Service, passed: PassThrough, *, route: TextRoute
         num_prompts=text_request.num_prompts,
         n=text_request.n,
         max_n=config.max_n,
-        prompt_param=PROMPT_PARAMS[route],
+        prompt_param=prompt_param,
     )
-    head = AnswerHead(id=new_request_id(ID_PREFIXES[route]), created=int(time.time()), model=model.name)
+    head = AnswerHead(id=new_request_id(id_prefix), created=int(time.time()), model=model.name)
     group = UpstreamPrompts(service, model, request=text_request, head=head, caller=caller, policy=policy)
     writer = (
         UpstreamChunks(head, route, include_usage=checked.include_usage, reports=group.reports)
