@@ -6,7 +6,6 @@
    in the request, a tool call, or either
 4. `make_plan` checks the request against the prompts and the model's limits, and plans the groups"""
 
-import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,8 +38,6 @@ from motet.types import (
     SamplingParams,
     choice_starts,
 )
-
-log = logging.getLogger("motet.api")
 
 MAX_PROMPT_LOGPROBS = 2_000_000
 """Maximum number of prompt log-probabilities in one request, including alternatives. Each takes 110 bytes."""

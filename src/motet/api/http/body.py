@@ -42,19 +42,14 @@ MAX_VALUES = 1_000_000
 MAX_DIGITS = 100
 """Maximum number of digits of a number. Parsing is quadratic and holds the GIL."""
 JSON_TYPE = re.compile(r"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
-SHORT_BYTES = 64 * 1024
-SHORT_CONTAINERS = 100
+SHORT_BYTES, SHORT_CONTAINERS = 64 * 1024, 100
 """Maximum size of a body that is read on the event loop. It takes 2 to 4 ms, less than a thread would delay streams."""
-
 _LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (MAX_VALUES, "values")}
 """The maximum number in a body and the name of each kind of part, by the character that follows or ends it."""
-
 _DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)
-
-_ONE_THREAD: RunVar[anyio.CapacityLimiter] = RunVar("one_thread")
-
 _NAME = re.compile(rb'"([^"]*)"\s*$')
+_ONE_THREAD: RunVar[anyio.CapacityLimiter] = RunVar("one_thread")
 
 SMALL_BODY_BYTES = 64 * 1024
 """Number of bytes of a body that uvicorn reads before the app requests any."""

@@ -1,7 +1,6 @@
 """The sender of a request: the ids that its groups pass on to the engine, to other servers and to the log."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -40,20 +39,17 @@ def caller_of(request: Request, *, named: str | None = None, session: str | int 
     session_in_body = "" if session in (None, NO_SESSION) else str(session)
     if session_in_body and not is_id(session_in_body):
         raise invalid_value("session_id", "expected up to 200 printable characters without spaces")
+    # The header's case, `-` and `_` differ between clients and proxies.
+    headers = ((name.lower().replace("_", "-"), value) for name, value in request.headers.items())
+    sessions = (value for name, value in headers if name == SESSION_HEADER and is_id(value))
     state = request.scope["state"]
     return Caller(
         trace,
-        session_id=session_id_of(request.headers.items()) or session_in_body,
+        session_id=next(sessions, session_in_body),
         client=state.get("client", ANONYMOUS),
         body_bytes=len(state.get("body", b"")),
         span=request_span_of(request.scope),
     )
-
-
-def session_id_of(headers: Iterable[tuple[str, str]]) -> str:
-    """Returns the session id; empty without a valid one. Clients and proxies change the header's case, `-` and `_`."""
-    given = (value for name, value in headers if name.lower().replace("_", "-") == SESSION_HEADER)
-    return next(filter(is_id, given), "")
 
 
 def is_id(text: str) -> bool:
