@@ -54,8 +54,8 @@ class CellSleep:
         return self._engines.paused or bool(self.tags)
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
-        """Pauses the engines. Level 1 also releases the KV caches, level 2 the weights too. Raises RequestError if the
-        engines cannot release memory."""
+        """Pauses the engines; level 1 releases the KV caches, level 2 the weights too. Raises RequestError if they
+        cannot."""
         if level:
             self._check_possible()
         await self._pause(mode)

@@ -79,8 +79,8 @@ class NcclReceiver:
             self.joined = True
 
     async def receive(self, tensors: Sequence[TensorFacts], path: Path, *, at: int) -> None:
-        """Waits until the trainer has sent all these tensors and they are in the file, from offset `at` on. Raises
-        EngineError; after that the group cannot be used."""
+        """Waits until all these tensors are in the file, from offset `at` on. After an EngineError the group cannot be
+        used."""
         async with self._one_at_a_time:
             await self._send(ReceiveTensors(tuple(tensors), str(path), at))
 

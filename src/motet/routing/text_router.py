@@ -49,13 +49,13 @@ class TextRouter:
         return RoutedTextGroup(self, request)
 
     def of(self, model: str) -> TextGenerate:
-        """Returns a function that generates with one model. `model`: name of the model on the workers, which can differ
-        from the name that clients use."""
+        """Returns a function that generates with a model. `model`: its name on the workers; clients can use another
+        name."""
         return lambda request: self.generate(msgspec.structs.replace(request, model=model))
 
     def choose(self, request: TextRequest, *, tried: Sequence[Member]) -> tuple[Member, TextGenerate]:
-        """Returns the worker for a request. A worker in `tried` is chosen only if there is no other. Raises
-        NoWorkerError if no worker has the model."""
+        """Returns the worker for a request; one in `tried` only if there is no other. Raises NoWorkerError if none has
+        the model."""
         members = [member for member in self.fleet.catalog.texts(request.model) if member.id in self._sources]
         if not members:
             raise NoWorkerError(f"No server that has the model `{request.model}` is available now.")

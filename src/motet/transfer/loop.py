@@ -31,10 +31,9 @@ DEREGISTER_TIMEOUT_S = 2.0
 
 @dataclass(eq=False, kw_only=True)
 class TransferLoop:
-    """Follows orders, answers readers, and polls the transport. Owned by the transfer thread; never blocks.
-
-    Orders, messages and peers have contents from other processes. If one of them causes an unexpected error, only this
-    order, message or peer ends, and the traceback is logged."""
+    """Follows orders, answers readers, and polls the transport. Owned by the transfer thread; never blocks. Orders,
+    messages and peers have contents from other processes. If one of them causes an unexpected error, only this order,
+    message or peer ends, and the traceback is logged."""
 
     reader: TrunkReader
     listener: side_channel.SideChannelListener

@@ -163,7 +163,7 @@ class Peer:
         self.error: TransferError | None = None
         """Reason why the peer is lost; None while it is not."""
         self.connection: PeerConnection | None = None
-        """None until the worker's Welcome has come."""
+        """The connection, once the worker's Welcome has come."""
         self.closed = False
         """True if the peer is lost and no read from it is open."""
         self._first_read: PostedRead | None = None

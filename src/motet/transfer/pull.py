@@ -201,8 +201,7 @@ class Pull:
 
 
 def _out_of_range(ticket: Ticket, memory: RegisteredMemory) -> str | None:
-    """Returns an error message if the ticket, which a client can have changed, names memory that the peer does not
-    have; None if it does not."""
+    """Returns an error if the ticket, which a client can have changed, names memory that the peer does not have."""
     blocks = [block for block in ticket.remote_block_ids if not 0 <= block < memory.num_blocks]
     if blocks:
         return f"the ticket names block {blocks[0]}, but the worker has {memory.num_blocks} blocks"

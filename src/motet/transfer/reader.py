@@ -28,9 +28,8 @@ FIRST_READ_S = 2.0
 
 @dataclass(eq=False, kw_only=True)
 class TrunkReader:
-    """Follows the orders that concern trunks of other workers. Owned by the transfer thread; never blocks.
-
-    An unexpected error in a pull ends only that pull. Its blocks are settled when the transport is closed."""
+    """Follows the orders that concern trunks of other workers. Owned by the transfer thread; never blocks. An
+    unexpected error in a pull ends only that pull. Its blocks are settled when the transport is closed."""
 
     engine_id: str
     peers: Peers

@@ -43,11 +43,11 @@ class Dispatcher:
         self._spread_choices = routing.spread_choices
 
     def part_sizes(self, request: GenerateRequest, *, prefilled: bool) -> list[int]:
-        """Returns the number of choices of each part of the group; with one part it is not split. `prefilled`: True if
-        the prompt is prefilled first, so that the group has at most as many parts as its ticket can have readers.
+        """Returns the number of choices of each part of the group; one part means no split. `prefilled`: True if the
+        prompt is prefilled first, so that the group has at most as many parts as its ticket can have readers.
 
-        Greedy groups are not split, because their choices are computed once. Groups with a ticket from the client are
-        not split either, because such a ticket has one reader."""
+        Greedy groups, whose choices are computed once, and groups with a client's ticket, which has one reader, are not
+        split."""
         choices, spread_choices = len(request.choices), self._spread_choices
         if not 0 < spread_choices < choices or request.sampling.greedy or request.ticket is not None:
             return [choices]

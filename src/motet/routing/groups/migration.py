@@ -130,8 +130,8 @@ class Moves:
         return self._cause is not None
 
     def patience_s(self, cause: Cause, *, worker_expected: bool) -> float | None:
-        """Returns the time in seconds to wait for a change of the fleet before the next attempt. Returns None if the
-        part has waited too long, or if no worker is expected."""
+        """Returns seconds to wait for a change of the fleet. None after too long a wait, or if no worker is
+        expected."""
         if cause not in (Cause.NO_WORKER, Cause.REFUSED) or (cause is Cause.REFUSED and self._refusals == 1):
             return 0.0
         now_s = self._clock()

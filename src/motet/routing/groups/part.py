@@ -45,8 +45,8 @@ class Part(AsyncIterator[GroupDelta]):
         """True once `abort` has been called."""
 
     def start(self, *, may_wait: bool) -> None:
-        """Gives the choices to their first worker. If that worker refuses them, they move to another worker if
-        `may_wait`; otherwise the error is raised."""
+        """Gives the choices to their first worker. If it refuses them, they move if `may_wait`; else the error is
+        raised."""
         try:
             self._mover.place()
         except MotetError as error:

@@ -235,8 +235,8 @@ class GroupPrefill:
             fail(error)
 
     def _prompt_has_arrived(self) -> bool:
-        """Returns True if no prefill is needed any more, because the decode worker that would get the group has
-        received the prompt for another group."""
+        """Returns True if the decode worker that would get the group has received the prompt for another group by
+        now."""
         with suppress(NoWorkerError):
             return not self._prefiller.pays(self._unfinished.remaining_request(0))
         return False

@@ -51,11 +51,10 @@ class TicketReleases:
 
 
 def releasing_worker(ticket: Ticket, fleet: Fleet) -> Worker | None:
-    """Returns a worker that can end the lease of a ticket, or None if no worker can, so that the lease expires.
-
-    A ticket of a Motet engine is released by its maker, or through any Motet engine, which reaches the maker over the
-    side channel. A ticket of a third-party engine is released through a decode worker that could read it, or else
-    through any third-party worker."""
+    """Returns a worker that can end the lease of a ticket, or None if no worker can, so that the lease expires. A
+    ticket of a Motet engine is released by its maker, or through any Motet engine, which reaches the maker over the
+    side channel; a ticket of a third-party engine through a decode worker that could read it, or else any third-party
+    worker."""
     answering = [member for member in fleet.members if member.state in ANSWERING and member.worker is not None]
     motet = [member for member in answering if member.facts.kind is EngineKind.MOTET]
     if ticket.foreign:
@@ -93,8 +92,8 @@ class HeldTicket:
         self.release()
 
     def release(self) -> None:
-        """Records that a part does not need the ticket any more. After the last part, the ticket is released unless the
-        lease waits for no reader."""
+        """Records that a part does not need the ticket any more. The last part releases it, unless all readers have
+        read it."""
         self._holders -= 1
         if not self._holders and self._unread:
             self._releasing = self._releases.start(self.ticket, self._trace)

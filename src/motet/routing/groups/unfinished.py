@@ -36,7 +36,7 @@ class Unfinished:
     def __init__(
         self, request: GenerateRequest, *, reader_id: RequestId | None = None, prompt: PromptOnce | None = None
     ) -> None:
-        """`reader_id`: id of the group in the deltas for its reader, if the request is a part of the group. `prompt`:
+        """`reader_id`: id of the group in the deltas for its reader, if the request is one of its parts. `prompt`:
         shared by all parts of a group."""
         self.request = request
         """The group, or the part of it, as it was before any move."""
@@ -70,7 +70,6 @@ class Unfinished:
 
     def remaining_request(self, placements: int) -> GenerateRequest:
         """Returns a group of the unfinished choices for a worker. `placements`: number of workers that had it before.
-
         The group gets another id each time, because a lost worker can still know the earlier one. It has no ticket,
         because a part reads a ticket once."""
         request = self.request

@@ -145,8 +145,8 @@ class Fleet:
         self._record_change()
 
     def record_worker_weights(self, id: str) -> None:
-        """Records that one worker on another server has new weights: its groups continue with these weights, there or
-        on workers with equal weights."""
+        """Records that a worker on another server has new weights, with which its groups continue there or
+        elsewhere."""
         member = self._members.get(id)
         if member is None or member.worker is None:
             return

@@ -1,5 +1,4 @@
-"""One worker as its fleet knows it, from the time it is first named until it is removed (`Member`), and its refusals
-and faults (`WorkerFaults`)."""
+"""One worker as its fleet knows it, from when it is first named until it is removed, with its refusals and faults."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -22,8 +21,7 @@ MAX_DISTRUST_S = 60.0
 
 
 class WorkerFaults:
-    """Refusals, invalid data and deaths of one worker. A restart of the worker clears only the refusals. Decides how
-    long the worker is avoided."""
+    """Refusals, invalid data and deaths of one worker. A restart of the worker clears only the refusals."""
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self.deaths = 0
@@ -59,10 +57,9 @@ class WorkerFaults:
 
 
 class Member:
-    """A worker with its state, the facts about its engine, its load, and the groups that are open on it.
-
-    Only its `Fleet` changes a member, because it informs the tasks that wait for a change. The load and the groups are
-    changed by the code that gives the worker a group."""
+    """A worker with its state, the facts about its engine, its load, and the groups that are open on it. Only its
+    `Fleet` changes a member, because it informs the tasks that wait for a change. The code that gives the worker a
+    group changes the load and the groups."""
 
     def __init__(
         self, id: str, address: str, *, facts: WorkerFacts, load: WorkerLoad, groups: OpenGroups, faults: WorkerFaults

@@ -10,9 +10,8 @@ from motet.routing.workers.worker_load import UnfinishedPrompt, WorkerLoad
 
 
 class Waiters:
-    """The futures of the tasks that wait. `wake` completes all of them at once.
-
-    A future exists from the call of `wait`, so a wake between that call and the await is not missed."""
+    """The futures of the tasks that wait; `wake` completes all of them at once. A future exists from the call of
+    `wait`, so a wake between that call and the await is not missed."""
 
     def __init__(self, *, also: "Waiters | None" = None) -> None:
         """`also`: other waiters that each `wake` of these wakes too."""

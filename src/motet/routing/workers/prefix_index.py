@@ -70,8 +70,7 @@ class PrefixIndex:
         return len(self._names.get(worker, ()))
 
     def overlap(self, names: Iterable[BlockName]) -> dict[str, int]:
-        """Returns the number of leading blocks that each worker has, ascending. Workers without any are left out. Stops
-        reading names when no worker is left."""
+        """Returns the number of leading blocks that each worker has, ascending. Workers without any are left out."""
         counts: dict[str, int] = {}
         left, count = 0, 0
         for name in names:

@@ -12,10 +12,9 @@ INT8 = "-int8_"
 
 
 class PairKey(NamedTuple):
-    """The facts that must be equal on a prefill and a decode worker that exchange KV.
-
-    A reader cannot use blocks of other weights, of another size or numeric format, or of another kind of engine, even
-    if the model has the same name. An adapter has the key of its base model, which decides the layout of the blocks."""
+    """The facts that must be equal on a prefill and a decode worker that exchange KV. A reader cannot use blocks of
+    other weights, of another size or numeric format, or of another kind of engine, even if the model has the same name.
+    An adapter has the key of its base model, which decides the layout of the blocks."""
 
     kind: EngineKind
     model: ModelName

@@ -84,8 +84,8 @@ class PromptLoad:
 
 
 class WorkerLoad:
-    """The load of a worker from one start of its engine to the next. Groups are removed from the load of the start at
-    which they were added, even after `retire`."""
+    """The load of a worker from one start of its engine to the next. Even after `retire`, its groups are removed from
+    it."""
 
     def __init__(self, worker: str, open_blocks: PrefixIndex, *, clock: Callable[[], float]) -> None:
         """`worker`: id of the worker. `open_blocks`: prompt blocks of open groups by worker, which this load
