@@ -19,7 +19,7 @@ from motet.routing.choosing.survey import readers_of
 from motet.routing.groups.dispatch import Dispatcher
 from motet.routing.groups.migration import GENERATING, Cause, GroupState, MoveOutcome, Moves, cause_of, transition
 from motet.routing.groups.placement import Placement
-from motet.routing.groups.tickets import HeldTicket, PartTickets
+from motet.routing.groups.tickets import HeldTicket
 from motet.routing.groups.unfinished import Unfinished
 from motet.tracing.spans import NO_SPAN
 
@@ -45,7 +45,10 @@ class PartMover:
         """The placement on the current worker or, during a move, on the last worker. None before the first worker."""
         self.error: MotetError | None = None
         """The error that ended the part. None if the part is not over, or has ended without an error."""
-        self.tickets = PartTickets(held)
+        self._held = held
+        """The ticket that the part may still read. None if the part has acknowledged or released it, or has none."""
+        self._tickets = [] if held is None else [held]
+        """All tickets that the part has had."""
         self._unfinished = unfinished
         self._dispatcher = dispatcher
         self._moves = moves
@@ -60,20 +63,19 @@ class PartMover:
     def place(self) -> None:
         """Gives the unfinished choices to a worker, with the ticket if a worker can read it. Raises NoWorkerError, or
         the error of the worker's engine."""
-        tickets, dispatcher = self.tickets, self._dispatcher
         request = self._unfinished.remaining_request(self._placements)
-        held = tickets.held
-        if held is not None and not readers_of(held.ticket, dispatcher.fleet, model=request.model).members:
-            tickets.release()
-        if tickets.held is not None:
-            request = msgspec.structs.replace(request, ticket=tickets.held.ticket)
+        if (held := self._held) is not None:
+            if readers_of(held.ticket, self._dispatcher.fleet, model=request.model).members:
+                request = msgspec.structs.replace(request, ticket=held.ticket)
+            else:
+                self._release_ticket()
         try:
-            self.placement = dispatcher.place(request, self._unfinished)
+            self.placement = self._dispatcher.place(request, self._unfinished)
         except BaseException:
-            tickets.release()
+            self._release_ticket()
             raise
-        if tickets.held is not None and tickets.held.from_client:
-            tickets.acknowledge()  # from now on the worker acknowledges the lease
+        if self._held is not None and self._held.from_client:
+            self._acknowledge_ticket()  # from now on the worker acknowledges the lease
         self._placements += 1
         self._go(GENERATING)
 
@@ -81,11 +83,11 @@ class PartMover:
         """Called for the first delta of each placement, before the placement records it."""
         self._moves.resumed(self._unfinished)
         self._end_span(None)
-        self.tickets.acknowledge()
+        self._acknowledge_ticket()
 
     def lose(self, error: MotetError) -> None:
         """Moves or ends the part, because its worker is lost or has refused it."""
-        self.tickets.release()
+        self._release_ticket()
         try:
             cause = self._cause_to_move(error)
         except _Ended as end:
@@ -103,7 +105,7 @@ class PartMover:
             return
         self.error = error
         self._go(GroupState.OVER)
-        self.tickets.release()
+        self._release_ticket()
         self._moves.end(MoveOutcome.CLOSED)
         self._end_span(error)
         if self.placement is not None:
@@ -136,7 +138,18 @@ class PartMover:
             await asyncio.wait((self._moving,))
         if self.placement is not None:
             await self.placement.stream.aclose()
-        await self.tickets.wait_released()
+        for held in self._tickets:
+            await held.wait_released()
+
+    def _acknowledge_ticket(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.acknowledge()
+
+    def _release_ticket(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
 
     def _cause_to_move(self, error: MotetError) -> Cause:
         """Returns the cause of a move. Raises _Ended if the part may not move."""
@@ -185,7 +198,8 @@ class PartMover:
             finally:
                 prefiller.in_progress.discard(self._unfinished)
             if ticket is not None:
-                self.tickets.add(HeldTicket(ticket, self._dispatcher.releases, parts=1, trace=request.trace))
+                self._held = HeldTicket(ticket, self._dispatcher.releases, parts=1, trace=request.trace)
+                self._tickets.append(self._held)
         self.place()
 
     def _log_move(self, cause: Cause, former: Placement | None) -> None:

@@ -102,31 +102,3 @@ class HeldTicket:
         """Waits until the ticket has been released, if it must be."""
         if self._releasing is not None:
             await asyncio.wait((self._releasing,))
-
-
-class PartTickets:
-    """The ticket that a part may still read, and all tickets that it has had."""
-
-    def __init__(self, held: HeldTicket | None) -> None:
-        self.held = held
-        """The ticket that the part may still read. None if the part has acknowledged or released it, or has none."""
-        self._all = [] if held is None else [held]
-
-    def add(self, held: HeldTicket) -> None:
-        """Gives the part a ticket. Must not be called while the part holds another ticket."""
-        self.held = held
-        self._all.append(held)
-
-    def acknowledge(self) -> None:
-        held, self.held = self.held, None
-        if held is not None:
-            held.acknowledge()
-
-    def release(self) -> None:
-        held, self.held = self.held, None
-        if held is not None:
-            held.release()
-
-    async def wait_released(self) -> None:
-        for held in self._all:
-            await held.wait_released()
