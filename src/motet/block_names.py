@@ -34,8 +34,8 @@ def trunk_names(
 
 def root_name(salt: str, adapter: str = "", *, weights: str = "") -> BlockName:
     """Returns the name before the first block. It depends on the adapter: an adapter's KV differs from its base's."""
-    of = f"{adapter}\0{weights}" if weights else adapter
-    key = blake2b(of.encode(), digest_size=32).digest() if of else b""
+    content = f"{adapter}\0{weights}" if weights else adapter
+    key = blake2b(content.encode(), digest_size=32).digest() if content else b""
     return blake2b(salt.encode(), digest_size=16, key=key).digest()
 
 

@@ -23,22 +23,23 @@ ONCE_A_MINUTE = {"once_a_minute": True}
 REPEAT_INTERVAL_S = 60.0
 
 
-class _RepeatFilter(logging.Filter):
-    """Drops a line with `ONCE_A_MINUTE` that was logged less than a minute ago."""
+class RepeatFilter(logging.Filter):
+    """Drops a line if a line with the same key was logged less than a minute ago."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, key: Callable[[logging.LogRecord], str | None]) -> None:
+        """`key`: returns the key of a line; None for a line that is never dropped."""
         super().__init__()
-        self._clock = clock
-        self._written_s: dict[str, float] = {}
+        self._key = key
+        self._next_s: dict[str, float] = {}
+        """Time from which the next line with a key is logged."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not getattr(record, "once_a_minute", False):
+        if (key := self._key(record)) is None:
             return True
-        now_s = self._clock()
-        due = now_s >= self._written_s.get(record.msg, -REPEAT_INTERVAL_S) + REPEAT_INTERVAL_S
-        if due:
-            self._written_s[record.msg] = now_s
-        return due
+        if (now_s := time.monotonic()) < self._next_s.get(key, now_s):
+            return False
+        self._next_s[key] = now_s + REPEAT_INTERVAL_S
+        return True
 
 
 class LogFormat(StrEnum):
@@ -50,7 +51,7 @@ def setup_logging(*, format: str = LogFormat.TEXT, level: str = "info", stream: 
     """Sends the lines of Motet's loggers to `stream`; loggers of other libraries are not changed."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if format == LogFormat.JSON else TextFormatter())
-    handler.addFilter(_RepeatFilter())
+    handler.addFilter(RepeatFilter(lambda line: line.msg if getattr(line, "once_a_minute", False) else None))
     logger = logging.getLogger("motet")
     logger.handlers = [handler]
     logger.setLevel(level.upper())

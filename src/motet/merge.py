@@ -41,14 +41,14 @@ async def in_batches(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 async def deliver(stream: AsyncIterable[T], take: Take[T]) -> None:
-    """Delivers the items of an iterable one by one."""
+    """A source: delivers the items of an iterable one by one."""
     async for item in stream:
         if (taking := take((item,))) is not None:
             await taking
 
 
 class Merge(AsyncIterator[T]):
-    """Read it to its end or call `aclose`."""
+    """The merge of several streams. Read it to its end, or call `aclose`."""
 
     def __init__(self, capacity: int, *, on_end: Callable[[], Awaitable[None]] | None = None) -> None:
         """`capacity`: number of unread items above which sources wait. `on_end`: awaited before end and error."""
@@ -58,9 +58,9 @@ class Merge(AsyncIterator[T]):
         self._sources: set[asyncio.Task[None]] = set()
         self._error: Exception | None = None
         self.over = False
-        """True once no item is accepted any more: after `aclose` and after an error."""
+        """True when no item is accepted any more: after `aclose` and after an error."""
         self._changed = asyncio.Event()
-        """Set when an item has arrived, when a source has ended, and when the merge has."""
+        """Set when an item has arrived, when a source has ended, and when the merge has ended."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         """A future for each source that waits, in the order in which they have to continue."""
         self._items_left = False
@@ -124,7 +124,7 @@ class Merge(AsyncIterator[T]):
             task.cancel()
 
     async def aclose(self) -> None:
-        """Ends the merge. Can be called at any time, also twice."""
+        """Ends the merge. Can be called at any time, and twice."""
         self._end()
         async for task in in_batches([*self._sources]):
             task.cancel()

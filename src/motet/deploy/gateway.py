@@ -88,9 +88,7 @@ class FleetEntry:
         engine = server.probe.make_engine(report)
         try:
             if isinstance(engine, TextUpstream):
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(PROBE_TIMEOUT_S):
-                        await engine.learn_abilities()
+                await first_of(engine.learn_abilities(), timeout_s=PROBE_TIMEOUT_S)
                 self._texts.put(id, engine.generate)
                 self._fleet.put_text(id, report.models)
             else:
@@ -268,9 +266,7 @@ class Gateway:
 
     async def _finish_leaving(self, id: str, worker: _KeptWorker) -> None:
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(worker.drain_s):
-                    await self._idle(id)
+            await first_of(self._idle(id), timeout_s=worker.drain_s)
             if worker.task is not None:
                 worker.task.cancel()
                 await asyncio.wait([worker.task])
@@ -288,9 +284,7 @@ class Gateway:
         while (member := self._fleet.get(id)) is not None:
             if not member.groups and member.load.idle:
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.heartbeat_s):
-                    await self._fleet.changes.wait()
+            await first_of(self._fleet.changes.wait(), timeout_s=self._limits.heartbeat_s)
 
     async def _follow(self, listed: WorkerList) -> None:
         while True:

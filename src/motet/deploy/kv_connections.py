@@ -20,7 +20,7 @@ FIRST_TRANSFER_S = 5.0
 
 
 async def connect_to_fleet(worker: Worker, fleet: Fleet) -> None:
-    """Connects a new worker to the workers that answer now; a dead worker would delay it."""
+    """Connects a new worker to the workers that answer now. A connection to a dead worker would delay it."""
     answering = [member.worker for member in fleet.members if member.state in ANSWERING]
     await connect_pairs(worker, [other for other in answering if other is not None])
 

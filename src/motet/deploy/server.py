@@ -69,7 +69,7 @@ C = TypeVar("C", Cell, Gateway)
 
 
 class Outcome(IntEnum):
-    """The reason for which a server ended; the value is the exit code of its process."""
+    """The reason why a server ended; the value is the exit code of its process."""
 
     STOPPED = 0
     ENGINE_DIED = 70
@@ -82,7 +82,7 @@ class Serving(Generic[W]):
 
     url: str
     app: FastAPI
-    """The application, which can be mounted in another server, too."""
+    """The application, which can be mounted in another server."""
     service: Service
     workforce: W
     """The workers of the server: a `Cell` or a `Gateway`."""
@@ -277,7 +277,7 @@ def favour_streams() -> None:
 
     All present objects are exempt from garbage collection, since a full collection would stop every stream for 30 to 60
     ms. Threads that run Python code release the interpreter's lock after 0.5 ms instead of 5 ms: the event loop
-    releases it at each socket call, and waits for it after each. All threads use one memory arena."""
+    releases it at each socket call, and then waits for it. All threads use one memory arena."""
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(SWITCH_S)

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import BinaryIO
@@ -26,7 +25,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from motet.log import setup_logging
+from motet.log import RepeatFilter, setup_logging
 from motet.tracing.sender import LENGTH, ExportSettings
 from motet.tracing.spans import Attributes, SpanRecord, Value
 from motet.tracing.spans import SpanKind as Kind
@@ -40,8 +39,6 @@ UNNAMED = "unknown_service"
 """Prefix of the name that OpenTelemetry gives to a service without a name."""
 IDS = RandomIdGenerator()
 KINDS = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER, Kind.CLIENT: SpanKind.CLIENT}
-MIN_LOG_INTERVAL_S = 60.0
-"""Minimum time between two log lines of OpenTelemetry: an unavailable collector would fill the log."""
 
 
 def main() -> None:
@@ -73,29 +70,13 @@ def give_up() -> None:
     os._exit(1)
 
 
-class ThrottleFilter(logging.Filter):
-    """Passes one log line of OpenTelemetry, and then none for `MIN_LOG_INTERVAL_S`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._next_s = 0.0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not record.name.startswith("opentelemetry"):
-            return True
-        passes = time.monotonic() >= self._next_s
-        if passes:
-            self._next_s = time.monotonic() + MIN_LOG_INTERVAL_S
-        return passes
-
-
 def use_log_format(log_format: str) -> None:
-    """Gives OpenTelemetry's log lines the format of the server's own."""
+    """Logs OpenTelemetry's lines like Motet's, at most one a minute: an unavailable collector would fill the log."""
     setup_logging(format=log_format)
     library = logging.getLogger("opentelemetry")
     library.handlers, library.propagate = logging.getLogger("motet").handlers, False
     for handler in library.handlers:
-        handler.addFilter(ThrottleFilter())
+        handler.addFilter(RepeatFilter(lambda line: "" if line.name.startswith("opentelemetry") else None))
 
 
 def frame_of(pipe: BinaryIO) -> bytes | None:

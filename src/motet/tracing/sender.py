@@ -110,6 +110,7 @@ class Sender:
         self._timer: asyncio.TimerHandle | None = None
         self.process: Process | None = None
         self._starting: asyncio.Task[None] | None = None
+        """The last restart."""
         self._started_s = 0.0
         self.num_dropped = 0
 
@@ -125,7 +126,7 @@ class Sender:
         self._write(self._frame(self._settings))
 
     async def started(self) -> None:
-        """Returns when a restart that is in progress has finished."""
+        """Waits until a restart has finished, if one is in progress."""
         if self._starting is not None:
             await asyncio.wait([self._starting])
 
@@ -184,9 +185,6 @@ class Sender:
     def _restart(self) -> None:
         """Restarts the process if it has ended, at most once in `MIN_RESTART_INTERVAL_S`."""
         ended = self.process is None or self.process.returncode is not None
-        if ended and self._starting is None and self._clock() >= self._started_s + MIN_RESTART_INTERVAL_S:
+        starting = self._starting is not None and not self._starting.done()
+        if ended and not starting and self._clock() >= self._started_s + MIN_RESTART_INTERVAL_S:
             self._starting = asyncio.create_task(self.start())
-            self._starting.add_done_callback(self._has_started)
-
-    def _has_started(self, _: asyncio.Task[None]) -> None:
-        self._starting = None

@@ -61,21 +61,18 @@ class _Replica:
         if report.number == self._last_report:
             return []
         self._last_report = report.number
-        ended = self._ended(report, now_s)
-        for request in ended:
-            self.finish(request)
-        self._other_choices = max(0, report.open_choices - len(self._sent))
-        return ended
-
-    def _ended(self, report: LoadReport, now_s: float) -> list[str]:
-        """Returns the oldest requests in excess of the report's choices: their end was not reported here, or they never
-        arrived. Requests that were sent shortly before the report was made are not counted: it may not include them."""
+        # The oldest requests in excess of the report's choices have ended unnoticed, or never arrived. Requests that
+        # were sent shortly before the report was made are not counted: it may not include them.
         settled = [
             request
             for request, sent in self._sent.items()
             if report.number >= sent.last_report + 2 and now_s - sent.sent_s >= DELIVERY_S
         ]
-        return settled[: max(0, len(settled) - report.open_choices)]
+        ended = settled[: max(0, len(settled) - report.open_choices)]
+        for request in ended:
+            self.finish(request)
+        self._other_choices = max(0, report.open_choices - len(self._sent))
+        return ended
 
 
 class ReplicaBalance:

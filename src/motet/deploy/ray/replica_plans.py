@@ -45,7 +45,7 @@ def engine_key(settings: Settings) -> str:
 
 
 def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ: Mapping[str, str]) -> WorkerPlan:
-    """Raises StartupError."""
+    """Returns the plan of a prefill or decode replica. Raises StartupError."""
     plan = server_plan(settings, cache=cache_folder(environ), say=logger.info)
     direct = serves_clients(settings, role)
     side_channel = settings.rows["side_channel_host"]
@@ -75,7 +75,7 @@ def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ:
 
 
 def gateway_replica_plan(settings: Settings, place: ReplicaPlace, *, environ: Mapping[str, str]) -> GatewayPlan:
-    """Raises StartupError."""
+    """Returns the plan of a gateway replica. Raises StartupError."""
     plan = gateway_plan(settings, cache=cache_folder(environ), say=logger.info)
     server = server_config(settings)
     # Host and port for requests to this replica only. Clients use Serve's, which are in the settings.
