@@ -38,9 +38,7 @@ Run = Callable[..., int]
 Model = Annotated[
     str | None,
     typer.Argument(
-        help="Local folder, Hugging Face model (org/name), or smollm2 (the default).",
-        show_default=False,
-        metavar="MODEL",
+        help="Local folder, Hugging Face model (org/name), or smollm2 (default).", show_default=False, metavar="MODEL"
     ),
 ]
 ConfigFile = Annotated[

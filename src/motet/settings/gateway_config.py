@@ -14,9 +14,7 @@ class GatewayConfig:
         (), "URL of a worker, or URL,role,kind with one or both; repeatable.", commas=True, read=check_workers
     )
     role_of: tuple[str, ...] = setting(
-        (),
-        "Role of a worker that does not report it: URL=prefill, URL=decode or URL=both; repeatable.",
-        read=roles_by_url,
+        (), "Role of a worker that reports none: URL=prefill, URL=decode or URL=both; repeatable.", read=roles_by_url
     )
     workers_file: str | None = setting(
         None, "File with one worker per line; workers join and leave when lines are added and removed."

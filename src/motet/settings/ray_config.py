@@ -54,7 +54,7 @@ class RayConfig:
     )
     ray_address: str | None = setting(
         None,
-        "Cluster to join: auto, HOST:PORT, or local, which starts one.",
+        "Cluster to join: auto or HOST:PORT; local starts a cluster.",
         unset="a running cluster, or else a new one",
     )
     app_name: str = setting("motet", "Name of the Serve application.", pattern=NOT_BLANK, must="not empty")

@@ -72,14 +72,10 @@ class ModelConfig:
         None, "File with another chat template (Jinja).", commands=EVERY, unset="the model's chat template"
     )
     tool_parser: str = setting(
-        "auto",
-        "Format of the model's tool calls: a format's name, none, or auto, which detects it from the chat template.",
-        commands=EVERY,
+        "auto", "Format of tool calls: a name, none, or auto, which detects it from the chat template.", commands=EVERY
     )
     reasoning_parser: str = setting(
-        "auto",
-        "Format of the model's reasoning: a format's name, none, or auto, which detects it from the chat template.",
-        commands=EVERY,
+        "auto", "Format of reasoning: a name, none, or auto, which detects it from the chat template.", commands=EVERY
     )
 
 
@@ -120,10 +116,7 @@ class EngineConfig:
         256, "Maximum number of choices that one engine runs at once, and maximum size of a group.", minimum=1
     )
     max_num_batched_tokens: int = setting(
-        512,
-        "Maximum number of tokens in a step: one for each running choice, the rest for prompts.",
-        unit="tokens",
-        minimum=1,
+        512, "Maximum tokens of a step: one for each running choice, the rest for prompts.", unit="tokens", minimum=1
     )
     kernels: str = setting(
         "auto",
@@ -208,10 +201,7 @@ class EngineConfig:
         reason="a reader sends a heartbeat every second",
     )
     pull_timeout_s: float = setting(
-        10.0,
-        "Time after which a decode worker stops waiting for a prompt's KV and computes it.",
-        panel=Panel.CELL,
-        above=0,
+        10.0, "Time after which decode stops waiting for a prompt's KV and computes it.", panel=Panel.CELL, above=0
     )
     heartbeat_timeout_s: float = setting(
         10.0,
@@ -256,10 +246,7 @@ class CellConfig:
         zero="never",
     )
     prefill_timeout_s: float = setting(
-        120.0,
-        "Time after which a decode worker stops waiting for prefill and computes the prompt.",
-        commands=EVERY,
-        above=0,
+        120.0, "Time after which decode stops waiting for prefill and computes the prompt.", commands=EVERY, above=0
     )
     prefill_may_come: bool = False
     """True if prefill workers join and leave at run time. Prompts computed without one are then counted."""
@@ -370,10 +357,7 @@ class ServerConfig:
     )
     logprobs_mode: LogprobsMode = setting(LogprobsMode.RAW, "Distribution of log-probabilities.", panel=Panel.LIMITS)
     max_waiting_groups: int = setting(
-        256,
-        "Maximum number of groups that wait for their first token; more are refused with 503.",
-        panel=Panel.LIMITS,
-        minimum=1,
+        256, "Maximum number of groups without a first token; more are refused with 503.", panel=Panel.LIMITS, minimum=1
     )
     key_max_requests: int = setting(
         0,
@@ -433,7 +417,7 @@ class ServerConfig:
     )
     additional_properties: bool = setting(
         False,
-        "Allow properties that a JSON Schema does not name, unless it forbids them, as the specification says.",
+        "Allow properties that a JSON Schema neither names nor forbids, as its specification does.",
         panel=Panel.LIMITS,
     )
     metric_prefix: MetricPrefix = setting(
