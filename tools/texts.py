@@ -38,7 +38,7 @@ class Text:
 
 
 DECLARES = re.compile(
-    r"(?:^|\.)(?:setting|(?:counter|gauge|histogram)(?:_field)?|Counter|Gauge|Histogram|Option|Argument|Typer|Field"
+    r"(?:^|\.)(?:setting|limit|(?:counter|gauge|histogram)(?:_field)?|Counter|Gauge|Histogram|Option|Argument|Typer|Field"
     r"|add_argument|add_parser|ArgumentParser)$"
 )
 """Calls whose strings are help texts: of settings, metrics, options of typer and argparse, fields of pydantic."""

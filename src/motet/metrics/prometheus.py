@@ -46,6 +46,9 @@ from motet.metrics.group_metrics import (
 from motet.metrics.routing import RoutingFigures
 from motet.metrics.stats import EngineStats, total_stats
 
+Values = tuple[str, ...]
+"""Values of labels."""
+
 WORKER_LABELS = (MODEL, "worker", "role")
 OPENMETRICS = "application/openmetrics-text"
 WITH_COLONS = "version=1.0.0; escaping=allow-utf-8"
@@ -112,10 +115,7 @@ class Exposition(NamedTuple):
 
 
 def exposed(
-    metrics: Sequence[tuple[str, Declared]],
-    samples: Sequence[tuple[tuple[str, ...], object]],
-    *,
-    labels: tuple[str, ...],
+    metrics: Sequence[tuple[str, Declared]], samples: Sequence[tuple[Values, object]], *, labels: tuple[str, ...]
 ) -> Iterator[Metric]:
     """Yields metrics that are declared as fields of a struct. `metrics` has (field, declaration) pairs, `samples` has
     pairs of the values of `labels` and a struct."""
@@ -200,8 +200,8 @@ class Metrics(Collector):
 def engine_families(
     metrics: Sequence[tuple[str, Declared]],
     *,
-    now: Sequence[tuple[tuple[str, ...], EngineStats]],
-    ever: Sequence[tuple[tuple[str, ...], EngineStats]],
+    now: Sequence[tuple[Values, EngineStats]],
+    ever: Sequence[tuple[Values, EngineStats]],
     labels: tuple[str, ...],
 ) -> Iterator[Metric]:
     """Yields gauges with the samples in `now`, and counters and histograms with the samples in `ever`."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from motet.log import LogFormat
 from motet.metrics.declare import MetricPrefix
@@ -29,6 +29,7 @@ from motet.settings.declaration import (
     SERVE,
     Declaration,
     Panel,
+    Value,
     setting,
     settings_of,
 )
@@ -38,6 +39,11 @@ from motet.settings.ray_config import RayConfig
 from motet.types import MAX_LOGPROBS, LogprobsMode, Policy, Role
 
 MAX_THREADS: Final = 1024
+
+
+def limit(default: Value, help: str, **more: Any) -> Value:
+    """Declares a setting of the panel `LIMITS`."""
+    return setting(default, help, panel=Panel.LIMITS, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,77 +354,58 @@ class ServerConfig:
     )
     cors_origins: tuple[str, ...] = setting((), "Origin whose web pages may call the server (CORS); repeatable.")
     page: bool = setting(True, "Serve a web page at / that sends requests to this server and shows its groups.")
-    max_n: int = setting(256, "Maximum n: the number of choices of one prompt.", panel=Panel.LIMITS, minimum=1)
-    max_choices: int = setting(
-        1024, "Maximum number of choices of one request: prompts times n.", panel=Panel.LIMITS, minimum=1
+    max_n: int = limit(256, "Maximum n: the number of choices of one prompt.", minimum=1)
+    max_choices: int = limit(1024, "Maximum number of choices of one request: prompts times n.", minimum=1)
+    max_logprobs: int = limit(
+        20, "Maximum number of alternatives reported for a token.", minimum=0, maximum=MAX_LOGPROBS
     )
-    max_logprobs: int = setting(
-        20, "Maximum number of alternatives reported for a token.", panel=Panel.LIMITS, minimum=0, maximum=MAX_LOGPROBS
+    logprobs_mode: LogprobsMode = limit(LogprobsMode.RAW, "Distribution of log-probabilities.")
+    max_waiting_groups: int = limit(
+        256, "Maximum number of groups that wait for their first token; more are refused with 503.", minimum=1
     )
-    logprobs_mode: LogprobsMode = setting(LogprobsMode.RAW, "Distribution of log-probabilities.", panel=Panel.LIMITS)
-    max_waiting_groups: int = setting(
-        256, "Maximum number of groups without a first token; more are refused with 503.", panel=Panel.LIMITS, minimum=1
-    )
-    key_max_requests: int = setting(
+    key_max_requests: int = limit(
         0,
         "Maximum number of running requests per API key; more are refused with 429. Without keys: of all clients, with "
         "503.",
-        panel=Panel.LIMITS,
         minimum=0,
         zero="any number",
     )
-    key_max_choices: int = setting(
+    key_max_choices: int = limit(
         0,
         "Maximum number of running choices per API key; more are refused with 429. Without keys: of all clients, with "
         "503.",
-        panel=Panel.LIMITS,
         minimum=0,
         zero="any number",
     )
-    key_priority: tuple[str, ...] = setting(
+    key_priority: tuple[str, ...] = limit(
         (),
         "Lowest (most urgent) 'priority' that requests with one API key may have: KEY=NUMBER; repeatable.",
-        panel=Panel.LIMITS,
         unset="0 for every key if there are several, else any",
         read=numbers_by_key,
         must="KEY=NUMBER, such as secret=-10",
         secret=True,
     )
-    cache_salt_per_key: str = setting(
+    cache_salt_per_key: str = limit(
         "auto",
         "Isolate the prefix cache per API key, so that cache hits reveal nothing about other keys' prompts; auto does "
         "so if there are several keys.",
-        panel=Panel.LIMITS,
         choices=("auto", "on", "off"),
     )
-    max_body_bytes: int = setting(
-        8 * 2**20, "Maximum size of a request body.", panel=Panel.LIMITS, unit="bytes", minimum=1
+    max_body_bytes: int = limit(8 * 2**20, "Maximum size of a request body.", unit="bytes", minimum=1)
+    max_open_body_bytes: int = limit(
+        2**28, "Maximum memory for the bodies of all open requests; more are refused with 503.", unit="bytes", minimum=1
     )
-    max_open_body_bytes: int = setting(
-        2**28,
-        "Maximum memory for the bodies of all open requests; more are refused with 503.",
-        panel=Panel.LIMITS,
-        unit="bytes",
-        minimum=1,
-    )
-    max_connections: int = setting(
+    max_connections: int = limit(
         8192,
         "Maximum number of client connections, at most half of the limit on open files.",
         commands=SERVE + GATEWAY,
-        panel=Panel.LIMITS,
         minimum=1,
     )
-    receive_timeout_s: float = setting(
-        60.0,
-        "Maximum time to receive a request's head, and then its body.",
-        commands=SERVE + GATEWAY,
-        panel=Panel.LIMITS,
-        above=0,
+    receive_timeout_s: float = limit(
+        60.0, "Maximum time to receive a request's head, and then its body.", commands=SERVE + GATEWAY, above=0
     )
-    additional_properties: bool = setting(
-        False,
-        "Allow properties that a JSON Schema neither names nor forbids, as its specification does.",
-        panel=Panel.LIMITS,
+    additional_properties: bool = limit(
+        False, "Allow properties that a JSON Schema neither names nor forbids, as its specification does."
     )
     metric_prefix: MetricPrefix = setting(
         MetricPrefix.MOTET,

@@ -10,9 +10,11 @@
 6. messages stay short: changes within `GATHER_S` are sent together, the answer to an announcement has the workers only
    if the listing is new, and a worker names the workers that it has connected to only while they wait for it
 
-    worker ── announce, withdraw ──► RayDirectory ──► DirectoryReplica: Directory        the list
-    other replicas ── changed ─────► RayDirectory ──►                                    bytes, encoded with msgspec
-        DirectoryCopy: a copy of the list, kept up to date ──► ListedWorkers: a gateway's list of workers
+    Directory           the list
+    DirectoryReplica    the replica with the list; its messages are bytes, encoded with msgspec
+    RayDirectory        calls this replica from other replicas
+    DirectoryCopy       a copy of the list in another replica, kept up to date
+    ListedWorkers       provides the copy to a gateway
 
 Nothing here imports Ray, engines or servers, so that the directory's replica starts quickly: before that, no worker
 finds another."""
