@@ -10,8 +10,7 @@ ModelName = NewType("ModelName", str)
 
 
 def new_request_id(prefix: str) -> RequestId:
-    """Returns a new id such as `chatcmpl-4f0c...` with 128 random bits. A prefix that ends in `_`, such as `resp_`, is
-    not followed by `-`, as in OpenAI's ids."""
+    """Returns a new id with 128 random bits: `chatcmpl-4f0c...`, or `resp_4f0c...` for a prefix that ends in `_`."""
     return RequestId(f"{prefix}{'' if prefix.endswith('_') else '-'}{secrets.token_hex(16)}")
 
 

@@ -136,8 +136,7 @@ def connect(url: str, *, api_key: str | None = None) -> httpx.Client:
 
 
 def stream_answers(question: ChatQuestion, conversation: Conversation, *, client: httpx.Client) -> None:
-    """Sends a request and reads its answers into `conversation` to their end. Raises `MotetError` if the server
-    refuses, fails or cannot be reached."""
+    """Sends a request and reads all answers. Raises `MotetError` if the server refuses, fails or cannot be reached."""
     try:
         with client.stream("POST", "/v1/chat/completions", json=question.body()) as response:
             if response.status_code != httpx.codes.OK:

@@ -74,8 +74,7 @@ class ServerHelp(TyperCommand):
 
 
 def server_command(command: ServerCommand) -> Callable[[Run], Callable[..., None]]:
-    """Returns a decorator that makes a command of a function that runs a server. The command has a flag for each
-    setting, and the function's own flags."""
+    """Returns a decorator that makes a command of a `Run`, with a flag for each setting and the flags of the `Run`."""
     settings = [setting for setting in SETTINGS.values() if command in setting.commands and setting.name != "model"]
     flags = [flag_parameter(setting) for panel in Panel for setting in settings if setting.panel is panel]
 

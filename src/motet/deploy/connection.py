@@ -6,8 +6,7 @@
     answer     the connection of a client that reads nothing for `STALLED_S` is closed
 
 There are up to `max_connections`. When another client connects, the connection that has waited longest for a request is
-closed. If all have a request, `RESERVE` more are accepted: on these, only health routes are answered, and other
-requests get 503."""
+closed. If all have a request, `RESERVE` more are accepted: all their requests get 503, except for health routes."""
 
 import asyncio
 import http

@@ -108,8 +108,7 @@ class Tokenizers:
         return await asyncio.to_thread(self._make, files)
 
     def _make(self, files: dict[str, bytes]) -> LoadedTokenizer:
-        """Makes a tokenizer. Raises MotetError for any invalid files, even if the tokenizer's library panics, whose
-        exception is not an `Exception`."""
+        """Makes a tokenizer. Raises MotetError for any invalid files, even if the Rust code of the library panics."""
         try:
             tokenizer = load_files(files, chat_template=self._rules.chat_template)
             template = ChatTemplate.of(tokenizer)

@@ -54,8 +54,7 @@ class Declared:
     labels: tuple[str, ...] = ()
     """Labels in addition to the source's, such as the model. The field is then a mapping from label values."""
     bounds: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets. Its field has one count per bucket and one more for larger values; it is
-    empty before the first observation."""
+    """Upper bounds of a histogram's buckets. Its field has one more count, for larger values, and is empty at first."""
     sum_in: str = ""
     """Name of the field with the sum of all values of a histogram."""
     share_of: str = ""

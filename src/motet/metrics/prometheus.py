@@ -117,8 +117,7 @@ class Exposition(NamedTuple):
 def exposed(
     metrics: Sequence[tuple[str, Declared]], samples: Sequence[tuple[Values, object]], *, labels: tuple[str, ...]
 ) -> Iterator[Metric]:
-    """Yields metrics that are declared as fields of a struct. `metrics` has (field, declaration) pairs, `samples` has
-    pairs of the values of `labels` and a struct."""
+    """Yields metrics of structs. `metrics`: pairs (field, declaration); `samples`: pairs (label values, struct)."""
     for name, declared in metrics:
         if declared.kind is MetricKind.HISTOGRAM:
             histogram = HistogramMetricFamily(declared.family_name, declared.meaning, labels=labels)

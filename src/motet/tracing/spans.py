@@ -45,8 +45,8 @@ class ChildSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str = ""
 
 
-class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A span that has ended."""
+class SpanRecord(msgspec.Struct, array_like=True, gc=False):
+    """A span, filled by its `OpenSpan` until it ends."""
 
     name: str
     kind: SpanKind
@@ -58,11 +58,12 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     state: str
     start_ns: int
     """Unix time in nanoseconds."""
-    end_ns: int
-    attributes: dict[str, Value | None]
-    events: list[tuple[str, int]]
-    """Name and Unix time in nanoseconds."""
-    children: list[ChildSpan]
+    end_ns: int = 0
+    """Unix time in nanoseconds; 0 before the end."""
+    attributes: dict[str, Value | None] = {}
+    events: list[tuple[str, int]] = []
+    """Names and Unix times in nanoseconds."""
+    children: list[ChildSpan] = []
     error: str = ""
     """Reason for the failure; empty if it did not fail."""
 
@@ -177,9 +178,7 @@ class _ParentSpan(Span):
 class OpenSpan(Span):
     """A span that is recorded."""
 
-    __slots__ = (
-        "_attributes", "_children", "_ended", "_events", "_kind", "_name", "_own", "_parent_id", "_start_ns", "_tracer",
-    )  # fmt: skip
+    __slots__ = ("_own", "_record", "_tracer")
 
     def __init__(
         self,
@@ -191,19 +190,15 @@ class OpenSpan(Span):
         kind: SpanKind,
         attributes: Attributes | None = None,
     ) -> None:
-        self._parent_id, flags, state = "", SAMPLED, ""
+        id, parent_id, flags, state = tracer.new_id(), "", SAMPLED, ""
         if parent is not None:
-            self._parent_id, flags, state = parent.span_id, parent.flags | SAMPLED, parent.state
-        self._own = TraceContext(trace_id, tracer.new_id(), flags, state)
+            parent_id, flags, state = parent.span_id, parent.flags | SAMPLED, parent.state
+        self._own = TraceContext(trace_id, id, flags, state)
         super().__init__(self._own)
         self._tracer = tracer
-        self._name = name
-        self._kind = kind
-        self._attributes: dict[str, Value | None] = {} if attributes is None else dict(attributes)
-        self._events: list[tuple[str, int]] = []
-        self._children: list[ChildSpan] = []
-        self._ended = False
-        self._start_ns = time_ns()
+        self._record = SpanRecord(
+            name, kind, trace_id, id, parent_id, flags, state, time_ns(), attributes=dict(attributes or {})
+        )
 
     def child(
         self, name: str, attributes: Attributes | None = None, *, kind: SpanKind = SpanKind.INTERNAL
@@ -212,39 +207,21 @@ class OpenSpan(Span):
         return OpenSpan(self._tracer, name, trace_id=own.trace_id, parent=own, kind=kind, attributes=attributes)
 
     def add(self, child: ChildSpan) -> None:
-        self._children.append(child)
+        self._record.children.append(child)
 
     def note(self, attributes: Attributes) -> None:
-        self._attributes.update(attributes)
+        self._record.attributes.update(attributes)
 
     def event(self, name: str) -> None:
-        self._events.append((name, time_ns()))
+        self._record.events.append((name, time_ns()))
 
     def rename(self, name: str) -> None:
-        self._name = name
+        self._record.name = name
 
     def end(self, *, error: str = "") -> None:
-        if self._ended:
-            return
-        self._ended = True
-        own = self._own
-        self._tracer.take(
-            SpanRecord(
-                self._name,
-                self._kind,
-                own.trace_id,
-                own.span_id,
-                self._parent_id,
-                own.flags,
-                own.state,
-                self._start_ns,
-                time_ns(),
-                self._attributes,
-                self._events,
-                self._children,
-                error,
-            )
-        )
+        if self._record.end_ns == 0:
+            self._record.end_ns, self._record.error = time_ns(), error
+            self._tracer.take(self._record)
 
     @property
     def recorded(self) -> bool:
@@ -252,4 +229,4 @@ class OpenSpan(Span):
 
     @property
     def start_ns(self) -> int:
-        return self._start_ns
+        return self._record.start_ns

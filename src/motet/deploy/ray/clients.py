@@ -1,5 +1,4 @@
-"""Two tasks of a replica that holds clients' streams: requesting missing prefill replicas, and ending open answers in
-time when Serve ends the replica."""
+"""Tasks of a replica with clients' streams: requesting prefill replicas, and ending answers before Serve kills it."""
 
 import asyncio
 import logging

@@ -31,8 +31,7 @@ Options = dict[str, Any]
 """Options of one deployment, as `serve.deployment` takes them."""
 
 MANY_REQUESTS = 100_000
-"""Maximum number of requests per replica. Serve applies no limit in practice: the server in the replica has its own
-limits, and refuses requests with a reason."""
+"""Maximum number of requests per replica: in practice no limit, since the server in the replica has its own limits."""
 SHUTDOWN_MARGIN_S = 15.0
 """Time for engines to end, after the time for answers."""
 SHUTDOWN_POLL_S = 0.2

@@ -56,8 +56,7 @@ class PrefillConnections:
         return tuple(sorted(self._connected & _prefill(waiting).keys()))
 
     async def keep(self, directory: DirectoryCopy, *, poll_s: float) -> None:
-        """Connects to every new prefill worker, until it is cancelled. `poll_s`: time between two checks if this
-        worker's engine has been restarted."""
+        """Connects to new prefill workers until it is cancelled. `poll_s`: time between two checks of the engine id."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 revision = directory.revision
