@@ -67,7 +67,6 @@ class FleetEntry:
         self._texts = texts
         self._connects_workers = connects_workers
         self._compatibility = CompatibilityCheck()
-        self._connecting = asyncio.Lock()
 
     def calls(self, id: str, server: FoundServer, *, role: Role | None) -> WorkerCalls:
         """Returns the calls for the keeper of the worker `id`. `role`: the role that the operator named."""
@@ -93,27 +92,20 @@ class FleetEntry:
                 self._fleet.put_text(id, report.models)
             else:
                 self._fleet.set_models(id, report.models)
+                worker, is_motet = Worker(id, engine, server.url, local=False), report.info.kind is EngineKind.MOTET
+                # One engine at a time: two that join at the same time would not find each other.
                 async with self._control.engines.lock:
                     await self._control.sync(engine)
-                    await self._put(Worker(id, engine, server.url, local=False), report.info.kind)
+                    if is_motet and self._connects_workers:
+                        await connect_to_fleet(worker, self._fleet)
+                    self._fleet.put(worker)
+                    if not is_motet:  # connects by a first transfer, for which it must be in the fleet
+                        await connect_to_fleet(worker, self._fleet)
         except BaseException:  # the keeper does not have the engine, which can already have groups
             engine.lost(WorkerLeavingError(f"{id} has left"))
             await engine.close()
             raise
         return engine
-
-    async def _put(self, worker: Worker, kind: EngineKind) -> None:
-        """Puts an engine in the fleet. Motet's engines are connected first, one engine at a time, since two that join
-        at the same time would not find each other. Engines of other kinds connect by a first transfer, for which they
-        must be in the fleet; no request waits for it."""
-        if kind is EngineKind.MOTET and self._connects_workers:
-            async with self._connecting:
-                await connect_to_fleet(worker, self._fleet)
-                self._fleet.put(worker)
-            return
-        self._fleet.put(worker)
-        if kind is not EngineKind.MOTET:
-            await connect_to_fleet(worker, self._fleet)
 
 
 @dataclass
@@ -124,7 +116,7 @@ class _KeptWorker:
     task: asyncio.Task[None] | None = None
     """Task of the keeper; None unless the gateway is watched."""
     drain_s: float | None = None
-    """Time in seconds that its groups have to end; None unless it is leaving."""
+    """Time that its groups have to end; None unless the worker is leaving."""
 
 
 class Gateway:

@@ -10,7 +10,7 @@
 Events between an engine's last reading and its end are not counted."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from motet.metrics.stats import EngineStats, total_stats
@@ -38,7 +38,7 @@ class WorkerTotals:
     engine: object
     last: EngineStats
     """Last reading of this engine."""
-    before: EngineStats
+    before: EngineStats = field(default_factory=EngineStats)
     """Sum of the last readings of earlier engines."""
 
     @property
@@ -65,8 +65,11 @@ class EngineCounters:
         present = set[str]()
         for sample in samples:
             present.add(sample.worker)
-            if sample.stats is not None:
-                self._read(sample.worker, engine=sample.engine, stats=sample.stats)
+            if (stats := sample.stats) is not None:
+                totals = self._workers.setdefault(sample.worker, WorkerTotals(sample.engine, stats))
+                if totals.engine is not sample.engine:
+                    totals.before, totals.engine = totals.total, sample.engine
+                totals.last = stats
         for worker in self._workers.keys() - present:
             gone = self._workers.pop(worker).total
             self._left = gone if self._left is None else total_stats([self._left, gone])
@@ -80,12 +83,3 @@ class EngineCounters:
         left = [] if self._left is None else [self._left]
         parts = [totals.total for totals in self._workers.values()] + left
         return total_stats(parts) if parts else None
-
-    def _read(self, worker: str, *, engine: object, stats: EngineStats) -> None:
-        known = self._workers.get(worker)
-        if known is None:
-            self._workers[worker] = WorkerTotals(engine, stats, before=EngineStats())
-        elif known.engine is engine:
-            known.last = stats
-        else:
-            self._workers[worker] = WorkerTotals(engine, stats, before=known.total)

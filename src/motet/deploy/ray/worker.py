@@ -216,18 +216,17 @@ class Announcer:
     async def reach(self, stage: WorkerStage, *, limit_s: float) -> None:
         """Announces the stage. Raises DirectoryError if that is not possible in time; `keep` continues to try."""
         self._stage = stage
-        failure: DirectoryError | None = None
+        failure = "the directory of workers does not answer"
         try:
             async with asyncio.timeout(limit_s):
                 while True:
                     try:
                         return await self._announce()
                     except DirectoryError as error:
-                        failure = error
+                        failure = error.message
                     await asyncio.sleep(self._limits.retry_s)
         except TimeoutError as error:
-            reason = failure.message if failure else "the directory of workers does not answer"
-            raise DirectoryError(f"{reason}; tried for {limit_s:g} s") from error
+            raise DirectoryError(f"{failure}; tried for {limit_s:g} s") from error
 
     def record_change(self) -> None:
         """Lets `keep` send the worker's announcement now, since it has changed."""
