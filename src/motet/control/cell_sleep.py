@@ -54,8 +54,8 @@ class CellSleep:
         return self._engines.paused or bool(self.tags)
 
     async def sleep(self, level: int, mode: PauseMode) -> None:
-        """Pauses the engines; level 1 releases the KV caches, level 2 the weights too. Raises RequestError if they
-        cannot."""
+        """Pauses the engines. Level 1 also releases the KV caches, level 2 the weights too. Raises RequestError if the
+        engines cannot release memory."""
         if level:
             self._check_possible()
         await self._pause(mode)
@@ -64,7 +64,7 @@ class CellSleep:
 
     async def wake(self, tags: Collection[SleepTag]) -> bool:
         """Allocates the memory of these tags again; without tags, all of it. Returns True if all memory is allocated,
-        so that groups continue. Raises EngineError if the weights cannot be read again; an update can still replace
+        so that groups continue. Raises EngineError if the weights cannot be read again, before an update replaces
         them."""
         return await asyncio.shield(self._wake(MEMORY.intersection(tags) if tags else MEMORY))
 

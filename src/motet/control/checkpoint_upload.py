@@ -38,8 +38,7 @@ class CheckpointUpload:
         self._ended = False
 
     def add(self, file: MemoryFile) -> None:
-        """Adds a file. If the upload has ended, or a tensor was received before, closes the file and raises
-        RequestError."""
+        """Adds a file. Closes it and raises RequestError if the upload has ended, or if it repeats a tensor."""
         try:
             if self._ended:
                 message = "The weight update ended before these tensors were received."

@@ -49,9 +49,8 @@ class EngineControl:
         self._router = router
 
     async def sync(self, engine: Engine) -> None:
-        """Gives an engine that joins the weights of the other engines, and makes it pause and sleep if they do. Raises
-        StartupError if the folders of the weights have changed, and RequestError if the weights cannot be read. The
-        caller holds the lock."""
+        """Gives an engine that joins the weights of the others, and makes it pause and sleep if they do. The caller
+        holds the lock. Raises StartupError if the folders have changed, and RequestError if they cannot be read."""
         if not isinstance(engine, ControlledEngine):
             if self.weights.history.last is not None or (self.sleep is not None and self.sleep.tags):
                 raise StartupError("it cannot get the weights of the other engines")

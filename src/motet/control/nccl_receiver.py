@@ -79,8 +79,7 @@ class NcclReceiver:
             self.joined = True
 
     async def receive(self, tensors: Sequence[TensorFacts], path: Path, *, at: int) -> None:
-        """Waits until all these tensors are in the file, from offset `at` on. After an EngineError the group cannot be
-        used."""
+        """Waits until all tensors are in the file, from offset `at` on. Raises EngineError, which ends the group."""
         async with self._one_at_a_time:
             await self._send(ReceiveTensors(tuple(tensors), str(path), at))
 

@@ -188,8 +188,7 @@ class EventReader:
     def __init__(self) -> None:
         self._name_of: dict[WireHash, BlockName] = {}
         self._media: dict[WireHash, set[str | None]] = {}
-        """Kinds of memory in which each block is stored. An engine can move a block to memory from which it is
-        fetched."""
+        """Kinds of memory that store each block. An engine can move a block to memory from which it is fetched."""
 
     def changes(self, event: WireEvent) -> list[BlockChange]:
         match event:

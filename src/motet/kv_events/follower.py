@@ -195,8 +195,7 @@ class Follower:
         return messages
 
     def _changes_in(self, messages: Sequence[NumberedMessage]) -> list[BlockChange]:
-        """Returns the changes in these messages. An invalid event can have been any change, so no block is known after
-        it."""
+        """Returns the changes. An invalid event can have been any change, so no block is known after it."""
         changes: list[BlockChange] = []
         for message in messages:
             try:
@@ -266,8 +265,7 @@ class Subscription:
         return SubscriptionEvent.SILENCE
 
     async def replay(self, start: int, *, patience_s: float, gap_s: float = REPLAY_GAP_S) -> Replayed:
-        """Requests the messages from number `start` on. Raises ReplayError, for example `patience_s` without an
-        answer."""
+        """Requests the messages from number `start` on. Raises ReplayError, also after `patience_s` of silence."""
         if self._source.replay is None:
             raise ReplayError("it does not replay")
         socket = self._context.socket(zmq.DEALER)

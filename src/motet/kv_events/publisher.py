@@ -148,8 +148,7 @@ class BlockPublisher:
         return number, schema.payload(events, self._options.clock())
 
     def _applied(self, change: BlockChange) -> msgspec.Raw:
-        """Applies a change, and returns its event. Salted prompts' hashes are published neither as stored nor as
-        removed."""
+        """Applies a change, and returns its event. Never publishes hashes of salted prompts, nor their removal."""
         salted = self._stored.salted_among(change.names) if isinstance(change, Removed) else ()
         self._stored.apply(change)
         return schema.event(change, self._options.block_size, salted=salted)

@@ -91,9 +91,8 @@ class Router:
         return journey
 
     def place(self, request: GenerateRequest) -> GroupStream:
-        """Starts a group from a gateway. The gateway has queued the group, and can move it to another server. So the
-        group does not wait here, and moves inside this server only if another worker takes it at once. Raises the
-        errors of `generate`."""
+        """Starts a group that a gateway has queued and can move to another server. So it does not wait here, and moves
+        inside this server only if another worker takes it at once. Raises the errors of `generate`."""
         journey = self._journey(request, wait_s=0.0)
         journey.start()
         self._groups[request.request_id] = journey

@@ -49,13 +49,11 @@ class TextRouter:
         return RoutedTextGroup(self, request)
 
     def of(self, model: str) -> TextGenerate:
-        """Returns a function that generates with a model. `model`: its name on the workers; clients can use another
-        name."""
+        """Returns a function that generates with a model, by its name on the workers, not the clients' name."""
         return lambda request: self.generate(msgspec.structs.replace(request, model=model))
 
     def choose(self, request: TextRequest, *, tried: Sequence[Member]) -> tuple[Member, TextGenerate]:
-        """Returns the worker for a request; one in `tried` only if there is no other. Raises NoWorkerError if none has
-        the model."""
+        """Returns the worker; one in `tried` only if there is no other. Raises NoWorkerError if none has the model."""
         members = [member for member in self.fleet.catalog.texts(request.model) if member.id in self._sources]
         if not members:
             raise NoWorkerError(f"No server that has the model `{request.model}` is available now.")

@@ -54,8 +54,7 @@ class LeaseTable:
         return len(self._leases)
 
     def grant(self, ticket: Ticket, *, now_s: float) -> Lease:
-        """Makes the lease that a ticket names. It holds the blocks from now on; its slot of the proof has the
-        digest."""
+        """Makes the lease that a ticket names. It holds the blocks from now on; the proof has its digest."""
         self._proof.publish(ticket.lease_slot, ticket.digest)
         lease = Lease(ticket, now_s, now_s + self.seconds)
         self._leases[ticket.lease_id] = lease

@@ -10,8 +10,7 @@ Item = TypeVar("Item")
 
 
 class Mailbox(Generic[Item]):
-    """Any thread puts items, and one thread takes them. Their number has no limit, since the reader takes all of them
-    in every round or step."""
+    """Any thread puts items, and one thread takes all of them in every round or step, so their number has no limit."""
 
     def __init__(self) -> None:
         self._items: list[Item] = []

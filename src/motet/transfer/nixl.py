@@ -90,8 +90,7 @@ class NixlRead:
         self._state = ReadState.RUNNING
 
     def post(self, local: tuple[Spans, int], remote: tuple[Spans, int]) -> None:
-        """Posts the read, given spans and device of both sides. If NIXL raises an error, the caller must call
-        `abort`."""
+        """Posts the read of spans, each side with its device. If NIXL raises an error, the caller calls `abort`."""
         self._peer.num_running += 1
         self.num_bytes, self.num_descriptors = int(local[0][:, 1].sum()), len(local[0])
         to, source = (self._agent.get_xfer_descs(*as_table(*side)) for side in (local, remote))

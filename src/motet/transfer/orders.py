@@ -71,8 +71,7 @@ class PullOrder:
 @dataclass(frozen=True)
 class AbandonPull:
     """Order: stop a pull whose result is no longer needed, and release its lease. If no PullLanded or PullFailed was
-    delivered before, exactly one PullSettled follows, or a PullLanded or PullFailed that was on its way, and is
-    valid."""
+    delivered before, exactly one PullSettled follows, or a valid PullLanded or PullFailed that was on its way."""
 
     number: int
 

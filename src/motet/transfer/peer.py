@@ -221,9 +221,8 @@ class Peer:
             return self.transport.read_blocks(connection.name, runs)
 
     def read_proof(self, blocks: list[int], lease_slot: int | None = None) -> tuple[PostedRead, list[int]]:
-        """Posts a read of the proof's entries for `blocks` and then, if given, for `lease_slot`. The list has the
-        values when the read is done. The caller must `close_read` the read. If it raises TransferError, the peer is
-        lost."""
+        """Posts a read of the proof's entries for `blocks` and then, if given, for `lease_slot`, which are in the list
+        when it is done. The caller must `close_read` the read. If it raises TransferError, the peer is lost."""
         with self._posting() as connection:
             slots = [] if lease_slot is None else [connection.memory.num_blocks + lease_slot]
             return self.transport.read_proof(connection.name, [*blocks, *slots])
@@ -325,8 +324,7 @@ class Peers:
         return any(peer.busy for peer in self._all())
 
     def at(self, address: TransferAddress) -> Peer:
-        """Returns the peer at an address; a new peer is sent a Hello. Raises TransferError if the address is
-        invalid."""
+        """Returns the peer at an address; a new one is sent a Hello. Raises TransferError for an invalid address."""
         peer = self._peers.get(address)
         if peer is None or peer.error is not None:
             self._move_lost()

@@ -127,8 +127,7 @@ def encode(message: ChannelRequest | ChannelReply, key: ClusterKey, *, nonce: by
 
 
 def read(decoder: "msgspec.msgpack.Decoder[Decoded]", body: bytes) -> Decoded:
-    """Returns the message; raises MalformedMessageError. Check an envelope's version and seal before reading its
-    payload."""
+    """Returns the message; raises MalformedMessageError. Check an envelope before reading its payload."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -240,7 +239,7 @@ def _bindable(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 class SideChannelClient:
     """The reader's end of the side channel: a connection to one other worker, which can be slow, gone, or another
-    program. Owns its socket, and registers it with the poller. ZeroMQ reconnects by itself, ever less often."""
+    program. Owns its socket, and registers it with the poller. ZeroMQ reconnects by itself, at increasing intervals."""
 
     def __init__(
         self,

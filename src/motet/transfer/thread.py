@@ -61,8 +61,7 @@ class TransferThread:
         memory: RegisteredMemory,
         make_transport: Callable[[], Transport],
     ) -> None:
-        """Calls `make_transport` in the thread, and raises its errors. Raises ConfigError if the address cannot be
-        bound."""
+        """Calls `make_transport` in the thread. Raises its errors, or ConfigError if the address cannot be bound."""
         self.key = ClusterKey(settings.cluster_key)
         """Seals this worker's tickets, and checks the tickets of other workers."""
         self._settings = settings

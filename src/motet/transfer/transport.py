@@ -105,8 +105,7 @@ class PostedRead(Protocol):
 
 
 class Transport(Protocol):
-    """Moves blocks between the registered memories of two workers. One thread calls all methods. Only `close` can
-    block."""
+    """Moves blocks between the registered memories of two workers. One thread calls it. Only `close` can block."""
 
     def describe(self) -> bytes:
         """Returns the description that a peer needs for `connect`."""

@@ -34,8 +34,8 @@ HORIZON_STEPS = 48
 """Number of steps for which the present load is assumed to last. In `bench.router`, with 16 steps the load of workers
 differs too much (at 70 % load), and with 256 prompts are computed too often (at 90 %; docs/log.md)."""
 SESSION_SLACK = 256.0
-"""A session stays on its last worker while the cost of that worker is at most the lowest cost, plus the cost of the
-prompt, plus this."""
+"""A session stays on its last worker while that costs at most the lowest cost, plus the cost of the prompt, plus
+this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

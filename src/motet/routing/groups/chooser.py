@@ -39,8 +39,7 @@ class WorkerChooser:
         self._turns = {work: count() for work in WorkKind}
 
     def choose(self, work: WorkKind, request: GenerateRequest, *, excluding: Sequence[str] = ()) -> ChosenWorker | None:
-        """Returns the worker that gets the group, or None if no worker can. `excluding`: ids of workers to leave
-        out."""
+        """Returns the worker that gets the group, or None if no worker can. `excluding`: ids of workers left out."""
         return self._choose(work, request, excluding=excluding, decided=True)
 
     def backlog(self, work: WorkKind, request: GenerateRequest) -> PromptBacklog | None:

@@ -75,8 +75,7 @@ class Journey:
         return self._ending is not None
 
     def start(self) -> None:
-        """Gives the group to workers, because there is capacity. Raises an error if it is refused at once; then it is
-        over."""
+        """Gives the group to workers. Raises an error if it is refused before anything runs; then it is over."""
         try:
             prefilled = self._prefill.pays()
             request = self.request if self.request.ticket is not None else self._unfinished.remaining_request(0)

@@ -103,8 +103,7 @@ class Moves:
     """Counts and limits the moves of one part. All errors up to the next delta belong to one move."""
 
     def __init__(self, figures: RoutingFigures, *, limit: int, wait_s: float, clock: Callable[[], float]) -> None:
-        """`limit`: maximum number of moves; 0 ends the part with its worker. `wait_s`: maximum seconds without a
-        worker."""
+        """`limit`: maximum number of moves; 0 ends the part with its worker. `wait_s`: maximum wait for a worker."""
         self._limit = limit
         self._wait_s = wait_s
         self._figures = figures
@@ -130,8 +129,7 @@ class Moves:
         return self._cause is not None
 
     def patience_s(self, cause: Cause, *, worker_expected: bool) -> float | None:
-        """Returns seconds to wait for a change of the fleet. None after too long a wait, or if no worker is
-        expected."""
+        """Returns seconds to wait for a change of the fleet; None after too long a wait, or if no worker can come."""
         if cause not in (Cause.NO_WORKER, Cause.REFUSED) or (cause is Cause.REFUSED and self._refusals == 1):
             return 0.0
         now_s = self._clock()

@@ -45,8 +45,8 @@ class Part(AsyncIterator[GroupDelta]):
         """True once `abort` has been called."""
 
     def start(self, *, may_wait: bool) -> None:
-        """Gives the choices to their first worker. If it refuses them, they move if `may_wait`; else the error is
-        raised."""
+        """Gives the choices to their first worker. If that worker refuses them, they move to another worker if
+        `may_wait`; otherwise the error is raised."""
         try:
             self._mover.place()
         except MotetError as error:
@@ -160,8 +160,7 @@ class GroupParts:
         may_wait: bool,
         on_end: Callable[[], Awaitable[None]],
     ) -> None:
-        """Gives every part to a worker. `may_wait`: see `Part.start`. `on_end`: awaited before the reader gets the
-        group's end."""
+        """Gives every part to a worker. `may_wait`: see `Part.start`. `on_end`: awaited before the stream ends."""
         self._parts = parts = self._split(unfinished, sizes, held=held)
         if held is not None:
             for _ in range(len(sizes) - len(parts)):

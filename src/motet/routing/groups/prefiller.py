@@ -134,8 +134,7 @@ class Prefiller:
         return None
 
     async def prefill(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
-        """Prefills on the worker that would finish first, and on the next one if that one dies or refuses the
-        prompt."""
+        """Prefills on the worker that would finish first, and on the next one if that one dies or refuses."""
         failures: list[MotetError] = []
         tried: list[str] = []
         while (chosen := self._chooser.choose(WorkKind.PREFILL, request, excluding=tried)) is not None:
@@ -235,8 +234,7 @@ class GroupPrefill:
             fail(error)
 
     def _prompt_has_arrived(self) -> bool:
-        """Returns True if the decode worker that would get the group has received the prompt for another group by
-        now."""
+        """Returns True if the decode worker that would get the group has the prompt by now, from another group."""
         with suppress(NoWorkerError):
             return not self._prefiller.pays(self._unfinished.remaining_request(0))
         return False

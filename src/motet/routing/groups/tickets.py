@@ -74,7 +74,7 @@ class HeldTicket:
         self, ticket: Ticket, releases: TicketReleases, *, parts: int, trace: str = "", from_client: bool = False
     ) -> None:
         """`from_client`: the client sent the ticket; otherwise a prefill worker of this router granted it. A client's
-        ticket is released only if no engine has received it: the engine acknowledges it, and the lease can have other
+        ticket is released only if no engine has received it: the engine acknowledges it, and it can have other
         readers."""
         self.ticket = ticket
         self.from_client = from_client
@@ -92,8 +92,7 @@ class HeldTicket:
         self.release()
 
     def release(self) -> None:
-        """Records that a part does not need the ticket any more. The last part releases it, unless all readers have
-        read it."""
+        """Records that a part does not need the ticket any more. The last part releases it, if a reader is left."""
         self._holders -= 1
         if not self._holders and self._unread:
             self._releasing = self._releases.start(self.ticket, self._trace)

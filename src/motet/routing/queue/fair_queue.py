@@ -91,8 +91,8 @@ class FairQueue(Generic[Item]):
         *,
         share_capacity: Callable[[str, str], bool] = lambda *_: True,
     ) -> Item | None:
-        """Removes and returns the next item that may start, if any. `share_capacity`: True if two lanes need the same
-        one."""
+        """Removes and returns the next item that may start, if any. `share_capacity`: returns True if two lanes need
+        the same capacity."""
         blocked: set[str] = set()
         """Lanes whose capacity is reserved for an item that was overtaken for `patience_s`."""
         for waiting in self._order:

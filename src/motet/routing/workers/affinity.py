@@ -1,7 +1,5 @@
-"""The last worker of each session: the session's next prompt starts with text that this worker has in its cache.
-
-A fleet has one `Affinity` for each kind of work, and the router of each Ray Serve proxy has one for replicas.
-"""
+"""The last worker of each session: the session's next prompt starts with text that this worker has in its cache. A
+fleet has one `Affinity` for each kind of work, and the router of each Ray Serve proxy has one for replicas."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -36,8 +34,7 @@ class Affinity:
             self._placements.popitem(last=False)
 
     def forget_worker(self, worker: str) -> None:
-        """Forgets the sessions of a worker that has left or lost its KV: rare, and milliseconds for 100,000
-        sessions."""
+        """Forgets the sessions of a worker that has left or lost its KV. Takes milliseconds for 100,000 sessions."""
         for session in [session for session, (last, _) in self._placements.items() if last == worker]:
             del self._placements[session]
 

@@ -43,8 +43,7 @@ class Fleet:
         self.cached_blocks = PrefixIndex()
         """The prompt blocks that members have cached, according to the events that they publish."""
         self.open_blocks = PrefixIndex()
-        """The prompt blocks of open groups, from when a member gets the first of them: long before they are
-        published."""
+        """The prompt blocks of open groups: known as soon as a member gets a group, long before an event."""
         self.last_prompt = LastPrompt()
         self.sessions = {work: Affinity(clock=clock, ttl_s=session_expiry_s) for work in WorkKind}
         """The worker that last did each kind of work for a session."""
@@ -86,8 +85,7 @@ class Fleet:
         return self._returned(self.expect(worker.id, worker.address), worker)
 
     def put_text(self, id: str, cards: Sequence[ModelCard]) -> Member | None:
-        """Records that an expected worker that takes texts is ready with these models. Returns None if it has been
-        removed."""
+        """Records that an expected worker that takes texts is ready with these models; None if it was removed."""
         if (member := self._members.get(id)) is None:
             return None
         member.set_models(cards)
@@ -145,7 +143,7 @@ class Fleet:
         self._record_change()
 
     def record_worker_weights(self, id: str) -> None:
-        """Records that a worker on another server has new weights, with which its groups continue there or
+        """Records that a worker on another server has new weights: its groups continue with them, there or
         elsewhere."""
         member = self._members.get(id)
         if member is None or member.worker is None:

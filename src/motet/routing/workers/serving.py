@@ -110,8 +110,7 @@ def serving(members: Iterable[Member], model: str) -> ModelServing:
 
 
 class Catalog:
-    """Answers queries about the members. Computes a result at the first query after a change of a member, and caches it
-    until the next change."""
+    """Answers queries about the members. Computes each result once after a change of a member, at the first query."""
 
     def __init__(self, members: Mapping[str, Member]) -> None:
         """`members`: members by id; their fleet changes them, and then calls `invalidate`."""

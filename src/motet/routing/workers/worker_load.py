@@ -84,12 +84,10 @@ class PromptLoad:
 
 
 class WorkerLoad:
-    """The load of a worker from one start of its engine to the next. Even after `retire`, its groups are removed from
-    it."""
+    """The load of a worker from one start of its engine to the next. Its groups leave it even after `retire`."""
 
     def __init__(self, worker: str, open_blocks: PrefixIndex, *, clock: Callable[[], float]) -> None:
-        """`worker`: id of the worker. `open_blocks`: prompt blocks of open groups by worker, which this load
-        updates."""
+        """`worker`: id of the worker. `open_blocks`: the prompt blocks of open groups, which this load updates."""
         self.given_choices = 0
         """Open choices that this server gave the worker."""
         self.foreign_choices = 0
