@@ -77,7 +77,7 @@ def joined(workers: int) -> Fleet:
 def _change(fleet: Fleet) -> None:
     first = fleet.members[0]
     fleet.mark(first.id, WorkerState.DRAINING if first.state is WorkerState.READY else WorkerState.READY)
-    fleet.catalog.ready(WorkKind.GENERATE)
+    fleet.catalog.ready()
 
 
 async def _wait_us(fleet: Fleet) -> float:

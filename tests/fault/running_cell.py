@@ -29,7 +29,6 @@ from motet.metrics.stats import EngineStats
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
-from motet.routing.workers.serving import WorkKind
 from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
 from tests.fault.answers import Answer, Body, Reader, fetch_answer, lines_of, read
 from tests.fault.faults import FaultAction, FaultPlan, FaultyEngine, Point, start_faulty
@@ -137,7 +136,7 @@ class RunningCell:
     @property
     def decoding(self) -> list[FaultyEngine]:
         """Returns the available engines that decode."""
-        return [self.engine(member.id) for member in self.fleet.catalog.ready(WorkKind.GENERATE)]
+        return [self.engine(member.id) for member in self.fleet.catalog.ready()]
 
     def id_of(self, engine: FaultyEngine) -> str:
         return next(member.id for member in self.fleet.members if member.worker and member.worker.engine is engine)

@@ -28,7 +28,8 @@ def states(fleet: Fleet) -> dict[str, WorkerState]:
 
 
 def ready(fleet: Fleet, work: WorkKind) -> list[str]:
-    return [member.id for member in fleet.catalog.ready(work)]
+    serving = fleet.catalog.serving()
+    return [member.id for member in (serving.prefill if work is WorkKind.PREFILL else serving.generate).members]
 
 
 def test_workers_are_reported_in_the_order_in_which_they_joined() -> None:

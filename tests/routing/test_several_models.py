@@ -20,7 +20,8 @@ TEXT = ModelCard(name=ModelName("t"), root="somewhere/t", max_model_len=99)
 
 
 def ready(server: KindsScene, model: str, work: WorkKind = WorkKind.GENERATE) -> list[str]:
-    return [member.id for member in server.fleet.catalog.ready(work, model)]
+    serving = server.fleet.catalog.serving(model)
+    return [member.id for member in (serving.prefill if work is WorkKind.PREFILL else serving.generate).members]
 
 
 def names(server: KindsScene) -> list[str]:
@@ -91,7 +92,7 @@ async def test_workers_of_the_model_and_of_unknown_models_are_expected() -> None
         True,
         True,
     )
-    assert fleet.catalog.ready(WorkKind.GENERATE, "unknown model") == ()
+    assert fleet.catalog.ready("unknown model") == ()
 
 
 async def test_text_upstreams_are_members_and_get_no_groups() -> None:

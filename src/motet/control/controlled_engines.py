@@ -40,9 +40,8 @@ class ControlledEngines:
                 raise EngineError(f"the worker {member.id} is not a Motet engine, and cannot get new weights")
             engines.append((member.id, member.worker.engine))
         if len(models := {engine.info.model for _, engine in engines}) > 1:
-            raise EngineError(
-                f"the workers have several models ({', '.join(sorted(models))}): send weights to their own servers"
-            )
+            names = ", ".join(sorted(models))
+            raise EngineError(f"the workers have several models ({names}): send weights to their own servers")
         return engines
 
     def connected(self, *, local_only: bool = False) -> list[ControlledEngine]:

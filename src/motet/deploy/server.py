@@ -48,7 +48,6 @@ from motet.errors import StartupError
 from motet.routing.router import Router
 from motet.routing.text_router import TextRouter
 from motet.routing.workers.fleet import Fleet
-from motet.routing.workers.serving import WorkKind
 from motet.settings.server_config import ServerConfig, environment
 from motet.text.formats import ModelFormats
 from motet.text.template import ChatTemplate
@@ -209,7 +208,7 @@ async def first_models(gateway: Gateway, models: Models, *, timeout_s: float) ->
 
 
 def _can_answer(fleet: Fleet) -> bool:
-    decoding = any(member.facts.role is not Role.PREFILL for member in fleet.catalog.ready(WorkKind.GENERATE))
+    decoding = any(member.facts.role is not Role.PREFILL for member in fleet.catalog.ready())
     return decoding or any(member.facts.takes_texts and member.state is WorkerState.READY for member in fleet.members)
 
 

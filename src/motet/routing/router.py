@@ -187,7 +187,7 @@ class ModelView:
     def info(self) -> EngineInfo:
         """The limits within which every worker can serve the model; while no worker is available, the last limits.
         Raises NoWorkerError if no worker was ever available."""
-        members = self._router.fleet.catalog.ready(WorkKind.GENERATE, self._model)
+        members = self._router.fleet.catalog.ready(self._model)
         if members is not self._members:
             self._members = members
             infos = [info for member in members if (info := member.info_of(self._model)) is not None]
@@ -212,7 +212,7 @@ class ModelView:
 
     async def stats(self) -> EngineStats:
         """Returns the sum of the figures of the workers that serve the model. Raises NoWorkerError if none answers."""
-        members = self._router.fleet.catalog.ready(WorkKind.GENERATE, self._model)
+        members = self._router.fleet.catalog.ready(self._model)
         answers = await asyncio.gather(*map(self._stats_of, members))
         known = [stats for stats in answers if stats is not None]
         if not known:

@@ -187,7 +187,6 @@ def _inside(pieces: Sequence[tuple[int, int]], limit: int, *, what: str) -> Span
         raise TransferError(f"no {what} was requested", FailureKind.REFUSED)
     for first, count in pieces:
         if first < 0 or count < 1 or first + count > limit:
-            raise TransferError(
-                f"a read of {count} from {what} {first} on is impossible: there are {limit}", FailureKind.REFUSED
-            )
+            why = f"a read of {count} from {what} {first} on is impossible: there are {limit}"
+            raise TransferError(why, FailureKind.REFUSED)
     return np.array(pieces, np.uint64).reshape(-1, 2)

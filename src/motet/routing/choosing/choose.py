@@ -146,9 +146,8 @@ def _session_or_least_loaded(selection: _Selection) -> WorkerChoice:
 
 
 def _costs(selection: _Selection, indices: Sequence[int]) -> str:
-    return ", ".join(
-        explained(selection.candidates[index], selection.needs, weights=selection.weights) for index in indices
-    )
+    needs, weights = selection.needs, selection.weights
+    return ", ".join(explained(selection.candidates[index], needs, weights=weights) for index in indices)
 
 
 _RULES: dict[Policy, Callable[[_Selection], WorkerChoice]] = {

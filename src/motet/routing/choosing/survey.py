@@ -71,15 +71,12 @@ def survey(
     compared = tuple((member, member.worker) for member in listed if member.worker is not None)
     if not compared:
         return None
-    needs = GroupNeeds(
-        work=work, choices=len(request.choices), prompt_tokens=len(request.prompt), needs_prompt=request.ticket is None
-    )
-    last = len(request.prompt) - 1
+    choices, tokens = len(request.choices), len(request.prompt)
+    needs = GroupNeeds(work=work, choices=choices, prompt_tokens=tokens, needs_prompt=request.ticket is None)
     candidates = []
     for member, worker in compared:
-        cached_tokens = max(
-            (min(overlap.blocks.get(member.id, 0) * overlap.block_size, last) for overlap in overlaps), default=0
-        )
+        known = (min(overlap.blocks.get(member.id, 0) * overlap.block_size, tokens - 1) for overlap in overlaps)
+        cached_tokens = max(known, default=0)
         candidates.append(_candidate(member, worker, cached_tokens=cached_tokens, has_session=member.id == session))
     return Survey(needs, compared, tuple(candidates))
 

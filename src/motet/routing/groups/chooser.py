@@ -61,13 +61,11 @@ class WorkerChooser:
 
     def none_available(self, work: WorkKind, model: str = "", *, model_digest: str = "") -> NoWorkerError:
         """Returns the error that says that no worker can do this work, with the state of each worker."""
-        members = [
-            member for member in self.fleet.members if not member.facts.takes_texts and member.models.may_have(model)
-        ]
         states = ", ".join(
             f"{member.id} is {member.state}"
             + (" with other weights" if model_digest and not member.has_weights(model_digest) else "")
-            for member in members
+            for member in self.fleet.members
+            if not member.facts.takes_texts and member.models.may_have(model)
         )
         return NoWorkerError(f"no worker can {work.name.lower()} now: {states or 'there is none'}")
 

@@ -52,7 +52,7 @@ class Dispatcher:
         if not 0 < spread_choices < choices or request.sampling.greedy or request.ticket is not None:
             return [choices]
         serving = self.fleet.catalog.serving(request.model)
-        levels = sorted(member.load.open_choices for member in serving.ready(WorkKind.GENERATE))
+        levels = sorted(member.load.open_choices for member in serving.generate.members)
         sizes = plan_parts(
             SplitFacts(choices, len(request.prompt), request.sampling.max_tokens, ticket=prefilled),
             levels[: serving.ticket_readers] if prefilled else levels,

@@ -67,9 +67,8 @@ class ResponseCheck:
     def _check_prompt(self, report: PromptReport | None) -> None:
         logprobs = None if report is None else report.logprobs
         if report is not None and not 0 <= report.cached_tokens <= self._prompt_tokens:
-            raise WorkerFaultError(
-                f"the worker found {report.cached_tokens} tokens of a prompt of {self._prompt_tokens} in its cache"
-            )
+            found = f"{report.cached_tokens} tokens of a prompt of {self._prompt_tokens}"
+            raise WorkerFaultError(f"the worker found {found} in its cache")
         if self._prompt_logprobs:
             if logprobs is None or len(logprobs) != self._prompt_tokens:
                 raise WorkerFaultError("the worker left out log-probabilities of the prompt")
@@ -86,12 +85,12 @@ class ResponseCheck:
         self._check_tokens(logprobs)
 
     def _check_tokens(self, logprobs: Iterable[TokenLogprob]) -> None:
+        vocab_size = self._vocab_size
         for logprob in logprobs:
             for token in (logprob.token_id, *(other for other, _ in logprob.top)):
-                if not 0 <= token < self._vocab_size:
-                    raise WorkerFaultError(
-                        f"the worker sent the log-probability of token {token}; its vocabulary has {self._vocab_size}"
-                    )
+                if not 0 <= token < vocab_size:
+                    which = f"the log-probability of token {token}"
+                    raise WorkerFaultError(f"the worker sent {which}; its vocabulary has {vocab_size}")
 
 
 class Placement:

@@ -75,7 +75,7 @@ class Prefiller:
         if no worker can decode now."""
         chooser, model = self._chooser, request.model
         if not (self._cell.prefill_may_come or self._fleet.catalog.serving(model).has_prefill):
-            if not self._fleet.catalog.ready(WorkKind.GENERATE, model):
+            if not self._fleet.catalog.ready(model):
                 raise chooser.none_available(WorkKind.GENERATE, model)
             return False
         decode = chooser.backlog(WorkKind.GENERATE, request)

@@ -20,7 +20,6 @@ from motet.routing.groups.journey import Journey
 from motet.routing.queue.fair_queue import FairQueue
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
-from motet.routing.workers.serving import WorkKind
 from motet.settings.server_config import RoutingConfig
 from motet.types import GenerateRequest
 
@@ -62,7 +61,7 @@ class WaitingGroups:
         """Returns True if the group need not wait: there is capacity, and no other group waits for that capacity. A
         group for which no worker is ready passes too, so that it is refused at once."""
         model = request.model
-        if not self._fleet.catalog.ready(WorkKind.GENERATE, model):
+        if not self._fleet.catalog.ready(model):
             return True
         if self.paused or any(lane == model or self._share_workers(lane, model) for lane in self._queue.lanes):
             return False
@@ -136,13 +135,13 @@ class WaitingGroups:
                 group.fail(error)
 
     def _share_workers(self, model: str, other_model: str) -> bool:
-        members = set(self._fleet.catalog.ready(WorkKind.GENERATE, model))
-        return not members.isdisjoint(self._fleet.catalog.ready(WorkKind.GENERATE, other_model))
+        members = set(self._fleet.catalog.ready(model))
+        return not members.isdisjoint(self._fleet.catalog.ready(other_model))
 
     def _has_capacity(self, choices: int, prompt_tokens: int, *, model: ModelName) -> bool:
         """Returns True if a worker has capacity, or if no worker is expected: then the group starts and is refused."""
         return not self._fleet.catalog.serving(model).worker_expected or have_capacity(
-            self._fleet.catalog.ready(WorkKind.GENERATE, model),
+            self._fleet.catalog.ready(model),
             choices=choices,
             largest_part=min(choices, self._routing.spread_choices or choices),
             prompt_tokens=prompt_tokens,

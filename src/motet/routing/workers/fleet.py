@@ -143,8 +143,7 @@ class Fleet:
         self._record_change()
 
     def record_worker_weights(self, id: str) -> None:
-        """Records that a worker on another server has new weights: its groups continue with them, there or
-        elsewhere."""
+        """Records new weights of a worker on another server, with which its groups continue there or elsewhere."""
         member = self._members.get(id)
         if member is None or member.worker is None:
             return

@@ -78,9 +78,6 @@ class ModelServing:
     worker_expected: bool
     """True if a worker that could generate choices is available, or is expected to return."""
 
-    def ready(self, work: WorkKind) -> tuple[Member, ...]:
-        return (self.prefill if work is WorkKind.PREFILL else self.generate).members
-
 
 def serving(members: Iterable[Member], model: str) -> ModelServing:
     """Sorts the members that take tokens and have the model."""
@@ -136,8 +133,9 @@ class Catalog:
                 self._serving[model] = result
         return result
 
-    def ready(self, work: WorkKind, model: str = "") -> tuple[Member, ...]:
-        return self.serving(model).ready(work)
+    def ready(self, model: str = "") -> tuple[Member, ...]:
+        """Returns the workers that are ready to generate choices of the model."""
+        return self.serving(model).generate.members
 
     def texts(self, model: str) -> list[Member]:
         """Returns the members that take texts and may get a request for this model now."""

@@ -154,9 +154,8 @@ class WorkerLoad:
     def check(self) -> None:
         """Raises AssertionError unless the load is empty."""
         if not self.idle:
-            raise AssertionError(
-                f"{self._worker} is loaded: choices, trunk blocks, tail blocks, prompt tokens = {self._figures()}"
-            )
+            names = "choices, trunk blocks, tail blocks, prompt tokens"
+            raise AssertionError(f"{self._worker} is loaded: {names} = {self._figures()}")
 
     def _figures(self) -> tuple[int, int, int, int]:
         return self.given_choices, self.trunk_blocks, self.tail_blocks, self.prompts.waiting_tokens
