@@ -26,22 +26,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from motet import errors
 from motet.engines.http import NOT_TAKEN
 from motet.engines.openai import DONE, EventSplitter
 from motet.engines.upstream.bodies import PieceReader, UpstreamCall, aborted, joint_call, single_calls, usage_of
 from motet.engines.upstream.text_source import TextRequest, TextRoute, TextStep, may_go_elsewhere
 from motet.engines.upstream.upstream_server import Abilities, RouteAbilities, UpstreamReply, UpstreamServer, probe
 from motet.engines.wire import EngineReport
-from motet.errors import (
-    EngineClosedError,
-    EngineDiedError,
-    EngineError,
-    MotetError,
-    NotFoundError,
-    RequestError,
-    UpstreamRefusalError,
-    WorkerFaultError,
-)
 from motet.merge import Merge, Take
 from motet.tracing.context import headers_of
 from motet.types import FinishReason, Usage
@@ -79,7 +70,7 @@ class TextUpstream:
         known = self._abilities.get(base)
         ability = RouteAbilities() if known is None else known[request.route]
         if not ability.exists:
-            raise NotFoundError(
+            raise errors.NotFoundError(
                 f"The model `{request.model}` is not available on {request.route}: its server has no such route.",
                 code="unknown_url",
             )
@@ -92,7 +83,7 @@ class TextUpstream:
         self._groups.add(group)
         return group
 
-    def lost(self, error: MotetError) -> None:
+    def lost(self, error: errors.MotetError) -> None:
         """Ends all groups with `error`. Removes the known abilities, since another server can start at this address."""
         for group in list(self._groups):
             group.fail(error)
@@ -102,7 +93,7 @@ class TextUpstream:
         self._probe_again_s.clear()
 
     async def close(self) -> None:
-        self.lost(EngineClosedError(f"{self.server.name} is not used any more."))
+        self.lost(errors.EngineClosedError(f"{self.server.name} is not used any more."))
         await asyncio.gather(*self._probing.values(), return_exceptions=True)
 
     def check(self) -> None:
@@ -187,11 +178,11 @@ class UpstreamGroup:
                 return steps
         return []
 
-    def fail(self, error: MotetError) -> None:
+    def fail(self, error: errors.MotetError) -> None:
         self._steps.fail(error)
 
     async def aclose(self) -> None:
-        self.fail(EngineClosedError("the group was closed"))
+        self.fail(errors.EngineClosedError("the group was closed"))
         try:
             await self._steps.aclose()
         finally:
@@ -217,19 +208,19 @@ class UpstreamGroup:
         unless the choices of the request can be requested one by one instead."""
         try:
             await self._answer(call, take)
-        except UpstreamRefusalError as error:
+        except errors.UpstreamRefusalError as error:
             if not self._again_singly(call, error):
                 raise
         self._tasks.pop(call.first, None)
         self._send_due()
 
-    def _again_singly(self, call: UpstreamCall, error: UpstreamRefusalError) -> bool:
+    def _again_singly(self, call: UpstreamCall, error: errors.UpstreamRefusalError) -> bool:
         """Returns True if the choices of a refused request are now requested one by one."""
         if self._started or call.count == 1 or error.status not in NOT_TAKEN:
             return False
         try:
             calls = single_calls(self._request, include_usage=call.include_usage)
-        except RequestError:
+        except errors.RequestError:
             return False
         self._held = {call.first: call for call in calls}
         self._calls.clear()
@@ -245,9 +236,9 @@ class UpstreamGroup:
                     self._started = True
                     if (taking := take(steps)) is not None:
                         await taking
-            except UpstreamRefusalError as error:
+            except errors.UpstreamRefusalError as error:
                 raise (error.of(call.name.capitalize()) if self._started else error) from error
-            except MotetError as error:
+            except errors.MotetError as error:
                 if tries == 1 or answer.started or not self._started or not may_go_elsewhere(error):
                     raise
             else:
@@ -278,13 +269,13 @@ class UpstreamAnswer:
                 self._reply = await self._open()
             read = self._read_events if self._call.request.stream else self._read_body
             steps = await read(self._reply)
-        except UpstreamRefusalError:
+        except errors.UpstreamRefusalError:
             raise  # with the server's message
-        except EngineDiedError as error:
+        except errors.EngineDiedError as error:
             after = f". {NOT_ELSEWHERE}" if self.started else ""
             raise type(error)(f"{self._named(error)}{after}") from error
-        except EngineError as error:
-            raise EngineError(self._named(error)) from error
+        except errors.EngineError as error:
+            raise errors.EngineError(self._named(error)) from error
         self.started = self.started or bool(steps)
         return steps
 
@@ -292,7 +283,7 @@ class UpstreamAnswer:
         if self._reply is not None:
             self._reply.close()
 
-    def _named(self, error: EngineError) -> str:
+    def _named(self, error: errors.EngineError) -> str:
         message = error.message if self._server.name in error.message else f"{self._server.name}: {error.message}"
         return f"{self._call.name.capitalize()} of the request failed: {message}"
 
@@ -307,7 +298,7 @@ class UpstreamAnswer:
         reply = await self._server.post(request.route, self._call.body(), headers=headers)
         if request.stream and not reply.is_stream:
             reply.close()
-            raise WorkerFaultError("it did not answer with a stream, which was requested")
+            raise errors.WorkerFaultError("it did not answer with a stream, which was requested")
         return reply
 
     async def _read_body(self, reply: UpstreamReply) -> list[TextStep]:
@@ -322,7 +313,7 @@ class UpstreamAnswer:
         while not steps and not self._done:
             try:
                 data = await reply.read()
-            except EngineDiedError:
+            except errors.EngineDiedError:
                 if self.pieces.unfinished:
                     raise
                 data = b""  # the connection was lost after all choices had ended

@@ -36,6 +36,7 @@ from typing import TypeVar
 
 import msgspec
 
+from motet import errors
 from motet.engine import WorkerState
 from motet.engines.http import (
     MAX_ANSWER_BYTES,
@@ -52,16 +53,6 @@ from motet.engines.openai import DONE, EventSplitter, ListedModel, ListedModels,
 from motet.engines.upstream.bodies import read_chunk, refusal_of
 from motet.engines.upstream.text_source import UNKNOWN_LENGTH, TextRoute
 from motet.engines.wire import EngineReport, checked
-from motet.errors import (
-    EngineDiedError,
-    EngineError,
-    EngineSilentError,
-    MotetError,
-    OtherServerError,
-    OverloadedError,
-    UpstreamRefusalError,
-    WorkerFaultError,
-)
 from motet.ids import ModelName
 from motet.types import EngineInfo, EngineKind, ModelCard, Role
 
@@ -119,12 +110,12 @@ class UpstreamReply:
             parts.append(data)
             num_bytes += len(data)
             if num_bytes > max_bytes:
-                raise WorkerFaultError(f"{self._server.name} sent an answer of more than {max_bytes} bytes")
+                raise errors.WorkerFaultError(f"{self._server.name} sent an answer of more than {max_bytes} bytes")
         return b"".join(parts)
 
     async def end(self) -> None:
         """Reads the few bytes after the end of a stream, so that the connection can be used again."""
-        with contextlib.suppress(TimeoutError, EngineDiedError):
+        with contextlib.suppress(TimeoutError, errors.EngineDiedError):
             async with asyncio.timeout(END_S):
                 while await self._reply.read():
                     pass
@@ -162,11 +153,13 @@ class UpstreamServer:
         try:
             call = self._calls.call("GET", MODELS, timeout_s=None, max_bytes=MAX_REPORT_BYTES)
             body = await self.in_time(call, REPORT_TIMEOUT_S)
-        except UpstreamRefusalError as error:
-            raise OtherServerError(f"{self.name} refused {MODELS} with {error.status}: {error.message}") from error
-        listed = read_json(body, ListedModels, error=OtherServerError, what=f"the list of models of {self.name}").data
+        except errors.UpstreamRefusalError as error:
+            refused = f"{self.name} refused {MODELS} with {error.status}: {error.message}"
+            raise errors.OtherServerError(refused) from error
+        what = f"the list of models of {self.name}"
+        listed = read_json(body, ListedModels, error=errors.OtherServerError, what=what).data
         if not listed:
-            raise EngineError(f"{self.name} lists no models")
+            raise errors.EngineError(f"{self.name} lists no models")
         ids = {model.id for model in listed}
         cards = sorted((_card(model, ids) for model in listed), key=lambda card: card.parent is not None)
         report = EngineReport(
@@ -192,29 +185,29 @@ class UpstreamServer:
             async with asyncio.timeout(limit_s):
                 return await work
         except TimeoutError as error:
-            raise EngineSilentError(f"{self.name} sent no data for {limit_s:g} s") from error
+            raise errors.EngineSilentError(f"{self.name} sent no data for {limit_s:g} s") from error
 
     async def _open(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> Reply:
         try:
             return await self._calls.open(path, body, headers=headers)
-        except EngineSilentError as error:  # a time-out of the connection: another server can be tried
-            raise EngineDiedError(error.message) from error
+        except errors.EngineSilentError as error:  # a time-out of the connection: another server can be tried
+            raise errors.EngineDiedError(error.message) from error
 
-    def _refused(self, refusal: Refusal) -> MotetError:
+    def _refused(self, refusal: Refusal) -> errors.MotetError:
         text = "" if refusal.quoted.startswith(("<", "{", "[")) else refusal.quoted  # neither HTML nor JSON
         status, error = refusal.status, any_error_in(refusal.body) or OpenAIError(text or refusal.phrase)
         quoted = f"{self.name} answered {status}: {error.message or refusal.phrase}"
         if status in WRONG_KEY and not self._passes_key:
-            return EngineError(f"{quoted}. It refused the key of this gateway, not the client's.")
+            return errors.EngineError(f"{quoted}. It refused the key of this gateway, not the client's.")
         if status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT):
-            return EngineDiedError(quoted)
+            return errors.EngineDiedError(quoted)
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            return OverloadedError(quoted, retry_after_s=refusal.retry_after_s or 1)
+            return errors.OverloadedError(quoted, retry_after_s=refusal.retry_after_s or 1)
         if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return refusal_of(error, status, retry_after_s=refusal.retry_after_s)
         if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
-            return EngineError(f"{self.name} answered {status}: redirects are not followed; give its own URL")
-        return EngineError(quoted)
+            return errors.EngineError(f"{self.name} answered {status}: redirects are not followed; give its own URL")
+        return errors.EngineError(quoted)
 
 
 def _card(model: ListedModel, listed: set[str]) -> ModelCard:
@@ -245,7 +238,7 @@ async def probe(server: UpstreamServer, model: str, *, limit_s: float = PROBE_S)
     try:
         async with asyncio.timeout(limit_s):
             abilities = {route: await _Probe(server, model, route).ability() for route in TextRoute}
-    except (MotetError, TimeoutError):
+    except (errors.MotetError, TimeoutError):
         return None
     return abilities if any(ability.exists for ability in abilities.values()) else None
 
@@ -266,7 +259,7 @@ class _Probe:
             try:
                 streamed = await self._ended(n, limit, usage=usage, stream=True)
                 honoured = streamed == requested and await self._ended(n, limit, usage=usage, stream=False) == requested
-            except UpstreamRefusalError as error:
+            except errors.UpstreamRefusalError as error:
                 if error.status in NO_SUCH_ROUTE:
                     return RouteAbilities(exists=False)
                 if error.status not in NOT_TAKEN:
@@ -285,7 +278,7 @@ class _Probe:
         reply = await self.server.post(self.route, msgspec.json.encode(body), headers={})
         try:
             if reply.is_stream is not stream:
-                raise EngineError(f"{self.server.name} does not stream as requested")
+                raise errors.EngineError(f"{self.server.name} does not stream as requested")
             answer = await reply.read_all(max_bytes=MAX_PROBE_BYTES)
         finally:
             reply.close()
