@@ -14,9 +14,9 @@ A group is one request if the server honours n, else one request for each choice
 If choices start and end separately (`TextRequest.start`), every choice is a request of its own, whatever the abilities
 of the server. Closing its request ends a choice; a choice that has not started is not requested.
 
-The first error ends the group, except in two cases. If a single request fails before its first piece, after pieces of
-other choices, it is sent once more; if there are no pieces at all, `text_routed` sends the complete group again. If a
-server refuses a group in one request, it is sent as single requests, since servers limit n.
+The first error ends the group, with two exceptions. A single request that fails before its first piece is sent once
+more if other choices have pieces; if no choice has any, `routing.text_router` sends the complete group again. A group
+that a server refuses as one request is sent as single requests, since servers limit n.
 """
 
 import asyncio
