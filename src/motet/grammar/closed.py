@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from motet.errors import GrammarError
-from motet.grammar.json_schema import SchemaPath, inner_schemas, resolve_ref
+from motet.grammar.json_schema import SchemaPath, dict_at, inner_schemas, list_at, resolve_ref
 from motet.grammar.limits import MAX_OPTIONAL, MAX_SOURCE_CHARS
 
 MAX_WORK: Final = 10_000
@@ -122,7 +122,8 @@ class _ObjectCloser:
         parts = self._parts(schema)
         properties = [part["properties"] for part in parts if "properties" in part]
         patterns = [part["patternProperties"] for part in parts if "patternProperties" in part]
-        named = [*properties, *(dict.fromkeys(_strings(part.get("required"))) for part in parts)]
+        required = [name for part in parts for name in list_at(part, "required") if isinstance(name, str)]
+        named = [*properties, dict.fromkeys(required)]
         if any(key in part for part in parts for key in DECIDING) or not all(isinstance(each, dict) for each in named):
             return
         if not (properties or patterns) or patterns not in ([], [schema.get("patternProperties")]):
@@ -133,15 +134,13 @@ class _ObjectCloser:
         too_few = not patterns and max(minimums, default=0) > len(names)
         if self._work_left <= 0 or too_few or (len(parts) > 1 and len(names) > MAX_OPTIONAL):
             return
-        value = schema.get("properties")
-        own: Schema = value if isinstance(value, dict) else {}
+        own = dict_at(schema, "properties")
         if not (patterns and names.keys() - own.keys()):  # other names could match a pattern
             schema.update(properties=dict.fromkeys(names, True) | own, additionalProperties=False)
 
     def _members(self, schema: Schema) -> list[Schema]:
         """Returns the schemas that this one directly applies to the same value."""
-        lists = [schema.get(key) for key in COMBINING]
-        members = [each for listed in lists if isinstance(listed, list) for each in listed if isinstance(each, dict)]
+        members = [each for key in COMBINING for each in list_at(schema, key) if isinstance(each, dict)]
         return members + self._referred(schema)
 
     def _referred(self, schema: Schema) -> list[Schema]:
@@ -152,7 +151,3 @@ class _ObjectCloser:
         except GrammarError:
             return []
         return [found] if isinstance(found, dict) else []
-
-
-def _strings(names: object) -> list[str]:
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []

@@ -263,8 +263,7 @@ class _TokenizerAdapter:
     def __call__(self, text: bytes | str) -> list[int]:
         """Called by llguidance where a grammar allows only one text. If the text contains a tag, it is split after the
         first character of the tag, because the tokenizer would otherwise return the special token."""
-        plain = text if isinstance(text, str) else text.decode(errors="replace")
-        pieces = self._in_tags.split(plain)
+        pieces = self._in_tags.split(text if isinstance(text, str) else text.decode(errors="replace"))
         return [token for piece in pieces for token in self._tokenizer.encode(piece, add_special_tokens=False)]
 
 

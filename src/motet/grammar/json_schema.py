@@ -147,11 +147,11 @@ def _check_values(path: Path, schema: Mapping[str, object]) -> None:
     if named is not None and named not in FORMATS:
         supported = ", ".join(sorted(FORMATS))
         raise schema_error((*path, "format"), f"the format '{named}' is not supported; use one of {supported}")
-    names = [name for key in ("properties", "patternProperties") for name in _map(schema, key)]
-    for text in (schema.get("pattern"), schema.get("const"), *_list(schema, "enum"), *names):
+    names = [name for key in ("properties", "patternProperties") for name in dict_at(schema, key)]
+    for text in (schema.get("pattern"), schema.get("const"), *list_at(schema, "enum"), *names):
         if isinstance(text, str) and len(text) > MAX_TEXT_CHARS:
             raise schema_error(path, f"a string has {len(text)} characters; at most {MAX_TEXT_CHARS} are allowed")
-    for pattern, value in _map(schema, "patternProperties").items():
+    for pattern, value in dict_at(schema, "patternProperties").items():
         if value is False:  # llguidance would allow the start of such a key, which could then never end
             raise schema_error((*path, "patternProperties", pattern), "forbidden keys are not supported")
 
@@ -165,20 +165,21 @@ def _check_bounds(path: Path, schema: Mapping[str, object]) -> None:
             message = f"'{minimum}' {low} is greater than '{maximum}' {high}, so no value is valid"
             raise schema_error((*path, minimum), message)
         if low == high and "exclusive" in minimum + maximum:
-            message = f"'{minimum}' and '{maximum}' are both {low}, so no value is valid"
-            raise schema_error((*path, minimum), message)
-    optional = _map(schema, "properties").keys() - set(_list(schema, "required"))
+            raise schema_error((*path, minimum), f"'{minimum}' and '{maximum}' are both {low}, so no value is valid")
+    optional = dict_at(schema, "properties").keys() - set(list_at(schema, "required"))
     if len(optional) > MAX_OPTIONAL:
         message = f"{len(optional)} properties are not required; at most {MAX_OPTIONAL} such properties are allowed"
         raise schema_error((*path, "properties"), message)
 
 
-def _map(schema: Mapping[str, object], key: str) -> Mapping[str, object]:
+def dict_at(schema: Mapping[str, object], key: str) -> dict[str, object]:
+    """Returns the object under `key`; an empty object for any other value."""
     value = schema.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def _list(schema: Mapping[str, object], key: str) -> list[object]:
+def list_at(schema: Mapping[str, object], key: str) -> list[object]:
+    """Returns the array under `key`; an empty array for any other value."""
     value = schema.get(key)
     return value if isinstance(value, list) else []
 
@@ -293,7 +294,7 @@ def _same_value(schemas: Sequence[tuple[Path, Mapping[str, object]]], refs: Mapp
     for _, schema in schemas:
         parts = [refs.get(str(schema.get("$ref")))]
         for key in ("allOf", "anyOf", "oneOf"):
-            parts += _list(schema, key)
+            parts += list_at(schema, key)
         for part in parts:
             if isinstance(part, dict):
                 parent[representative(id(part))] = representative(id(schema))

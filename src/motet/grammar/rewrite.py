@@ -14,7 +14,7 @@ import decimal
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from motet.grammar.json_schema import TYPES, is_number
+from motet.grammar.json_schema import TYPES, dict_at, is_number, list_at
 
 NEXT_TO_ZERO: Final = 1e-20
 """Number that counts as the next number after 0."""
@@ -85,8 +85,8 @@ def _rewrite_format(schema: dict[str, object]) -> None:
     if "pattern" not in schema:
         schema["pattern"] = pattern
         return
-    others, own_type = schema.get("allOf"), {"type": schema["type"]} if "type" in schema else {}
-    schema["allOf"] = [*(others if isinstance(others, list) else []), {"pattern": pattern, **own_type}]
+    own_type = {"type": schema["type"]} if "type" in schema else {}
+    schema["allOf"] = [*list_at(schema, "allOf"), {"pattern": pattern, **own_type}]
 
 
 def _rewrite_one_of(schema: dict[str, object], targets: Mapping[str, object]) -> None:
@@ -133,10 +133,8 @@ def _labels(chain: list[Mapping[str, object]]) -> dict[str, frozenset[str]]:
     """Maps each required property to its allowed strings, for the first `MAX_NAMES` properties."""
     found: dict[str, frozenset[str]] = {}
     for schema in chain:
-        required, properties = schema.get("required"), schema.get("properties")
-        if not isinstance(required, list) or not isinstance(properties, dict):
-            continue
-        for name in required[:MAX_NAMES]:
+        properties = dict_at(schema, "properties")
+        for name in map(str, list_at(schema, "required")[:MAX_NAMES]):
             if texts := _texts(properties.get(name)):
                 found.setdefault(name, texts)
     return found
