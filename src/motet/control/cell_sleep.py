@@ -5,8 +5,7 @@
     wake     3. the weights are read again from their checkpoints, unless an update has replaced them
              4. when all memory is allocated again, groups continue; kept groups recompute their KV
 
-An engine that is restarted while the cell sleeps sleeps too.
-"""
+An engine that is restarted while the cell sleeps sleeps too."""
 
 import asyncio
 import logging

@@ -6,8 +6,7 @@
     /finish_weight_update                       gives the engines all received tensors
 
 A trainer that sends over NCCL sends no bodies (`api.trainers.trainer_group`). A gateway sends each file in its memory
-to `/engine/checkpoint`, and then an order to prepare the files (`api.worker.engine_routes`).
-"""
+to `/engine/checkpoint`, and then an order to prepare the files (`api.worker.engine_routes`)."""
 
 import asyncio
 from collections.abc import Collection, Sequence

@@ -6,8 +6,7 @@ The server itself loads neither torch nor NCCL. A fault of a trainer ends the re
     receive   makes the process write the tensors that the trainer broadcasts to a file in the server's memory
     close     kills the process. It is also killed if it fails, takes too long, or the caller is cancelled
 
-If the server ends in any way, the process's standard input ends, and the process ends too.
-"""
+If the server ends in any way, the process's standard input ends, and the process ends too."""
 
 import asyncio
 import contextlib

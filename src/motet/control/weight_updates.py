@@ -6,8 +6,7 @@
 
 An engine that dies in step 2 or later gets the new weights when it is restarted: it reads the checkpoint again, and
 does not serve if the folder has changed since (`WeightHistory`). A gateway updates the engines of its workers with the
-same orders that a server gives to its own engines, so steps 1 and 2 are also methods of their own.
-"""
+same orders that a server gives to its own engines, so steps 1 and 2 are also methods of their own."""
 
 import asyncio
 import logging

@@ -1,8 +1,7 @@
 """Changes of the blocks that a prefix cache can find, in order.
 
 The engine process sends them as msgspec messages. Applying them is idempotent: a block can be stored twice and removed
-twice, as other engines do when a block is used again.
-"""
+twice, as other engines do when a block is used again."""
 
 from collections.abc import Callable, Sequence
 

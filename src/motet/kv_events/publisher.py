@@ -5,8 +5,7 @@
              one message that has the last number, AllBlocksCleared and all blocks that are stored now, which brings any
              follower up to date. It ends with a message that has the number -1.
 
-The first message of a publisher is AllBlocksCleared: earlier messages from this address do not hold any more.
-"""
+The first message of a publisher is AllBlocksCleared: earlier messages from this address do not hold any more."""
 
 import asyncio
 import logging

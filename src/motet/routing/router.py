@@ -4,9 +4,7 @@
                      └─yes─► `Journey.start`: prefill or not, in how many parts, on which workers (`groups.dispatch`)
     place ───────────────────► `Journey.start`: the gateway that sent the group has queued it, and moves it
 
-A group is recorded in three places only: in the router, by its id; in the load of its worker; and in that worker's
-engine.
-"""
+A group is recorded in three places only: in the router, by its id; in its worker's load; in its worker's engine."""
 
 import asyncio
 import time

@@ -4,8 +4,7 @@
 2. The pull is counted in the histogram at once.
 3. `LOG_EVERY_S` seconds after the first pull that is not in a log line yet, `take_log_line` returns a line.
 
-Imports nothing heavy: the metrics layer reads the bounds from here.
-"""
+Imports nothing heavy: the metrics layer reads the bounds from here."""
 
 import time
 from bisect import bisect_left

@@ -3,8 +3,7 @@
 1. `follow` is called for each order that has come from the engine core.
 2. `run_round` reads the messages of the side channel, and advances everything that this worker reads (`reader`).
 3. It polls the transport while a read by this worker or from it can be open: without polling, reads do not advance.
-4. It returns the number of milliseconds for which the thread can sleep.
-"""
+4. It returns the number of milliseconds for which the thread can sleep."""
 
 import contextlib
 import logging

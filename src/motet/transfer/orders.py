@@ -5,8 +5,7 @@ collects events between two steps.
                 ◄── event ──                ◄─► side channels of the other workers
 
 A pull is *settled* once no more bytes can arrive in its destination blocks. Until then these blocks must not be used
-for anything else, even if the pull has failed. This module imports nothing heavy.
-"""
+for anything else, even if the pull has failed. This module imports nothing heavy."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass

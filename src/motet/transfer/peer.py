@@ -221,8 +221,8 @@ class Peer:
             return self.transport.read_blocks(connection.name, runs)
 
     def read_proof(self, blocks: list[int], lease_slot: int | None = None) -> tuple[PostedRead, list[int]]:
-        """Posts a read of the proof's entries for `blocks` and then, if given, for `lease_slot`, which are in the list
-        when it is done. The caller must `close_read` the read. If it raises TransferError, the peer is lost."""
+        """Posts a read of the proof's entries for `blocks` and, if given, for `lease_slot`; the list has them when the
+        read is done. The caller must `close_read` the read. If it raises TransferError, the peer is lost."""
         with self._posting() as connection:
             slots = [] if lease_slot is None else [connection.memory.num_blocks + lease_slot]
             return self.transport.read_proof(connection.name, [*blocks, *slots])

@@ -3,8 +3,7 @@
 1. Workers to be avoided are left out, then workers without capacity for the group. If that would leave out all workers,
    none is left out.
 2. The policy chooses among the others.
-3. Equal workers take turns. The same loads and the same turn always give the same choice.
-"""
+3. Equal workers take turns. The same loads and the same turn always give the same choice."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -10,8 +10,7 @@ The unit of cost is the time in which one prompt token is computed.
     load     the additional duration of the worker's next HORIZON_STEPS steps because of its open choices
 
 The load counts every choice, every block of the choices' tails, and every block of a trunk once, no matter how many
-choices read it, as a step of the engine does. The group's own choices cost the same on every worker, so they are left
-out.
+choices read it, as an engine's step does. The group's own choices cost the same everywhere, so they are left out.
 """
 
 from dataclasses import dataclass

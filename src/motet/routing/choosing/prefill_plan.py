@@ -75,8 +75,7 @@ def waiting_takes_longer(prefill: PromptBacklog, decode: PromptBacklog) -> bool:
 
     as measured (`PromptLoad`) for the worker that each side would choose. The transfer is left out, because it takes
     milliseconds. A decode worker that has not computed a prompt yet counts as fast as prefill. Prefill that has not
-    been measured yet is never too busy.
-    """
+    been measured yet is never too busy."""
     if not prefill.waiting_tokens or prefill.tokens_per_s is None:
         return False
     decode_speed = prefill.tokens_per_s if decode.tokens_per_s is None else decode.tokens_per_s

@@ -6,8 +6,7 @@
                 turn to turn. So a decision takes as long with 1000 workers as with 100
 
 The least loaded of 64 is nearly as good as the least loaded of all (Mitzenmacher, "The power of two choices in
-randomized load balancing", 2001; docs/log.md for figures).
-"""
+randomized load balancing", 2001; docs/log.md for figures)."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass

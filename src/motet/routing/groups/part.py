@@ -4,9 +4,8 @@ A `Part` reads the stream of its worker for its own reader. When that worker die
 unfinished choices become a new group of `ChoiceStart(index, seed, output_tokens)` for another worker (`PartMover`). The
 reader sees a pause.
 
-A group is one part. A large group can be several parts, each on a worker of its own; each part is placed, moved and
-ended separately.
-"""
+A group is one part or, if it is large, several, each on a worker of its own. Each is placed, moved and ended
+separately."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

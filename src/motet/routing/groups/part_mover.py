@@ -6,8 +6,7 @@
                 reader is cancelled, the task continues
 4. `resumed`    the first delta of the new worker has arrived: the move is over
 
-Only `PartMover` changes the worker, the tickets and the state of a part.
-"""
+Only `PartMover` changes the worker, the tickets and the state of a part."""
 
 import asyncio
 import logging

@@ -1,9 +1,8 @@
 """Who holds a ticket, and how it ends: its readers acknowledge it, its last holder releases it, or its lease expires.
 
 A prefill worker has granted the ticket, or a client has sent it. Each part of the group may read it, on the part's
-worker. The lease waits for all its readers, so a ticket that a part has not read is released as soon as no part needs
-it any more.
-"""
+worker. The lease waits for all its readers, so a ticket that a part has not read is released as soon as no part
+needs it."""
 
 import asyncio
 import logging

@@ -1,8 +1,7 @@
 """The unfinished choices of a group or of a part, with everything that another worker needs to continue them.
 
 A token depends on logits, seed and position only. So between workers with equal fingerprints a choice that moves gets
-the tokens that it would have got without the move.
-"""
+the tokens that it would have got without the move."""
 
 import msgspec
 

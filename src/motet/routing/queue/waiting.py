@@ -2,9 +2,7 @@
 choice. They start in a fair order, each on the first worker that has the capacity.
 
 A group waits for workers that have its model, and blocks only groups that need one of the same workers. Workers have
-queues too, but a group in a worker's queue waits for that worker only. A group that moves to another worker does not
-wait in this queue.
-"""
+queues too, but a group in a worker's queue waits for that worker only. A group that moves does not wait here."""
 
 import asyncio
 import logging

@@ -2,8 +2,7 @@
 
 The keeper of a worker (in `deploy`) reports the worker's state. If a group finds a worker dead before the keeper does,
 `WorkerChooser` reports it. A worker that returns, with a new process or a new connection, keeps its id and gets an
-empty load; the groups of its last start are removed from the load of that start.
-"""
+empty load; the groups of its last start are removed from the load of that start."""
 
 import asyncio
 import logging

@@ -2,8 +2,7 @@
 workers by model, its models, and the makers of tickets (`Catalog`).
 
 Every decision needs these workers, and members change rarely. So the catalog sorts them once after a change, at the
-first query, and a decision does not iterate over thousands of members.
-"""
+first query, and a decision does not iterate over thousands of members."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

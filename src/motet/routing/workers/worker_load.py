@@ -1,8 +1,7 @@
 """The load of a worker: the open choices that it was given, their blocks, and the prompts that it has not finished.
 
 The figures count what this server has sent to the worker and received from it. Only `WorkerLoad.foreign_choices` comes
-from the worker's own reports.
-"""
+from the worker's own reports."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
