@@ -36,13 +36,13 @@ class CallTags:
     opening: str
     closing: str
     before_name: str
-    """Empty if the name directly follows the opening tag."""
+    """Text before NAME; empty if the name directly follows the opening tag."""
     after_name: str
     before_key: str
     after_key: tuple[str, ...]
     after_value: str
     after_call: str
-    """Empty if the region ends after the call."""
+    """Text after a call; empty if the region ends there."""
     on_own_lines: bool
     """True if the value of an argument is on separate lines."""
     one_call: bool
