@@ -106,7 +106,6 @@ class ClientConnection(HttpToolsProtocol):
         self._deadline = _Timer(self.loop)
         """Ends the wait for a request, or for the rest of it."""
         self._stalled = _Timer(self.loop)
-        """Closes the connection of a client that does not read its answer."""
         self._unread_bytes = 0
         """Number of bytes received since the last byte of a body, or since the end of the last request."""
         self._in_body = False

@@ -149,7 +149,6 @@ class Gateway:
         )
         self._follow_blocks = partial(follow_blocks, shared=SharedContext())
         self._workers: dict[str, _KeptWorker] = {}
-        """Workers by id."""
         self._tasks: asyncio.TaskGroup | None = None
         """Tasks of keepers and of leaving workers; None unless the gateway is watched."""
         for named in named_workers(probes.config.workers):

@@ -27,7 +27,6 @@ class MetricPrefix(StrEnum):
     """The names of the metrics at `/metrics`."""
 
     MOTET = "motet"
-    """Motet's names."""
     VLLM = "vllm"
     """Motet's names, and additionally vLLM's names of the metrics that vLLM has."""
 

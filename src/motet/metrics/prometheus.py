@@ -46,9 +46,7 @@ from motet.metrics.group_metrics import (
 from motet.metrics.routing import RoutingFigures
 from motet.metrics.stats import EngineStats, total_stats
 
-Values = tuple[str, ...]
-"""Values of labels."""
-
+LabelValues = tuple[str, ...]
 WORKER_LABELS = (MODEL, "worker", "role")
 OPENMETRICS = "application/openmetrics-text"
 WITH_COLONS = "version=1.0.0; escaping=allow-utf-8"
@@ -115,7 +113,7 @@ class Exposition(NamedTuple):
 
 
 def exposed(
-    metrics: Sequence[tuple[str, Declared]], samples: Sequence[tuple[Values, object]], *, labels: tuple[str, ...]
+    metrics: Sequence[tuple[str, Declared]], samples: Sequence[tuple[LabelValues, object]], *, labels: tuple[str, ...]
 ) -> Iterator[Metric]:
     """Yields metrics of structs. `metrics`: pairs (field, declaration); `samples`: pairs (label values, struct)."""
     for name, declared in metrics:
@@ -199,8 +197,8 @@ class Metrics(Collector):
 def engine_families(
     metrics: Sequence[tuple[str, Declared]],
     *,
-    now: Sequence[tuple[Values, EngineStats]],
-    ever: Sequence[tuple[Values, EngineStats]],
+    now: Sequence[tuple[LabelValues, EngineStats]],
+    ever: Sequence[tuple[LabelValues, EngineStats]],
     labels: tuple[str, ...],
 ) -> Iterator[Metric]:
     """Yields gauges with the samples in `now`, and counters and histograms with the samples in `ever`."""

@@ -129,7 +129,6 @@ class Checkpoint:
     paths: tuple[Path, ...] = ()
     """Folders, or safetensors files."""
     memory: tuple[MemoryFile, ...] = ()
-    """The files in memory, if there are any."""
 
     @property
     def name(self) -> str:

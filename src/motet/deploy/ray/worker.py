@@ -90,7 +90,6 @@ class RayWorker:
         self._stats = EngineStats()
         """Figures of the engine at the last load report."""
         self._load: dict[str, float] = {}
-        """The last load report."""
 
     @property
     def serving(self) -> Serving[Cell]:
