@@ -54,7 +54,7 @@ class BlockEvents:
 
 
 def indexing(index: PrefixIndex, id: str) -> BlockListener:
-    """Returns a listener that updates the index for one worker. After `MAX_BLOCKS` blocks, it clears the worker's."""
+    """Returns a listener that updates the index for one worker, and clears a worker with more than `MAX_BLOCKS`."""
 
     def apply(changes: Sequence[BlockChange]) -> None:
         for change in changes:

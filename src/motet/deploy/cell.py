@@ -257,7 +257,7 @@ class RestartSeries:
 
 
 class LocalKeeper:
-    """The keeper of an engine on this machine: restarts its process. The owner calls `start` and `join` first."""
+    """The keeper of an engine on this machine: restarts a dead process. The owner calls `start` and `join` first."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 PORTS = {"http": 80, "https": 443}
 PROBE_TIMEOUT_S = 2.0
-"""Maximum time to detect the abilities of a text upstream, which then gets one request for each choice."""
+"""Maximum time to detect the abilities of a text upstream; without them, it gets one request for each choice."""
 
 PrepareModel = Callable[[EngineReport, FoundServer], Awaitable[None]]
 """Fetches everything that is needed before a worker can be used. Raises EngineError if it is not available."""

@@ -79,7 +79,7 @@ def trace_variables(
 async def tracer_for(
     endpoint: str | None, *, name: str, environ: Mapping[str, str], log_format: str = LogFormat.TEXT
 ) -> AsyncIterator[Tracer]:
-    """Yields the tracer of the server `name`. `endpoint`: None for no traces. Raises as `trace_variables`."""
+    """Yields the tracer of server `name`. `endpoint`: None for no traces. Raises the errors of `trace_variables`."""
     variables = trace_variables(endpoint, environ)
     if endpoint is None or variables is None:
         yield NO_TRACES

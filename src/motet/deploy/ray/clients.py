@@ -79,8 +79,8 @@ class EndDetector:
         self._unchecked_s = 0.0
 
     async def wait(self, limit_s: float) -> None:
-        """Returns after `limit_s` without a health check in which Serve was ending a replica. A busy or restarting
-        controller also checks late, but is not ending replicas. Queries Serve only while a check is overdue."""
+        """Returns after `limit_s` without a health check, counted only while Serve is ending a replica: a busy or
+        restarting controller also checks late, but ends none. Queries Serve only while a check is overdue."""
         limit_s = max(limit_s, MIN_UNCHECKED_S)
         while self._unchecked_s < limit_s:
             await self._sleep(POLL_S)

@@ -104,7 +104,7 @@ class RunningServer(Generic[W]):
 
 
 async def running_gateway(plan: GatewayPlan, directory: RayDirectory) -> RunningServer[Gateway]:
-    """Starts a gateway with the directory's workers; returns when a worker is ready. After an error, nothing runs."""
+    """Starts a gateway; returns when a listed worker is ready. Raises StartupError, with nothing left running."""
     copy = DirectoryCopy(directory)
     server = RunningServer[Gateway]()
     server.tasks.start(copy.follow())

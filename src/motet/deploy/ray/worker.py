@@ -165,7 +165,7 @@ class RayWorker:
             )
         tasks.start(self._copy.follow())
         self._announced = True
-        # Announced before the others are listed: if two workers start at the same time, one of them finds the other.
+        # First, since of two workers that start at the same time, the one that is announced later finds the other.
         await self._announcer.reach(WorkerStage.CONNECTING, limit_s=limits.reach_s)
         tasks.start(self._stay_announced())
         if self._connections is not None:
@@ -194,8 +194,7 @@ class RayWorker:
         return local[0] if local else None
 
     def _engine_id(self) -> str:
-        transfer = self._transfer()
-        return "" if transfer is None else transfer.engine_id
+        return "" if (transfer := self._transfer()) is None else transfer.engine_id
 
 
 class Announcer:
