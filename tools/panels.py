@@ -7,6 +7,7 @@ with the components that Grafana publishes for plugins. npm downloads them into 
 Run: python -m tools.panels     takes seven minutes
 """
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -184,6 +185,7 @@ def draw(board: dict[str, Any], site: Path) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder))
         draw(measured(), Path(folder))

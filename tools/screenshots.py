@@ -6,6 +6,7 @@ engine that generates them, and opens the list of workers.
 Run: python tools/screenshots.py
 """
 
+import argparse
 import io
 import re
 import shutil
@@ -71,6 +72,7 @@ def take_all(browser: Browser, url: str) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     FOLDER.mkdir(exist_ok=True)
     with ChildServer(SERVED) as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium_path(), args=CHROMIUM_FLAGS)
