@@ -83,8 +83,8 @@ class OpenBlock:
         signed = self._event("delta", delta={"type": "signature_delta", "signature": SIGNATURE})
         return [*([signed] if self.kind is BlockKind.THINKING else ()), self._event("stop")]
 
-    def _event(self, what: str, **fields: object) -> NamedEvent:
-        return NamedEvent(f"content_block_{what}", {"index": self._index, **fields})
+    def _event(self, phase: str, **fields: object) -> NamedEvent:
+        return NamedEvent(f"content_block_{phase}", {"index": self._index, **fields})
 
 
 def input_of(arguments: str) -> object:

@@ -32,7 +32,7 @@ from motet.merge import BATCH, Merge, Take, in_batches
 log = logging.getLogger("motet.api")
 
 HELD_STEPS = 32
-"""Minimum number of unread steps of several groups above which the groups wait for the reader; at least two a group."""
+"""Number of unread steps above which several groups wait for the reader, but at least two steps for each group."""
 WORKER_HEADER = "x-motet-worker"
 
 

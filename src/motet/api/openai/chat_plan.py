@@ -31,7 +31,7 @@ log = logging.getLogger("motet.api")
 TURN_CHARS = 64
 """Number of characters of text that cost as much as one message."""
 TOOL_CHARS = 1024
-"""Number of characters of a schema that cost as much as the grammar of one tool, at worst a hundredth of it."""
+"""Number of characters of a schema that cost as much as the grammar of one tool. A grammar can cost 100 times more."""
 
 
 async def plan_chat(

@@ -99,11 +99,11 @@ class OpenItem:
         joined = self._event(f"{self.kind.event}.done", self._joined())
         return [joined, *self._part_event("done"), self._item_event("done", status)]
 
-    def _item_event(self, what: str, status: ItemStatus) -> NamedEvent:
-        return NamedEvent(f"response.output_item.{what}", {"output_index": self._index, "item": self.item(status)})
+    def _item_event(self, phase: str, status: ItemStatus) -> NamedEvent:
+        return NamedEvent(f"response.output_item.{phase}", {"output_index": self._index, "item": self.item(status)})
 
-    def _part_event(self, what: str) -> list[NamedEvent]:
-        return [self._event(f"response.content_part.{what}", {"part": self._part()})] if self.kind.part else []
+    def _part_event(self, phase: str) -> list[NamedEvent]:
+        return [self._event(f"response.content_part.{phase}", {"part": self._part()})] if self.kind.part else []
 
     def _event(self, name: str, fields: Members) -> NamedEvent:
         place = {"content_index": 0} if self.kind.part else {}
@@ -201,9 +201,9 @@ class PartLogprobs:
     Call `feed` with an event of the choice, then `take` for each part of the event, in order. The parts are consecutive
     pieces of the choice's text, with other text between them, such as tags.
 
-    A part can start in text of earlier events that was held back. It never ends before this event, so text that an
-    earlier part has is not found again. Other text can equal the text of a part: then a step of several tokens can be
-    assigned wrongly."""
+    A part can start in text of earlier events that was held back. It never ends before the event's own text, so older
+    text is not mistaken for it. If text outside of the parts equals a part, a step of several tokens can be assigned
+    wrongly."""
 
     def __init__(self) -> None:
         self._text = ""

@@ -33,7 +33,7 @@ class ResponseObject:
         return self.json(self.status, incomplete_details=details, usage=response_usage(usage))
 
     def json(self, status: ItemStatus, **members: Members | None) -> bytes:
-        """Returns the JSON of the Response with its output so far. `members`: those that are null by default."""
+        """Returns the JSON of the Response with its output so far. `members`: values for members that are null here."""
         state = {
             "id": self._head.id,
             "object": "response",
@@ -92,8 +92,8 @@ class ResponseEvents(GroupsWriter):
         return b"".join(event.encode(sequence_number=number) for number, event in enumerate(events, start=first))
 
 
-def _state_event(what: str, json: bytes) -> NamedEvent:
-    return NamedEvent(f"response.{what}", {"response": msgspec.Raw(json)})
+def _state_event(state: str, json: bytes) -> NamedEvent:
+    return NamedEvent(f"response.{state}", {"response": msgspec.Raw(json)})
 
 
 def response_writer(
