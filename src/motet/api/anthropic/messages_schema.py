@@ -17,7 +17,7 @@ from motet.api.http.failure import (
     unknown_parameter,
     unsupported_parameter,
 )
-from motet.api.http.schema import JsonObject, OpenSchema, Schema, check_unicode
+from motet.api.http.schema import JsonObject, Neutral, OpenSchema, Schema, check_unicode
 from motet.api.openai.chat_schema import MAX_TOOLS
 from motet.errors import RequestError
 
@@ -49,7 +49,7 @@ class ToolUseBlock(OpenSchema):
     name: str
     input: JsonObject
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"caller": ({"type": "direct"},)}
+    neutral: ClassVar[Neutral] = {"caller": ({"type": "direct"},)}
 
 
 def _unsupported_block(param: str, why: str) -> RequestError:
@@ -142,7 +142,7 @@ class MessageTool(OpenSchema):
     strict: bool = False
 
     refused = frozenset({"input_examples"})
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"allowed_callers": (["direct"],), "defer_loading": (False,)}
+    neutral: ClassVar[Neutral] = {"allowed_callers": (["direct"],), "defer_loading": (False,)}
 
 
 def _read_tool(value: object) -> MessageTool:
@@ -206,7 +206,7 @@ class MessagePrompt(Schema):
         {"container", "diagnostics", "group", "inference_geo", "user_profile_id", "workspace_id"}
         | {"kv_transfer_params", "logprob_token_ids", "stop", "stream_options"}
     )
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "context_management": ({"edits": []}, {"edits": [KEEP_ALL]}),
         "mcp_servers": ([],),
         "n": (1,),

@@ -1,14 +1,15 @@
 """The form that a request requires of its answers: `response_format`, or vLLM's `structured_outputs`."""
 
 import json
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
+import msgspec
 from pydantic import BeforeValidator, Field, model_validator
 
-from motet.api.generation.request_fields import in_range
+from motet.api.generation.request_fields import SamplingFields, in_range
 from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unsupported_parameter
-from motet.api.http.schema import UNICODE, JsonObject, Schema, TextOrObject, schema_text
+from motet.api.http.schema import UNICODE, JsonObject, Neutral, Schema, TextOrObject, schema_text
+from motet.grammar.closed import closed_source
 from motet.grammar.limits import MAX_SOURCE_CHARS
 from motet.types import Grammar, GrammarKind
 
@@ -27,6 +28,12 @@ class AnswerForm(NamedTuple):
     """True if the client requires closed objects, whatever the server's setting is."""
     clients_own: bool = False
     """True if the client sent the rules of the grammar themselves, and not a schema, a regex or choices."""
+
+    def closed_for(self, *, closes_objects: bool) -> "AnswerForm":
+        """Returns the form with the objects of its JSON schema closed, if the client or the server requires this."""
+        if self.grammar.kind is not GrammarKind.JSON or not (self.closed or closes_objects):
+            return self
+        return self._replace(grammar=msgspec.structs.replace(self.grammar, source=closed_source(self.grammar.source)))
 
 
 class JsonSchemaFormat(Schema):
@@ -69,7 +76,7 @@ def _check_choices(value: object) -> object:
 class StructuredOutputs(Schema):
     ignored = frozenset({"disable_fallback"})
     refused = frozenset({"structural_tag", "whitespace_pattern"})
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"disable_any_whitespace": (False,)}
+    neutral: ClassVar[Neutral] = {"disable_any_whitespace": (False,)}
 
     disable_additional_properties: bool = False
     json_schema: TextOrObject | None = Field(None, alias="json")
@@ -120,6 +127,12 @@ class StructuredFields(Schema):
     @property
     def form(self) -> AnswerForm | None:
         return None if self.structured_outputs is None else self.structured_outputs.form
+
+
+def check_named_logprobs(sampling: SamplingFields, num_top: int | None) -> None:
+    """Refuses `logprob_token_ids` in a request without log-probabilities."""
+    if sampling.logprob_token_ids and num_top is None:
+        raise FieldError(invalid_value, "logprob_token_ids", "'logprobs' must be set when it is given")
 
 
 class FormattedFields(Schema):

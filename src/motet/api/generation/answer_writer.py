@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from motet.api.generation.request_fields import SamplingFields
 from motet.api.http.failure import error_json
 from motet.text.text_group import GroupStep
 from motet.types import Usage
@@ -71,6 +72,13 @@ class NamedEvent(msgspec.Struct, frozen=True):
 
 def encode_events(events: Iterable[NamedEvent]) -> bytes:
     return b"".join(event.encode() for event in events)
+
+
+def num_listed(sampling: SamplingFields, num_top: int | None) -> int | None:
+    """Returns the number of tokens listed with each sampled token, None without log-probabilities: the `num_top` most
+    likely tokens, or the sampled token followed by `logprob_token_ids`."""
+    named = len(sampling.logprob_token_ids)
+    return 1 + named if named and num_top is not None else num_top
 
 
 def usage_shape(usage: Usage, *, reasoning: bool = False) -> dict[str, object]:

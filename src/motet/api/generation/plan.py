@@ -23,21 +23,12 @@ from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan
 from motet.api.served import ServedModel
 from motet.api.service import Service
 from motet.errors import RequestError
-from motet.grammar.closed import closed_source
 from motet.ids import RequestId, new_request_id
 from motet.policies.steering import GroupPolicy
 from motet.text.choice import TextRules
 from motet.text.parts import AnswerFormat
 from motet.text.stop_strings import StopStrings
-from motet.types import (
-    VERBATIM_FIELDS,
-    GenerateRequest,
-    Grammar,
-    GrammarKind,
-    LogprobsMode,
-    SamplingParams,
-    choice_starts,
-)
+from motet.types import VERBATIM_FIELDS, GenerateRequest, Grammar, LogprobsMode, SamplingParams, choice_starts
 
 MAX_PROMPT_LOGPROBS = 2_000_000
 """Maximum number of prompt log-probabilities in one request, including alternatives. Each takes 110 bytes."""
@@ -105,7 +96,9 @@ class RouteOptions:
     prefix: str
     """Start of the answer's id, such as `chatcmpl`."""
     prompt_param: str
-    """The field with the prompt, for errors about its length."""
+    logprobs_param: str = "logprobs"
+    count_param: str = "n"
+    """The fields with the prompt, the number of alternatives, and the number of choices, for errors."""
     num_choices: int
     """Number of choices of each prompt."""
     default_max_tokens: int | None = None
@@ -114,12 +107,8 @@ class RouteOptions:
     prompt_logprobs: int | None = None
     logprobs_mode: LogprobsMode | None = None
     """None for the server's setting."""
-    logprobs_param: str = "logprobs"
-    """The field with the number of alternatives."""
     prompt_only: bool = False
     """True if the answers are empty."""
-    count_param: str = "n"
-    """The field with the number of choices."""
     param: str = ""
     """Path of the sampling fields in the body, such as `sampling_params.`."""
     format: AnswerFormat | None = None
@@ -299,14 +288,9 @@ async def with_grammar(options: RouteOptions, form: AnswerForm | None) -> RouteO
     if form is None or options.context.order is not None:
         return options
     param = options.param + form.param
-    form = await in_thread_if_long(partial(closed_form, form, options.context), len(form.grammar.source))
+    form = await in_thread_if_long(
+        partial(form.closed_for, closes_objects=options.context.closes_objects), len(form.grammar.source)
+    )
     grammars = options.context.served.grammars
     await grammars.check(form.grammar, called=form.called or f"'{param}'", param=param, clients_own=form.clients_own)
     return replace(options, grammar=form.grammar)
-
-
-def closed_form(form: AnswerForm, context: RequestContext) -> AnswerForm:
-    """Returns the form with the objects of its JSON schema closed, if the server or the client requires this."""
-    if form.grammar.kind is not GrammarKind.JSON or not (form.closed or context.closes_objects):
-        return form
-    return form._replace(grammar=msgspec.structs.replace(form.grammar, source=closed_source(form.grammar.source)))

@@ -9,8 +9,7 @@ from motet.api.http.schema import UNICODE, Schema
 from motet.errors import RequestError
 from motet.types import MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, SamplingParams
 
-MAX_SEED = 2**64 - 1
-MIN_SEED = -(2**63)
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_TOTAL_STOP_CHARS = 8192
@@ -52,6 +51,7 @@ StopStrings = Annotated[
 
 
 TokenId = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)]
 
 
 def _token_ids(value: object) -> object:
@@ -99,7 +99,7 @@ class SamplingFields(Schema):
     """The only tokens that can be sampled; None allows all."""
     logprob_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_NAMED_LOGPROBS)
     """Tokens whose log-probabilities are reported with each sampled token, instead of the most likely tokens."""
-    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    seed: Seed | None = None
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_STOP_TOKENS)
     min_tokens: int = Field(0, ge=0)
@@ -113,26 +113,10 @@ class SamplingFields(Schema):
         return self.max_tokens
 
 
-def num_listed(sampling: SamplingFields, num_top: int | None) -> int | None:
-    """Returns the number of tokens listed with each sampled token, None without log-probabilities: the `num_top` most
-    likely tokens, or the sampled token followed by `logprob_token_ids`."""
-    named = len(sampling.logprob_token_ids)
-    return 1 + named if named and num_top is not None else num_top
-
-
-def check_named_logprobs(sampling: SamplingFields, num_top: int | None) -> None:
-    """Refuses `logprob_token_ids` in a request without log-probabilities."""
-    if sampling.logprob_token_ids and num_top is None:
-        raise FieldError(invalid_value, "logprob_token_ids", "'logprobs' must be set when it is given")
-
-
 IGNORED_FIELDS = frozenset(
     {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"}
 )
 """Fields that OpenAI's clients send and that have no meaning for this server."""
-
-IGNORED_OF_VLLM = frozenset({"routed_experts_prompt_start"})
-"""Fields of vLLM about data that Motet's answers do not have."""
 
 MIN_PRIORITY, MAX_PRIORITY = -(2**63), 2**63 - 1
 MAX_KEEP_S = 3600.0

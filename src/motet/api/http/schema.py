@@ -26,6 +26,7 @@ MAX_FIELDS = 256
 """Maximum number of fields of an object. No schema has more, so an object with more is not read to its end."""
 
 T = TypeVar("T")
+Neutral = Mapping[str, tuple[object, ...]]
 
 
 def _failing_fast(core: CoreSchema) -> CoreSchema:
@@ -48,7 +49,7 @@ class Schema(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     ignored: ClassVar[frozenset[str]] = frozenset()
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    neutral: ClassVar[Neutral] = {}
     """Unsupported fields, and the values with which they have no effect."""
     refused: ClassVar[frozenset[str]] = frozenset()
     """Unsupported fields that are refused whatever their value is."""

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 from msgspec.json import encode as json_bytes
 
-from motet.api.generation.answer_writer import GroupsWriter, chat_usage_json, usage_shape
+from motet.api.generation.answer_writer import GroupsWriter, chat_usage_json, num_listed, usage_shape
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import request_context
 from motet.api.generation.plan import Plan
-from motet.api.generation.request_fields import num_listed
 from motet.api.http.caller import caller_of
 from motet.api.http.routes import PostRoute, drop_body, new_router, read_body
 from motet.api.openai.chat_plan import plan_chat

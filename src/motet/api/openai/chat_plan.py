@@ -11,7 +11,7 @@ import msgspec
 
 from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.kv_params import RequestContext
-from motet.api.generation.plan import Plan, RouteOptions, check_size, closed_form, make_plan, with_grammar
+from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
 from motet.api.generation.prompts import in_thread_if_long
 from motet.api.http.failure import unsupported_parameter
 from motet.api.http.schema import schema_text
@@ -162,7 +162,7 @@ def form_of(chat: ChatRequest, context: RequestContext) -> AnswerForm | None:
         why = "cannot be used together; JSON and 'tool_choice' 'auto' can, or 'none'"
         raise RequestError(f"'{form.param}' and 'tools' {why}.", param=form.param)
     calls = _calls(tools, replace(rules, mode=ToolMode.REQUIRED), context=context)
-    return _calls_or(closed_form(form, context), calls)
+    return _calls_or(form.closed_for(closes_objects=context.closes_objects), calls)
 
 
 def _calls(tools: ToolFormat, rules: ToolRules, *, context: RequestContext) -> AnswerForm:

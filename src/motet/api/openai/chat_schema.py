@@ -1,24 +1,16 @@
 """The body of `POST /v1/chat/completions`: the messages, the tools, the tool choice, and the fields of the answer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from motet.api.generation.answer_form import FormattedFields
+from motet.api.generation.answer_form import FormattedFields, check_named_logprobs
 from motet.api.generation.group_schema import SteeredFields, check_keep
-from motet.api.generation.request_fields import (
-    IGNORED_FIELDS,
-    IGNORED_OF_VLLM,
-    RequestFields,
-    SamplingFields,
-    StreamingFields,
-    check_named_logprobs,
-    in_range,
-)
+from motet.api.generation.request_fields import IGNORED_FIELDS, RequestFields, SamplingFields, StreamingFields, in_range
 from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unknown_parameter
-from motet.api.http.schema import UNICODE, JsonObject, OpenSchema, Schema, TextOrObject
+from motet.api.http.schema import UNICODE, JsonObject, Neutral, OpenSchema, Schema, TextOrObject
 from motet.errors import RequestError
 from motet.text.tools.tool_format import Tool, ToolMode, ToolRules
 
@@ -274,11 +266,11 @@ class ChatPrompt(Schema):
 
 
 class ChatRequest(ChatPrompt, FormattedFields, SamplingFields, SteeredFields, RequestFields, StreamingFields):
-    ignored = IGNORED_FIELDS | IGNORED_OF_VLLM
+    ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
     refused = frozenset(
         {"audio", "chat_template", "moderation", "prediction", "prompt_cache_options", "web_search_options"}
     )
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "documents": ([],),
         "echo": (False,),
         "function_call": ("none", "auto"),

@@ -1,6 +1,6 @@
 """`POST /v1/completions`: several prompts, n choices of each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Self
 
@@ -8,35 +8,20 @@ from fastapi import APIRouter, Request, Response
 from msgspec.json import encode as json_bytes
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from motet.api.generation.answer_form import FormattedFields
-from motet.api.generation.answer_writer import GroupsWriter, usage_json, usage_shape
+from motet.api.generation.answer_form import FormattedFields, check_named_logprobs
+from motet.api.generation.answer_writer import GroupsWriter, num_listed, usage_json, usage_shape
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
-from motet.api.generation.collect import (
-    BodyShape,
-    BodyWriter,
-    CollectedAnswer,
-    CollectedChoice,
-    CollectedGroup,
-    LogprobFields,
-)
+from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
 from motet.api.generation.group_schema import SteeredFields, check_keep
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
 from motet.api.generation.prompts import Prompt, completion_prompts, in_thread_if_long, parse_prompts
-from motet.api.generation.request_fields import (
-    IGNORED_FIELDS,
-    IGNORED_OF_VLLM,
-    RequestFields,
-    SamplingFields,
-    StreamingFields,
-    check_named_logprobs,
-    in_range,
-    num_listed,
-)
+from motet.api.generation.request_fields import IGNORED_FIELDS, RequestFields, SamplingFields, StreamingFields, in_range
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import FieldError, invalid_value
 from motet.api.http.routes import PostRoute, drop_body, new_router, read_body
+from motet.api.http.schema import Neutral
 from motet.api.service import Service
 from motet.api.texts.text_requests import answer_from_texts, pass_through
 from motet.engines.upstream.text_source import TextRoute
@@ -54,8 +39,8 @@ def _as_count(value: object) -> object:
 
 
 class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestFields, StreamingFields):
-    ignored = IGNORED_FIELDS | IGNORED_OF_VLLM
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
+    neutral: ClassVar[Neutral] = {
         "spaces_between_special_tokens": (True,),
         "suffix": ("",),
         "use_beam_search": (False,),
@@ -250,15 +235,15 @@ class CompletionBody(BodyShape):
         choices = (
             self._choice(answer, number, choice=choice, place=rank if ranked else choice.index)
             for number, group in enumerate(answer.groups)
-            for rank, choice in enumerate(self._best(group) if ranked else group.choices)
+            for rank, choice in enumerate(self._best(group.choices) if ranked else group.choices)
         )
         return answer.openai_body("text_completion", choices, usage=usage_shape(usage))
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         return self._texts.logprobs(group, event)
 
-    def _best(self, group: CollectedGroup) -> list[CollectedChoice]:
-        return sorted(group.choices, key=lambda choice: -choice.logprob_mean.value)[: self._request.n]
+    def _best(self, choices: Sequence[CollectedChoice]) -> list[CollectedChoice]:
+        return sorted(choices, key=lambda choice: -choice.logprob_mean.value)[: self._request.n]
 
     def _choice(self, answer: CollectedAnswer, group: int, *, choice: CollectedChoice, place: int) -> dict[str, object]:
         """`place`: number of the choice among the choices of its prompt that are sent."""

@@ -1,7 +1,7 @@
 """The models that are served: `GET /v1/models` and `GET /v1/models/{id}`; and their tokenizers, in vLLM's shapes:
 `/tokenize`, `/detokenize` and `GET /tokenizer_info`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +15,7 @@ from motet.api.generation.request_fields import TokenIds
 from motet.api.http.dialect import MODELS, speaks_anthropic
 from motet.api.http.failure import FieldError, invalid_value
 from motet.api.http.routes import json_response, new_router, post
-from motet.api.http.schema import Schema
+from motet.api.http.schema import Neutral, Schema
 from motet.api.openai.chat_plan import chat_prompt
 from motet.api.openai.chat_schema import ChatPrompt
 from motet.api.served import ServedModel, TextModel, model_named
@@ -41,7 +41,7 @@ class TokenizeBody(ChatPrompt):
     """A text (`prompt`), or a chat (`messages` and the fields of a chat prompt)."""
 
     refused = frozenset({"chat_template"})
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"mm_processor_kwargs": ({},)}
+    neutral: ClassVar[Neutral] = {"mm_processor_kwargs": ({},)}
 
     model: str | None = None
     prompt: str | None = None

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_v
 from motet.api.generation.answer_form import StructuredFields
 from motet.api.generation.request_fields import IGNORED_FIELDS, RequestFields, SamplingFields, StreamingFields, in_range
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, unsupported_parameter
-from motet.api.http.schema import UNICODE, OpenSchema, Schema
+from motet.api.http.schema import UNICODE, Neutral, OpenSchema, Schema
 from motet.api.openai.chat_schema import MAX_TOOLS, ContentPart, as_choice, as_parts
 from motet.errors import RequestError
 
@@ -38,7 +38,7 @@ class CallInput(OpenSchema):
     namespace: str | None = None
     arguments: str
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"async": (False,), "caller": ({"type": "direct"},)}
+    neutral: ClassVar[Neutral] = {"async": (False,), "caller": ({"type": "direct"},)}
 
 
 class CallOutputInput(OpenSchema):
@@ -46,7 +46,7 @@ class CallOutputInput(OpenSchema):
     call_id: str
     output: TextParts
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"caller": ({"type": "direct"},)}
+    neutral: ClassVar[Neutral] = {"caller": ({"type": "direct"},)}
 
 
 class ThoughtItem(OpenSchema):
@@ -116,7 +116,7 @@ class FunctionTool(OpenSchema):
     parameters: dict[str, object] = Field(default_factory=dict)
     strict: bool = False
 
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "allowed_callers": (["direct"],),
         "async": (False,),
         "defer_loading": (False,),
@@ -218,7 +218,7 @@ class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, Streamin
         {"conversation", "previous_response_id", "prompt", "prompt_cache_options"}
         | {"access_programs", "image", "kv_transfer_params", "max_tokens", "moderation"}
     )
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "background": (False,),
         "context_management": ([],),
         "n": (1,),

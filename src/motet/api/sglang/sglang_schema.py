@@ -7,18 +7,10 @@ from pydantic import Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import ANY_OBJECT, AnswerForm
 from motet.api.generation.prompts import Prompt, parse_prompts
-from motet.api.generation.request_fields import (
-    MAX_SEED,
-    MIN_SEED,
-    RequestFields,
-    SamplingFields,
-    StreamingFields,
-    TokenId,
-    in_range,
-)
+from motet.api.generation.request_fields import RequestFields, SamplingFields, Seed, StreamingFields, TokenId, in_range
 from motet.api.http.caller import is_id
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, missing_parameter
-from motet.api.http.schema import UNICODE, Schema
+from motet.api.http.schema import UNICODE, Neutral, Schema
 from motet.api.trainers.weight_routes import Version
 from motet.types import MAX_NAMED_LOGPROBS, Grammar, GrammarKind
 
@@ -47,13 +39,13 @@ class SglangSampling(SamplingFields):
     refused = frozenset(
         {"allowed_token_ids", "beam_width", "ebnf", "logprob_token_ids", "stop_regex", "structural_tag"}
     )
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"custom_params": ({},), "stream_interval": (1,)}
+    neutral: ClassVar[Neutral] = {"custom_params": ({},), "stream_interval": (1,)}
     advice: ClassVar[Mapping[str, str]] = {"ebnf": "use 'regex' or 'json_schema'"}
 
     max_tokens: int | None = Field(DEFAULT_MAX_NEW_TOKENS, ge=0, alias="max_new_tokens")
     """0 only scores the prompt."""
     min_tokens: int = Field(0, ge=0, alias="min_new_tokens")
-    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED, alias="sampling_seed")
+    seed: Seed | None = Field(None, alias="sampling_seed")
     include_stop_str_in_output: bool = Field(False, alias="no_stop_trim")
     regex: Annotated[str, UNICODE] | None = Field(None, min_length=1)
     json_schema: Annotated[str, UNICODE] | None = Field(None, min_length=1)
@@ -125,9 +117,7 @@ class SglangRequest(RequestFields, StreamingFields):
     )
     refused = frozenset({"kv_transfer_params", "priority", "stream_options"})
     advice: ClassVar[Mapping[str, str]] = {"priority": "its numbers mean the opposite on the other routes"}
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(OTHER_DATA, (False,)) | dict.fromkeys(
-        MEDIA, ([],)
-    )
+    neutral: ClassVar[Neutral] = dict.fromkeys(OTHER_DATA, (False,)) | dict.fromkeys(MEDIA, ([],))
 
     text: Annotated[Prompts | None, PlainValidator(_texts, json_schema_input_type=str | list[str])] = None
     input_ids: Annotated[
@@ -222,7 +212,7 @@ class SglangWeights(Schema):
     """New weights on disk. KV of other weights is never used, so `flush_cache` has no effect."""
 
     ignored = frozenset({"flush_cache", "token_step", "torch_empty_cache"})
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "is_async": (False,),
         "keep_pause": (False,),
         "load_format": ("auto", "safetensors"),

@@ -26,7 +26,7 @@ from motet.api.generation.chunks import ChunkTemplate
 from motet.api.generation.group_schema import PARAM, GroupFields, check_keep
 from motet.api.generation.groups import AnswerGroup, GroupAccount
 from motet.api.generation.plan import AnswerHead
-from motet.api.generation.request_fields import MAX_SEED, MIN_SEED, SessionId, StreamingFields, StreamOptions
+from motet.api.generation.request_fields import Seed, SessionId, StreamingFields, StreamOptions
 from motet.api.http.admission import AdmissionSlot
 from motet.api.http.body import SHORT_BYTES, check_counts, in_thread
 from motet.api.http.caller import Caller, caller_of
@@ -130,7 +130,7 @@ class UpstreamFields(StreamingFields):
 
     n: int = Field(1, ge=1)
     best_of: int | None = Field(None, ge=1)
-    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    seed: Seed | None = None
     session_id: SessionId = None
     stream_options: _UpstreamStreamOptions | None = None
     group: GroupFields | None = None

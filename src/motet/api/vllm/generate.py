@@ -7,7 +7,7 @@ POST /v1/completions/render           the same for each of several prompts, as a
 A trainer that renders a conversation and generates from its token ids gets the same tokens as the chat itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal, Self
@@ -18,7 +18,7 @@ from msgspec.json import encode as json_bytes
 from pydantic import Field, model_validator
 
 from motet.api.generation.answer_form import StructuredFields
-from motet.api.generation.answer_writer import GroupsWriter, usage_json, usage_shape
+from motet.api.generation.answer_writer import GroupsWriter, num_listed, usage_json, usage_shape
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import (
     BodyShape,
@@ -34,21 +34,11 @@ from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import PARAM, RequestContext, request_context
 from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
 from motet.api.generation.prompts import in_thread_if_long
-from motet.api.generation.request_fields import (
-    IGNORED_OF_VLLM,
-    MAX_SEED,
-    MIN_SEED,
-    RequestFields,
-    SamplingFields,
-    StreamingFields,
-    TokenIds,
-    in_range,
-    num_listed,
-)
+from motet.api.generation.request_fields import RequestFields, SamplingFields, Seed, StreamingFields, TokenIds, in_range
 from motet.api.http.caller import Caller, caller_of
 from motet.api.http.failure import FieldError, invalid_value, unsupported_parameter
 from motet.api.http.routes import json_response, new_router, post
-from motet.api.http.schema import Schema
+from motet.api.http.schema import Neutral, Schema
 from motet.api.openai.chat_plan import plan_chat
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.openai.completions import CompletionRequest, plan_completions
@@ -62,9 +52,11 @@ from motet.types import ChoiceStart, GenerateRequest, LogprobsMode, TokenLogprob
 class GenerateSampling(StructuredFields, SamplingFields):
     """vLLM's `SamplingParams` as JSON. Fields without a meaning for token ids are ignored."""
 
-    ignored = IGNORED_OF_VLLM | {"detokenize", "output_kind", "skip_clone", "_all_stop_token_ids"}
+    ignored = frozenset(
+        {"detokenize", "output_kind", "routed_experts_prompt_start", "skip_clone", "_all_stop_token_ids"}
+    )
     refused = frozenset({"truncate_prompt_tokens"})
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+    neutral: ClassVar[Neutral] = {
         "bad_words": ([],),
         "extra_args": ({},),
         "flat_logprobs": (False,),
@@ -95,14 +87,14 @@ class StartedChoice(Schema):
     """A choice that continues after output tokens that it already has."""
 
     index: int = Field(ge=0, lt=2**31)
-    seed: int | None = Field(None, ge=MIN_SEED, le=MAX_SEED)
+    seed: Seed | None = None
     """None for the seed that the choice with this index has in a request without `choices`."""
     token_ids: TokenIds
 
 
 class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     refused = frozenset({"features"})
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"output_mode": ("tokens",)}
+    neutral: ClassVar[Neutral] = {"output_mode": ("tokens",)}
 
     token_ids: TokenIds
     sampling_params: GenerateSampling
