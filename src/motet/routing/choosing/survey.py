@@ -72,9 +72,10 @@ def survey(
         return None
     choices, tokens = len(request.choices), len(request.prompt)
     needs = GroupNeeds(work=work, choices=choices, prompt_tokens=tokens, needs_prompt=request.ticket is None)
+    last = tokens - 1
     candidates = []
     for member, worker in compared:
-        known = (min(overlap.blocks.get(member.id, 0) * overlap.block_size, tokens - 1) for overlap in overlaps)
+        known = (min(overlap.blocks.get(member.id, 0) * overlap.block_size, last) for overlap in overlaps)
         cached_tokens = max(known, default=0)
         candidates.append(_candidate(member, worker, cached_tokens=cached_tokens, has_session=member.id == session))
     return Survey(needs, compared, tuple(candidates))

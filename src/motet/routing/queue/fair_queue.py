@@ -104,9 +104,8 @@ class FairQueue(Generic[Item]):
             if waiting.passed_over_s is None:
                 waiting.passed_over_s = now_s
             if now_s >= waiting.passed_over_s + self._patience_s:
-                blocked.update(
-                    lane for lane in self._lanes if lane == waiting.lane or share_capacity(waiting.lane, lane)
-                )
+                lanes = (lane for lane in self._lanes if lane == waiting.lane or share_capacity(waiting.lane, lane))
+                blocked.update(lanes)
                 if len(blocked) == len(self._lanes):
                     return None
         return None
