@@ -37,8 +37,7 @@ REPORT_TIMEOUT_S = 1.0
 """Time in seconds to wait for a report: twice the time after which a Motet server reports that its engine is silent."""
 CALL_TIMEOUT_S = 10.0
 KEEPALIVE_S = 4.0
-"""Time in seconds for which idle connections are kept. Servers keep them longer, so a server never closes a connection
-that is just being used again."""
+"""Time in seconds to keep idle connections. Servers keep them longer, so they never close one that is being reused."""
 
 MAX_ANSWER_BYTES = 2**28
 """Maximum size of a complete answer. The largest answers have the log-probabilities of a long prompt, as JSON."""
@@ -160,8 +159,7 @@ class ServerCalls:
         timeout_s: float | None = CALL_TIMEOUT_S,
         max_bytes: int = MAX_ANSWER_BYTES,
     ) -> bytes:
-        """Returns the complete body of an answer. If the call is cancelled, the connection is closed. Raises
-        WorkerFaultError if the body has more than `max_bytes`."""
+        """Returns a complete body. Cancelling closes the connection. Raises WorkerFaultError above `max_bytes`."""
         response = await self._send(method, path, body=body, headers=headers, timeout_s=timeout_s)
         try:
             received = bytearray()

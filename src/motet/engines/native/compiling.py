@@ -122,8 +122,7 @@ def matchers_of(grammars: Grammars | None, request: GenerateRequest) -> dict[int
 
 
 def at_once(grammars: Grammars | None, request: GenerateRequest) -> bool:
-    """Returns True if `matchers_of` takes no longer than the time to copy a few matchers: the grammar is compiled, and
-    no choice has output tokens."""
+    """Returns True if `matchers_of` only copies matchers: the grammar is compiled, and no choice has output tokens."""
     grammar = request.sampling.grammar
     if grammar is None or grammars is None:
         return True

@@ -23,8 +23,7 @@ SUPPORTED = (
 """Architectures that tests compare with `transformers.generate`. CONTRIBUTING.md explains how to add one."""
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Types of RoPE whose angles depend on the longest sequence of a batch. With them, a choice would depend on the other
-sequences of its batch."""
+"""Types of RoPE whose angles depend on the longest sequence of a batch, so choices would depend on other sequences."""
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

@@ -163,8 +163,7 @@ class WeightLoader:
 
 
 class WeightThreads:
-    """Carries out orders about weights in threads, while the engine takes steps. Owned by the engine loop, in whose
-    thread all methods are called."""
+    """Carries out orders about weights in threads, while the engine takes steps. Only the engine loop calls it."""
 
     def __init__(self, loader: WeightLoader) -> None:
         self._loader = loader

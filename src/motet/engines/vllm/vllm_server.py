@@ -286,8 +286,7 @@ class VLLMAnswer:
         self._diagnose = diagnose
 
     async def read(self) -> list[VLLMPiece | VLLMUsage]:
-        """Returns the items that have arrived, none at the end. Raises EngineDiedError if the connection breaks, and
-        the MotetErrors of the server."""
+        """Returns the items that have arrived, none at the end. Raises EngineDiedError if the connection breaks."""
         while True:
             data = await self._reply.read()
             if not data:

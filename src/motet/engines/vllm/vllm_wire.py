@@ -76,8 +76,7 @@ class VLLMPiece(msgspec.Struct, frozen=True, gc=False):
     token_ids: tuple[int, ...]
     """Token ids, including the token that ends a choice."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """One for each of `token_ids`, if requested. `/v1/completions` reports no rank: a token that is not among the k
-    best has rank k + 1."""
+    """One for each of `token_ids`, if requested. On `/v1/completions`, a token not among the k best has rank k + 1."""
     finish: Finish | None = None
 
 
@@ -321,8 +320,8 @@ class _PrefillBody(msgspec.Struct):
 
 
 def kv_params_in(body: bytes, server: str = "vLLM") -> list[KVParams]:
-    """Parses the answer of `server` to a prefill: one object for each request that may fetch the KV. Raises EngineError
-    if there is none."""
+    """Parses the answer to a prefill: one object for each request that may fetch the KV. Raises EngineError for
+    none."""
     params = read_json(body, _PrefillBody, what=f"the answer of {server} to a prefill").kv_transfer_params
     found = [params] if isinstance(params, dict) else params
     if not found or not all(found):

@@ -157,8 +157,7 @@ class TailReads:
         self._shapes: defaultdict[tuple[int, int], list[tuple[int, int, Table]]] = defaultdict(list)
 
     def add(self, row: int, offset: int, *, count: int, num_keys: int, table: Table) -> None:
-        """Adds rows [row, row + count) of the batch, which are offsets [offset, offset + count) of a tail and are
-        computed over `num_keys` keys."""
+        """Adds batch rows [row, row + count): offsets [offset, offset + count) of a tail, over `num_keys` keys."""
         self._shapes[num_keys, count].append((row, offset, table))
 
     def finished(self) -> tuple[TailRead, ...]:

@@ -30,8 +30,7 @@ class Columns:
     begin: int
     """Number of columns before the weight's first column."""
     side: int | None = None
-    """0 or 1 if the product interleaves 16 columns of one weight with 16 columns of another: index of the weight. None
-    if the weights are concatenated."""
+    """Index of the weight, 0 or 1, if 16 columns of two weights alternate. None if weights are concatenated."""
 
     @property
     def first(self) -> int:
@@ -138,8 +137,7 @@ class Arena:
         return part.view(dtype).view(shape)
 
     def moved(self, tensor: Tensor, to: Tensor) -> Tensor:
-        """Returns the tensor in `to`, a copy of the arena's memory, that corresponds to `tensor`. If `tensor` is not in
-        the arena, returns a clone."""
+        """Returns what corresponds to `tensor` in `to`, a copy of the memory; a clone if it is not in the arena."""
         begin = tensor.data_ptr() - self.memory.data_ptr()
         if not 0 <= begin < len(self.memory):
             return tensor.clone()

@@ -98,7 +98,6 @@ class Operators:
 
     def rotate(self, layer: int, projected: Tensor, *, cos_sin: CosSin, norms: Norms | None, step: CudaStep) -> Tensor:
         """Applies norms and RoPE to the queries and keys in `projected` [rows, (heads + 2 * kv_heads) * head_dim].
-
         Returns the queries [rows, heads, head_dim], and stores the step's keys and values at its slots. In the last
         layer, marks the rows that are not finite."""
         storage, heads = step.storage, step.geometry.num_heads

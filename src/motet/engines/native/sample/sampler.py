@@ -59,8 +59,7 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
-        """Samples one token for each of `rows`, in their order. `logits` [any, vocab_size] have any float dtype and are
-        not modified."""
+        """Samples one token for each of `rows`, in order. Only reads `logits` [any, vocab_size], of any float dtype."""
         done: dict[int, Sampled] = {}  # by index in `rows`
         if self._compiled and (unmodified := self._compiled.directly_sampled(rows)):
             sampled = self._compiled.sample_directly(logits, [rows[index] for index in unmodified])
@@ -85,8 +84,7 @@ class Sampler:
         batches: Sequence[LaneBatch],
         uniform: npt.NDArray[np.float64],
     ) -> dict[int, Sampled]:
-        """Samples all choices of `batches`. Returns results by index in `rows`; choices that need more candidates have
-        none."""
+        """Samples all choices of `batches`. Returns results by index in `rows`, of choices with enough candidates."""
         order = [choice for batch in batches for choice in batch.choices]
         masks = [self._masks.fill([lane.state for lane in batch.lanes]) for batch in batches]
         sampled = self._sample_batches(logits, batches, masks=masks, uniform=uploaded(uniform[order], self._device))

@@ -83,8 +83,7 @@ def unpack(
 
 
 def named_ids(params_of: Sequence[SamplingParams]) -> npt.NDArray[np.int64]:
-    """Returns the `logprob_token_ids` of each choice, [choices, m] int64; m is the maximum number of these ids, and
-    missing ids are 0."""
+    """Returns the `logprob_token_ids` of each choice, [choices, m] int64, padded with 0 to the longest."""
     named = np.zeros(
         (len(params_of), max((len(params.logprob_token_ids) for params in params_of), default=0)), np.int64
     )

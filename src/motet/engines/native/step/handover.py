@@ -132,8 +132,7 @@ class Handover:
         transfers.order(orders.KeepAlive(ticket))
 
     def start_pull(self, group: Group) -> None:
-        """Starts the pull of the blocks that the prefix cache lacks, for a group that was just admitted with a ticket.
-        Does nothing for other groups."""
+        """Starts the pull of the blocks that the prefix cache lacks, if a group that was just admitted has a ticket."""
         fetch = group.fetch
         if fetch is None:
             return

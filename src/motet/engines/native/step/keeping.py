@@ -58,8 +58,7 @@ class KeptTrunks:
         return [trunk.blocks for trunk in self._end_of]
 
     def keep(self, trunk: SharedTrunk, seconds: float) -> None:
-        """Keeps a complete trunk for `seconds` from now, or until its present end if that is later. A trunk larger than
-        `max_blocks` is not kept."""
+        """Keeps a complete trunk of at most `max_blocks` for `seconds` from now, or until its present end if later."""
         if len(trunk.blocks) > self._max_blocks:
             self._counters.trunks_given_up += 1
             return

@@ -110,8 +110,7 @@ class Preemption:
     handover: Handover
 
     def grow(self, sequence: ChoiceSequence) -> bool:
-        """Takes blocks for all tokens of a sequence. Returns False if too few blocks are free and the sequence is the
-        youngest; then the sequence itself is preempted."""
+        """Takes blocks for all tokens of a sequence. Returns False if it is the youngest and was itself preempted."""
         running = self.running
         missing = blocks_for(len(sequence.output_tokens), running.block_size) - len(sequence.blocks)
         while not running.kept.ensure_free(missing):

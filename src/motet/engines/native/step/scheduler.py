@@ -102,8 +102,7 @@ class Scheduler:
         builder.add_trunk(group)
 
     def _admit(self, builder: PlanBuilder) -> None:
-        """Admits new groups. In a step with other work, at most `max_num_seqs` groups start to follow another group;
-        the next step continues."""
+        """Admits new groups. In a step with other work, at most `max_num_seqs` groups start to follow another group."""
         num_following, limits = 0, self.limits
         while builder.budget and (group := self.waiting.ready.oldest()):
             if num_following >= limits.max_num_seqs and builder.budget < limits.max_num_batched_tokens:

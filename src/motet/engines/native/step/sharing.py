@@ -43,8 +43,7 @@ class SharedTrunk:
 
 
 class Sharing:
-    """The trunks and blocks that running groups compute, and the groups that follow. The work is constant for each
-    block of a group's prompt."""
+    """The trunks and blocks that running groups compute, and their followers. The work for each block is constant."""
 
     def __init__(self) -> None:
         self._trunks: dict[TrunkKey, SharedTrunk] = {}

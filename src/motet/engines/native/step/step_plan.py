@@ -104,8 +104,7 @@ class PlanBuilder:
         self.budget -= len(fitting)
 
     def add_trunk(self, group: Group) -> None:
-        """Adds the prompt tokens of a group that are not computed, as many as the budget allows. Adds nothing while
-        they are being fetched."""
+        """Adds pending prompt tokens of a group that does not fetch them, as many as the budget allows."""
         trunk = group.trunk
         count = min(trunk.num_tokens - trunk.num_computed, self.budget)
         if count and not group.is_fetching:
