@@ -60,8 +60,10 @@ NO_FILES_LEFT = "no file descriptor is left for another connection: raise the li
 
 Client = aiohttp.ClientSession
 
-NO_HEADERS: Mapping[str, str] = {}
-JSON_BODY: Mapping[str, str] = {"content-type": "application/json"}
+Headers = Mapping[str, str]
+
+NO_HEADERS: Headers = {}
+JSON_BODY: Headers = {"content-type": "application/json"}
 
 
 def server_client(*, ca_file: str | None = None) -> Client:
@@ -180,7 +182,8 @@ class ServerCalls:
     async def status(self, path: str, body: bytes) -> int:
         """Returns the status of the answer, which shows if the server has the route."""
         try:
-            async with await self._request("POST", path, body=body, timeout_s=CALL_TIMEOUT_S) as response:
+            reply = await self._request("POST", path, body=body, headers=NO_HEADERS, timeout_s=CALL_TIMEOUT_S)
+            async with reply as response:
                 return response.status
         except FAULTS as error:
             raise self._fault(error) from error
@@ -202,13 +205,7 @@ class ServerCalls:
         raise self._refused(Refusal(response.status, response.reason or "", refusal, retry_after_s))
 
     async def _request(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: bytes | BinaryIO,
-        headers: Mapping[str, str] = NO_HEADERS,
-        timeout_s: float | None,
+        self, method: str, path: str, *, body: bytes | BinaryIO, headers: Headers, timeout_s: float | None
     ) -> aiohttp.ClientResponse:
         valid_headers = {name: value for name, text in headers.items() if (value := header_text(text))}
         return await self._client.request(

@@ -320,8 +320,8 @@ class _PrefillBody(msgspec.Struct):
 
 
 def kv_params_in(body: bytes, server: str = "vLLM") -> list[KVParams]:
-    """Parses the answer to a prefill: one object for each request that may fetch the KV. Raises EngineError for
-    none."""
+    """Parses the answer of `server` to a prefill: one object for each request that may fetch the KV. Raises EngineError
+    if there is none."""
     params = read_json(body, _PrefillBody, what=f"the answer of {server} to a prefill").kv_transfer_params
     found = [params] if isinstance(params, dict) else params
     if not found or not all(found):

@@ -71,16 +71,15 @@ def test_the_other_kernels_compile(name: str, normed: bool) -> None:
 def compiled(dtype: torch.dtype, block_m: int, head_dim: int, flags: dict[str, bool]) -> tuple[str, int]:
     """Returns a tile's PTX for an H100, and its bytes of shared memory."""
     from motet.engines.native.cuda.kernels import attend_tiles
-    from motet.engines.native.cuda.launch import padded_head_dim, tile_shape
+    from motet.engines.native.cuda.launch import head_sizes, tile_shape
 
     options, name = tile_shape(block_m, head_dim, dtype=dtype), NAMES[dtype]
     constants = {
-        "HEAD_DIM": head_dim,
+        **head_sizes(head_dim),
         "HEADS_PER_KV_HEAD": 4,
         "BLOCK_SIZE": 16,
         "BLOCK_M": block_m,
         "BLOCK_N": options.pop("BLOCK_N"),
-        "BLOCK_D": padded_head_dim(head_dim),
         **flags,
     }
     types = {"scale": "fp32", "softcap": "fp32", "output": f"*{name if flags['FINAL'] else 'fp32'}", "lse": "*fp32"}

@@ -103,29 +103,14 @@ class Operators:
         storage, heads = step.storage, step.geometry.num_heads
         keys, values = storage.keys[layer], storage.values[layer]
         _, num_kv_heads, head_dim = keys.shape
-        rows = len(projected)
+        rows, last = len(projected), layer == storage.num_layers - 1
         query = torch.empty(rows, heads, head_dim, dtype=projected.dtype, device=projected.device)
+        weights = (norms.query, norms.key) if norms else (cos_sin[0], cos_sin[0])
+        tensors = projected, *cos_sin, *weights, query, keys, values, step.ints.slots, step.scratch.non_finite
+        limits = norms.epsilon if norms else 0.0, storage.key_limit, torch.finfo(values.dtype).max
+        numbers = *limits, heads, num_kv_heads, keys.stride(0)
         self._kernels.rotate_rows[(rows, heads + num_kv_heads)](
-            projected,
-            *cos_sin,
-            norms.query if norms else cos_sin[0],
-            norms.key if norms else cos_sin[0],
-            query,
-            keys,
-            values,
-            step.ints.slots,
-            step.scratch.non_finite,
-            norms.epsilon if norms else 0.0,
-            storage.key_limit,
-            torch.finfo(values.dtype).max,
-            heads,
-            num_kv_heads,
-            keys.stride(0),
-            HEAD_DIM=head_dim,
-            BLOCK_D=padded_head_dim(head_dim),
-            NORMED=norms is not None,
-            LAST=layer == storage.num_layers - 1,
-            num_warps=1,
+            *tensors, *numbers, **head_sizes(head_dim), NORMED=norms is not None, LAST=last, num_warps=1
         )
         return query
 
@@ -138,17 +123,8 @@ class Operators:
         tiles = partial(self._attend_tiles, layer, query, step=step, scores=scores)
         tiles(items=ints.narrow, block_m=geometry.narrow, output=scratch.parts, final=False)
         tiles(items=ints.wide, block_m=geometry.wide, output=scratch.parts, final=False)
-        self._kernels.merge_parts[(rows, heads)](
-            scratch.parts,
-            scratch.lse,
-            ints.first_part,
-            output,
-            heads,
-            HEAD_DIM=head_dim,
-            BLOCK_D=padded_head_dim(head_dim),
-            BLOCK_P=PARTS_AT_ONCE,
-            num_warps=4,
-        )
+        arguments = scratch.parts, scratch.lse, ints.first_part, output, heads
+        self._kernels.merge_parts[(rows, heads)](*arguments, **head_sizes(head_dim), BLOCK_P=PARTS_AT_ONCE, num_warps=4)
         tiles(items=ints.final, block_m=geometry.wide, output=output, final=True)
         return output
 
@@ -167,29 +143,18 @@ class Operators:
         """Launches the kernel for `items`, if there are any."""
         if not len(items):
             return
-        storage = step.storage
+        storage, ints = step.storage, step.ints
         keys, values = storage.keys[layer], storage.values[layer]
         head_dim = query.shape[-1]
+        tensors = query, keys, values, output, step.scratch.lse, items, ints.tables, ints.positions, ints.first_part
+        numbers = scores.scale, scores.window or 0, scores.softcap or 1.0, keys.stride(0), query.shape[1]
         self._kernels.attend_tiles[(len(items), keys.shape[1])](
-            query,
-            keys,
-            values,
-            output,
-            step.scratch.lse,
-            items,
-            step.ints.tables,
-            step.ints.positions,
-            step.ints.first_part,
-            scores.scale,
-            scores.window or 0,
-            scores.softcap or 1.0,
-            keys.stride(0),
-            query.shape[1],
-            HEAD_DIM=head_dim,
+            *tensors,
+            *numbers,
+            **head_sizes(head_dim),
             HEADS_PER_KV_HEAD=step.geometry.heads_per_kv_head,
             BLOCK_SIZE=storage.block_size,
             BLOCK_M=block_m,
-            BLOCK_D=padded_head_dim(head_dim),
             WINDOWED=scores.window is not None,
             CAPPED=scores.softcap is not None,
             FINAL=final,
@@ -215,6 +180,6 @@ class Operators:
         return output
 
 
-def padded_head_dim(head_dim: int) -> int:
-    """Returns the smallest power of two that is at least `head_dim` and the minimum of a matrix unit."""
-    return max(16, 1 << (head_dim - 1).bit_length())
+def head_sizes(head_dim: int) -> dict[str, int]:
+    """Returns the size of a head, and the power of two to which it is padded, at least the minimum of a matrix unit."""
+    return {"HEAD_DIM": head_dim, "BLOCK_D": max(16, 1 << (head_dim - 1).bit_length())}
