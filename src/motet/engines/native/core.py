@@ -190,7 +190,7 @@ class EngineCore:
         self._handover.end_leases()
 
     def abort(self, request_id: RequestId) -> None:
-        """Frees a group at once, or its lease if it was prefilled. Ignores unknown ids: their groups have just ended."""
+        """Frees a group at once, or its lease if it was prefilled. Ignores unknown ids of groups that have ended."""
         if group := self._groups.pop(request_id, None):
             self._scheduler.remove(group)
         else:

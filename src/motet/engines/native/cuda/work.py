@@ -34,7 +34,7 @@ KEY_MULTIPLE = 64
 NO_SLOT = -1
 """Slot of rows that pad the batch; their keys and values are not stored."""
 ALIGN = 4
-"""Sections start at multiples of this number of integers (16 bytes): other alignments would compile kernels again."""
+"""Sections start at multiples of this number of integers (16 bytes). Triton compiles again for other alignments."""
 
 T = TypeVar("T")
 
