@@ -131,7 +131,7 @@ class WatchedEngine(FakeEngine):
         return group
 
 
-class NobodyUp(WatchedEngine):
+class EngineWithoutWorkers(WatchedEngine):
     """An engine of a model whose workers have not started."""
 
     @property
@@ -172,7 +172,7 @@ def ready(worker: Worker) -> WorkerReport:
     )
 
 
-class ListedWorkers:
+class ChangeableWorkers:
     """Workers that a test can change while the server runs."""
 
     def __init__(self, reports: Sequence[WorkerReport]) -> None:
@@ -334,7 +334,7 @@ class Serving:
         tokenizer: Tokenizer | None = None,
         formats: ModelFormats | None = None,
         config: ServerConfig | None = None,
-        workers: ListedWorkers | Sequence[Worker] | None = None,
+        workers: ChangeableWorkers | Sequence[Worker] | None = None,
         figures: RoutingFigures | None = None,
         membership: Membership | None = None,
         takes_tickets: bool = True,
@@ -349,7 +349,7 @@ class Serving:
         if workers is None:
             workers = [Worker("engine-0", engine, f"{config.host}:{config.port}")]
         if isinstance(workers, Sequence):
-            workers = ListedWorkers([ready(worker) for worker in workers])
+            workers = ChangeableWorkers([ready(worker) for worker in workers])
         service = Service(
             one_model(config.served_model_name, engine, tokenizer=tokenizer, formats=formats, placed=placed),
             config,
@@ -373,7 +373,7 @@ class Serving:
         service = Service(
             models,
             config or ServerConfig(served_model_name=""),
-            ListedWorkers([]).reports,
+            ChangeableWorkers([]).reports,
             takes_tickets=True,
             draw_seed=lambda: SEED,
             tracer=tracer,

@@ -22,7 +22,7 @@ from motet.settings.named_worker import NamedWorker
 from motet.settings.server_config import ServerConfig
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
-from tests.api.engine_asking import HEADERS, POSTS, group
+from tests.api.engine_requests import HEADERS, POSTS, group
 from tests.api.serving import MODEL, Served, Serving
 from tests.deploy.listening import serving
 from tests.deploy.running import Running

@@ -18,7 +18,7 @@ from motet.transfer import orders, side_channel
 from motet.transfer.orders import ReaderDone, ReaderHeartbeat
 from motet.transfer.ticket import ClusterKey, TransferAddress, params_of
 from motet.types import Role, SamplingParams
-from tests.api.engine_asking import group, post
+from tests.api.engine_requests import group, post
 from tests.api.serving import Served, Serving, WatchedEngine
 from tests.attack.mutants import mutants
 from tests.transfer.scripted import FACTS, MEMORY

@@ -75,7 +75,7 @@ def test_every_query_of_the_dashboard_finds_its_series(watched: Prometheus) -> N
     assert empty <= {FAILURES_PANEL}
 
 
-def test_every_alert_is_evaluated_and_its_metrics_are_there(watched: Prometheus) -> None:
+def test_every_alert_is_evaluated_and_its_metrics_exist(watched: Prometheus) -> None:
     alerts = ALERT.findall(RULES)
     assert eventually(watched.errors_of_rules, lambda errors: len(errors) == len(alerts)) == dict.fromkeys(alerts, "")
     assert metrics_in(RULES) - watched.names() <= {FAILURES}
@@ -108,7 +108,7 @@ def test_metrics_of_vllm_have_one_series_per_server(watched: Prometheus) -> None
         assert len(watched.query(f"vllm:{name}")) == 1
 
 
-def test_the_alerts_fire_when_they_should_and_not_before() -> None:
+def test_the_alerts_fire_in_time_and_not_before() -> None:
     result = promtool("test", "rules", Path(__file__).with_name("rules_test.yml"))
     assert result.returncode == 0, result.stdout + result.stderr
 

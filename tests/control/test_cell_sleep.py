@@ -1,4 +1,4 @@
-"""A cell that sleeps: the memory that its engines release and take again, and in what order, whatever happens."""
+"""A cell that sleeps: the memory that its engines release and restore, and the order of both, whatever happens."""
 
 import asyncio
 
@@ -96,7 +96,7 @@ async def test_groups_continue_when_everything_is_awake(order: tuple[SleepTag, S
     assert (one.held, cell.sleep.asleep, one.read) == (False, False, [OLD])
 
 
-async def test_at_level_2_weights_come_back_from_where_they_came() -> None:
+async def test_at_level_2_weights_are_read_again_from_their_source() -> None:
     one = on_cpu()
     cell = SleepingCell(one)
     for folder in (SOME, SOME):
@@ -153,7 +153,7 @@ async def test_engines_that_die_delay_no_others() -> None:
     assert (one.has_kv, one.has_weights, one.emptied) == (True, True, [True])
 
 
-async def test_if_weights_cannot_be_read_again_the_cell_stays_asleep_until_an_update() -> None:
+async def test_if_weights_cannot_be_read_again_the_cell_sleeps_until_an_update() -> None:
     one = on_cpu({PrepareWeights: EngineError("the weights of the start are gone")})
     cell = SleepingCell(one)
     await cell.fall_asleep(2)

@@ -50,7 +50,7 @@ async def test_if_one_engine_cannot_prepare_them_none_gets_them(error: MotetErro
     assert (control.weights.version, fleet.successors.present("old")) == ("0", "old")
 
 
-async def test_while_an_engine_is_not_there_nothing_is_updated() -> None:
+async def test_while_an_engine_is_missing_nothing_is_updated() -> None:
     one, two = OrderedEngine(), OrderedEngine()
     control, fleet = cell(one, two)
     fleet.mark("decode-1", WorkerState.DEAD)
@@ -138,7 +138,7 @@ async def test_an_update_is_completed_if_its_caller_leaves() -> None:
     assert versions(one) == ["1"]
 
 
-async def test_an_engine_that_reads_other_weights_than_the_others_ends_the_update() -> None:
+async def test_an_engine_that_reads_different_weights_ends_the_update() -> None:
     class Elsewhere(OrderedEngine):
         def prepare(self, order: PrepareWeights) -> PreparedWeights:
             return msgspec.structs.replace(super().prepare(order), digest="another folder")
@@ -150,7 +150,7 @@ async def test_an_engine_that_reads_other_weights_than_the_others_ends_the_updat
     assert versions(one, two) == ["0", "0"] and one.prepared is two.prepared is None
 
 
-async def test_a_gateway_does_the_two_steps_one_by_one_and_can_change_its_mind() -> None:
+async def test_a_gateway_requests_the_two_steps_separately_and_can_drop_the_first() -> None:
     one = OrderedEngine()
     control, _ = cell(one)
     assert (await control.weights.prepare(NEW)).digest == "new"
@@ -168,7 +168,7 @@ async def test_a_gateway_does_the_two_steps_one_by_one_and_can_change_its_mind()
     assert (control.weights.version, versions(one), one.held) == ("7", ["7"], False)
 
 
-async def test_what_a_gateway_has_prepared_is_forgotten_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prepared_weights_are_forgotten_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("motet.control.weight_updates.PREPARED_S", 0.0)
     one = OrderedEngine()
     control, _ = cell(one)
@@ -235,7 +235,7 @@ async def test_an_engine_keeps_its_version_if_the_server_has_not_named_one() -> 
     assert versions(elsewhere) == ["7"]
 
 
-async def test_engines_drop_what_they_may_have_prepared_after_a_lost_answer() -> None:
+async def test_engines_drop_weights_that_they_may_have_prepared_after_a_lost_answer() -> None:
     """An engine whose answer got lost drops any weights that it has prepared."""
     one, two = OrderedEngine(), OrderedEngine(fails={PrepareWeights: EngineError("no answer")})
     control, _ = cell(one, two)

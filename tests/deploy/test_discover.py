@@ -1,4 +1,4 @@
-"""A gateway finds out the kind of a worker's server, and which workers can serve together."""
+"""A gateway determines the kind of a worker's server, and which workers can serve together."""
 
 from collections.abc import Sequence
 from functools import partial

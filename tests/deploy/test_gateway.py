@@ -62,7 +62,7 @@ async def test_an_answer_survives_the_loss_of_two_workers_in_a_row(folder: Path)
         parts = response.aiter_text()
         stream = await read_until(parts, tokens=2)
         first.engine.die()
-        second = await writing(*others)
+        second = await generating_server(*others)
         stream += await read_until(parts, tokens=2)
         second.engine.die()
         (last,) = [server for server in others if server is not second]
@@ -81,7 +81,7 @@ async def read_until(parts: AsyncIterator[str], *, tokens: int) -> str:
     return read
 
 
-async def writing(*servers: Running) -> Running:
+async def generating_server(*servers: Running) -> Running:
     """Waits until one of the servers gets a group, and returns it."""
     waits = {asyncio.ensure_future(server.engine.submitted.wait()): server for server in servers}
     done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -128,7 +128,7 @@ async def test_a_new_server_at_the_address_of_a_worker_is_a_new_start(folder: Pa
             assert worker["note"] is None
 
 
-async def test_without_a_worker_a_gateway_asks_clients_to_retry(folder: Path) -> None:
+async def test_without_a_worker_a_gateway_makes_clients_retry(folder: Path) -> None:
     async with Running(folder) as server, RunningGateway(server) as gateway:
         server.signals.receive()
         await gateway.until_state(server, WorkerState.DEAD)
@@ -213,7 +213,7 @@ async def test_workers_of_another_model_are_not_used(folder: Path) -> None:
             assert "it has a vocabulary of 9, and the tokenizer of fake here is for 512" in workers[1]["note"]
 
 
-async def test_workers_with_another_dtype_are_used_once_all_former_ones_are_gone(folder: Path) -> None:
+async def test_workers_with_another_dtype_are_used_once_all_former_ones_have_left(folder: Path) -> None:
     """Workers with another dtype after their restart used to be ignored until the gateway was restarted too."""
     async with Running(folder) as former, Running(folder) as newcomer:
         newcomer.engine.info = msgspec.structs.replace(newcomer.engine.info, dtype="float32")
@@ -226,7 +226,7 @@ async def test_workers_with_another_dtype_are_used_once_all_former_ones_are_gone
             assert texts((await gateway.chat()).text) == EXPECTED
 
 
-async def test_decode_does_without_a_lost_prefill_server_and_uses_it_again_when_it_returns(folder: Path) -> None:
+async def test_decode_works_without_a_lost_prefill_server_and_uses_it_again_when_it_returns(folder: Path) -> None:
     leases, port = FakeLeases(), free_port()
     prefill_engines = Starter(leases=leases)
     async with (

@@ -1,4 +1,5 @@
-"""A keeper starts its engine again, later each time, and gives up in the end. Several keepers start all or none."""
+"""A keeper restarts its engine, after a longer wait each time, up to a limit. Several keepers start all engines or
+none."""
 
 import asyncio
 
@@ -87,7 +88,7 @@ async def test_an_engine_that_dies_is_restarted_as_the_same_worker() -> None:
     assert second.closed
 
 
-async def test_the_keeper_waits_longer_each_time_and_then_gives_up() -> None:
+async def test_the_keeper_waits_longer_each_time_and_then_stops() -> None:
     async with Scene(restarts=3) as scene:
         for number in range(3):
             (await scene.ready_again(number)).die()
@@ -109,7 +110,7 @@ async def test_an_engine_that_ran_for_long_has_all_its_restarts_again() -> None:
         assert scene.sleeps_s == [0.25] * 5
 
 
-async def test_without_restarts_an_engine_is_given_up_at_once() -> None:
+async def test_without_restarts_an_engine_is_not_started_again() -> None:
     async with Scene(restarts=0) as scene:
         scene.starter.engines[0].die()
         await scene.keeper.given_up.wait()

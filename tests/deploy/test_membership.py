@@ -93,7 +93,7 @@ async def test_a_drained_worker_finishes_its_groups_and_stays(folder: Path) -> N
         assert set(await ids(gateway)) == {id_of(a), id_of(b)}
 
 
-async def test_a_worker_that_leaves_may_finish_its_groups(folder: Path) -> None:
+async def test_a_worker_that_leaves_can_finish_its_groups(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
         response, first, _ = await gateway.started_chat(a, b)
         assert (await leave(gateway, first, drain_s=3600)).status_code == 202
@@ -107,7 +107,7 @@ async def test_a_worker_that_leaves_may_finish_its_groups(folder: Path) -> None:
         assert (await gateway.http.get("/status")).json()["totals"]["migrations"] == 0
 
 
-async def test_a_group_that_a_leaving_worker_does_not_finish_in_time_goes_on_elsewhere(folder: Path) -> None:
+async def test_a_group_that_a_leaving_worker_does_not_finish_in_time_continues_elsewhere(folder: Path) -> None:
     async with Running(folder) as a, Running(folder) as b, RunningGateway(a, b) as gateway:
         response, first, (other,) = await gateway.started_chat(a, b)
         await leave(gateway, first, drain_s=0)
@@ -124,7 +124,7 @@ async def test_a_worker_that_was_never_reached_leaves_at_once(folder: Path) -> N
         await gateway.until_state("127.0.0.1:1", None)
 
 
-async def test_a_worker_that_has_left_may_join_again(folder: Path) -> None:
+async def test_a_worker_that_has_left_can_join_again(folder: Path) -> None:
     async with Running(folder) as server, RunningGateway(server) as gateway:
         for _ in range(2):
             await leave(gateway, server, drain_s=0)
@@ -136,7 +136,7 @@ async def test_a_worker_that_has_left_may_join_again(folder: Path) -> None:
         assert texts((await gateway.chat()).text) == EXPECTED
 
 
-async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
+async def test_a_gateway_that_is_watched_again_continues_where_it_was() -> None:
     """Between its start and its service it used to forget which workers were leaving."""
     router = Router(Fleet())
     models = GatewayModels(router, Tokenizers(TokenizerRules({})), texts=TextRouter(router.fleet))
@@ -158,7 +158,7 @@ async def test_a_gateway_that_is_watched_again_goes_on_where_it_was() -> None:
 
 
 class Defect(Exception):
-    """Stands for a mistake in our own code."""
+    """A defect of Motet."""
 
 
 class BrokenList:
@@ -221,7 +221,7 @@ async def test_workers_follow_their_file(folder: Path, tmp_path: Path) -> None:
             await gateway.until_state(a, WorkerState.READY)
 
 
-async def test_a_file_removes_only_workers_that_it_brought(folder: Path, tmp_path: Path) -> None:
+async def test_a_file_removes_only_workers_that_it_added(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "workers"
     async with Running(folder) as a, Running(folder) as b:
         write(file, f"{address(a)}\n{address(b)}\n")

@@ -82,7 +82,7 @@ async def test_a_model_is_known_while_its_last_worker_is_away_until_that_leaves(
         assert_error(gone, status=404, code="model_not_found")
 
 
-async def test_a_model_keeps_its_compiled_grammars_while_others_come_and_go(folder: Path) -> None:
+async def test_a_model_keeps_its_compiled_grammars_while_other_models_join_and_leave(folder: Path) -> None:
     """Regression: each change of the fleet made every model again, with the vocabulary of its grammars."""
     async with Running(folder) as motet, texts_peer() as texts, gateway_to(folder, motet, texts) as gateway:
         served = gateway.service.served(motet.engine.info.model)

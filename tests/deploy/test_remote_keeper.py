@@ -20,7 +20,7 @@ LONG_SILENCE = [NO_ANSWER] * int(SILENCE_S)
 
 
 class DefectError(Exception):
-    """Stands for a defect of Motet."""
+    """A defect of Motet."""
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ async def test_a_report_requested_before_a_worker_was_found_dead_does_not_revive
 
 
 class PanicError(BaseException):
-    """Stands for the error of a Rust library that panics, which is not an `Exception`."""
+    """The error of a Rust library that panics, which is not an `Exception`."""
 
 
 async def test_a_panic_ends_only_the_current_check(kept: KeeperScene, caplog: pytest.LogCaptureFixture) -> None:

@@ -62,7 +62,7 @@ async def test_a_decode_server_lists_its_prefill_servers_by_their_urls_each_once
         ]
 
 
-async def test_without_its_prefill_server_a_decode_server_does_everything_itself(folder: Path) -> None:
+async def test_without_its_prefill_server_a_decode_server_computes_prompts_itself(folder: Path) -> None:
     async with Running(folder, role=Role.DECODE, cell=cell_with("http://127.0.0.1:1")) as decode:
         decode.engine.let_run()
         assert is_complete((await decode.chat()).text)
@@ -152,7 +152,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_prefilled_leaves_nothing
             assert decode.engine.requests == []
 
 
-async def test_a_decode_server_ends_with_its_engine_whatever_prefill_servers_there_are(folder: Path) -> None:
+async def test_a_decode_server_ends_with_its_engine_even_if_it_has_prefill_servers(folder: Path) -> None:
     async with Running(folder, role=Role.PREFILL) as prefill:
         async with Running(folder, role=Role.DECODE, cell=cell_with(str(prefill.http.base_url))) as decode:
             decode.engine.die()

@@ -1,4 +1,4 @@
-"""Where a gateway gets the tokenizers of its models."""
+"""The sources of a gateway's tokenizers."""
 
 import asyncio
 from pathlib import Path

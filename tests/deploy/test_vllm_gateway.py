@@ -30,7 +30,7 @@ def body(n: int, **sampling: object) -> dict[str, object]:
 
 
 async def generated(gateway: RunningGateway, n: int, **sampling: object) -> list[list[int]]:
-    """Returns the token ids of a whole answer, by choice."""
+    """Returns the token ids of a complete answer, by choice."""
     response = await gateway.http.post("/inference/v1/generate", json=body(n, **sampling))
     assert response.status_code == 200, response.text
     choices = response.json()["choices"]
@@ -40,7 +40,7 @@ async def generated(gateway: RunningGateway, n: int, **sampling: object) -> list
 
 
 def seeded(n: int, seed: int) -> list[list[int]]:
-    """Returns what each choice would be on its own."""
+    """Returns the tokens that each choice would have alone."""
     return [expected_tokens(PROMPT, TOKENS, Kind(seed=seed + index)) for index in range(n)]
 
 
@@ -74,7 +74,7 @@ async def test_servers_get_the_trace_of_the_client_with_each_request(folder: Pat
 
 
 async def until_connected(network: Network, decode: FakeVLLM) -> None:
-    """A pair is connected by one transfer; it may end after the gateway's start if its first probe timed out."""
+    """A pair is connected by one transfer, which can end after the gateway's start if its first probe timed out."""
     await decode.until(lambda: network.transfers == 1 and decode.open == 0)
 
 
@@ -90,7 +90,7 @@ async def test_the_choices_of_a_group_equal_single_requests(folder: Path, scale_
         server.check()
 
 
-async def test_prefill_and_decode_apart_take_one_ticket_and_one_transfer_a_group(folder: Path) -> None:
+async def test_separate_prefill_and_decode_take_one_ticket_and_one_transfer_per_group(folder: Path) -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
         async with gateway_of(folder, f"{prefill.url},prefill", decode, role_of=(f"{decode.url}=decode",)) as gateway:
@@ -144,7 +144,7 @@ async def test_a_decode_server_that_dies_during_an_answer_is_not_noticed(folder:
             a.hold()
             b.hold()
             answering = asyncio.ensure_future(generated(gateway, 3, temperature=0))
-            first, other = await writing(a, b)
+            first, other = await generating_server(a, b)
             first.step(5)
             other.run()
             await first.until(lambda: first.counters.generated_tokens >= 5)
@@ -155,7 +155,7 @@ async def test_a_decode_server_that_dies_during_an_answer_is_not_noticed(folder:
         other.check()
 
 
-async def writing(*servers: FakeVLLM) -> tuple[FakeVLLM, FakeVLLM]:
+async def generating_server(*servers: FakeVLLM) -> tuple[FakeVLLM, FakeVLLM]:
     """Returns the one of two servers that has a request, and the other one."""
     waits = {asyncio.ensure_future(until_requested(server)): server for server in servers}
     done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -172,7 +172,7 @@ async def until_requested(server: FakeVLLM) -> None:
 @pytest.mark.parametrize(
     ("failure", "reason", "timeout_s"), [("pull_fails", "failed", PATIENCE_S), ("pull_hangs", "late", 0.5)]
 )
-async def test_kv_that_does_not_come_is_computed_on_decode_and_counted(
+async def test_kv_that_does_not_arrive_is_computed_on_decode_and_counted(
     folder: Path, failure: str, reason: str, timeout_s: float
 ) -> None:
     async with pair_of(folder, leader_timeout_s=timeout_s) as (network, _, decode, gateway):

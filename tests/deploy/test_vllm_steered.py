@@ -74,7 +74,7 @@ async def test_choices_that_are_not_needed_are_closed_and_their_blocks_are_free(
 
 
 @pytest.mark.slow
-async def test_choices_that_begin_later_are_as_cheap_as_another_request_with_the_prompt(folder: Path) -> None:
+async def test_choices_that_start_later_are_as_cheap_as_another_request_with_the_prompt(folder: Path) -> None:
     async with pair_of(folder) as (network, prefill, decode, gateway):
         await until_connected(network, decode)
         prefilled, computed = prefill.counters.local_compute, decode.counters.local_compute

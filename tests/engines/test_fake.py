@@ -1,4 +1,4 @@
-"""The fake engine plays prefill and decode apart; `check` finds leases that nobody has ended."""
+"""The fake engine can be a separate prefill or decode engine; `check` finds leases that have not ended."""
 
 import asyncio
 
@@ -122,7 +122,7 @@ async def test_old_and_new_calls_of_a_dead_engine_end_with_the_same_error() -> N
     engine.check()
 
 
-async def test_a_prefill_grants_nothing_if_the_engine_dies_meanwhile() -> None:
+async def test_a_prefill_grants_nothing_if_the_engine_dies_during_it() -> None:
     engine = FakeEngine(script)
 
     async def die(_: GenerateRequest) -> None:
@@ -156,7 +156,7 @@ async def test_a_reader_that_waits_for_a_step_wakes_up_when_its_group_ends(end: 
     engine.check()
 
 
-def test_engines_that_share_a_book_have_their_leases_counted_separately() -> None:
+def test_engines_that_share_leases_have_theirs_counted_separately() -> None:
     book = FakeLeases()
     book.grant(REQUEST, ADDRESS, readers=1, block_size=16)
     assert (book.count("prefill"), book.count("another")) == (1, 0)

@@ -1,4 +1,4 @@
-"""The frames of our engine protocol are read the same however bytes are cut, and errors keep all their fields."""
+"""The frames of Motet's engine protocol are read the same however bytes are cut, and errors keep all their fields."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_frames_come_out_as_they_went_in_however_the_bytes_are_cut(content: list
 
 
 @given(st.binary())
-def test_noise_waits_for_more_or_raises_our_error_and_no_other(noise: bytes) -> None:
+def test_noise_waits_for_more_or_raises_motets_error_and_no_other(noise: bytes) -> None:
     reader = FrameReader()
     try:
         for content in reader.feed(noise):
@@ -90,7 +90,7 @@ def test_an_invalid_payload_is_an_error(payload: bytes, kind: int) -> None:
         FrameReader().feed(len(payload).to_bytes(4, "big") + bytes([kind]) + payload)
 
 
-def test_a_length_beyond_the_limit_is_refused_before_the_payload_comes() -> None:
+def test_a_length_beyond_the_limit_is_refused_before_the_payload_arrives() -> None:
     head = (MAX_FRAME_BYTES + 1).to_bytes(4, "big") + b"\0"
     with pytest.raises(EngineError, match=f"{MAX_FRAME_BYTES + 1} bytes"):
         FrameReader().feed(head)

@@ -1,12 +1,12 @@
-"""What Motet servers send each other is listed next to the number of their protocol, so that both change together.
+"""The messages between Motet servers are listed next to the number of their protocol, so that both change together.
 
 `wire_fields.txt` has the number, and every field of the messages by its name on the wire. After a change run
 
     python -m tests.engines.test_wire_fields
 
-and raise `PROTOCOL` in `motet/engines/wire.py`, with a line of history, if the other side could misread the change: a
-field that it must not ignore, another name or type, another order in an array. Statistics (`EngineStats`) are not
-listed: the other side may ignore new ones.
+and raise `PROTOCOL` in `motet/engines/wire.py`, with a line of history, if the other side could misread the change:
+a field that it must not ignore, another name or type, another order in an array. Statistics (`EngineStats`) are not
+listed: the other side can ignore new ones.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ MESSAGES = (
     *(GenerateRequest, Ticket, StopChoice, WorkerOrder),
     *(GroupDelta, CarriedError, EngineReport, OrderAnswer),
 )
-"""What a gateway sends to a worker, and what a worker answers."""
+"""Messages of a gateway to a worker, and the worker's answers."""
 
 
 def test_the_listed_fields_and_protocol_are_those_of_the_messages() -> None:

@@ -97,7 +97,7 @@ def test_quantiles_are_as_fine_as_vllm_s() -> None:
         "1.0",
         "2.0",
         "5.0",
-    ]  # as vLLM writes them: sums by `le` can include both kinds of servers
+    ]  # in vLLM's notation: sums by `le` can include both kinds of servers
 
 
 def test_reasons_that_have_not_occurred_are_counted_from_0() -> None:

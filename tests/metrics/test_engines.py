@@ -43,7 +43,7 @@ def test_a_worker_that_never_answered_has_counted_nothing() -> None:
     assert counters.of("a") is counters.total() is None
 
 
-def test_answers_that_come_late_are_ignored() -> None:
+def test_late_answers_are_ignored() -> None:
     """A slow worker delays one scrape, and answers the next scrape before it."""
     counters, first, second = EngineCounters(), object(), object()
     counters.note([engine_sample("a", counted(6), engine=first)], sampled_s=1.0)
@@ -125,7 +125,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_whatever_happens_the_sums_are_those_of_all_engines_and_never_fall(events: list[tuple[str, str, str]]) -> None:
+def test_whatever_happens_the_sums_are_those_of_all_engines_and_never_decrease(events: list[tuple[str, str, str]]) -> None:
     counters, fleet, total = EngineCounters(), Fleet(), 0
     for number, (event, worker, silent) in enumerate(events):
         match event:

@@ -78,7 +78,7 @@ def test_only_sealed_files_in_memory_are_opened(tmp_path: Path) -> None:
     unsealed.close()
 
 
-def test_a_file_without_memory_for_it_is_not_made() -> None:
+def test_a_file_is_not_made_without_memory_for_it() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="bytes of memory are free"):
         MemoryFile.create(available_bytes() * 2)

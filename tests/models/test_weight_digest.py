@@ -61,7 +61,7 @@ def test_every_byte_counts(tmp_path: Path) -> None:
     assert len(found - {whole}) == 3
 
 
-def test_files_and_metadata_make_no_difference(tmp_path: Path) -> None:
+def test_the_digest_does_not_depend_on_files_and_metadata(tmp_path: Path) -> None:
     one = digest(tmp_path / "one", WEIGHTS)
     assert len(one) == 64
     assert digest(tmp_path / "two", {"b": WEIGHTS["b"]}, {"a": WEIGHTS["a"]}) == one

@@ -82,7 +82,7 @@ def test_both_sides_cut_at_the_same_tensors_whatever_the_size_of_a_buffer(buffer
     assert len(all_bytes) == sum(fact.num_bytes for fact in FACTS) == 210
 
 
-def test_without_packing_each_tensor_comes_alone_in_its_own_dtype() -> None:
+def test_without_packing_each_tensor_is_sent_alone_in_its_own_dtype() -> None:
     assert [*broadcasts_of(FACTS, group(packed=False))] == [
         Broadcast(one.numel(), one.dtype) for one in TENSORS.values()
     ]
@@ -106,7 +106,7 @@ def met(library: str) -> tuple[Root, Communicator]:
 
 
 @pytest.mark.parametrize("name", list(TENSORS))
-def test_a_broadcast_brings_the_bytes_of_each_dtype(library: str, name: str) -> None:
+def test_a_broadcast_delivers_the_bytes_of_each_dtype(library: str, name: str) -> None:
     root, receiver = met(library)
     sent = TENSORS[name]
     came = torch.full_like(sent, 77.0)

@@ -30,7 +30,7 @@ class UsagePlace(Enum):
     END = auto()
     """A chunk without choices has it, if the request sets `include_usage`."""
     EACH = auto()
-    """The last chunk of each choice has it, request for or not."""
+    """The last chunk of each choice has it, even if it was not requested."""
     NONE = auto()
 
 
@@ -90,7 +90,7 @@ class Behaviour:
     key: str | None = None
     """The only API key that the server accepts."""
     listing: FixedAnswer | None = None
-    """What the server sends instead of the list of its models."""
+    """The answer of the server instead of the list of its models."""
     models: tuple[Json, ...] = ({"id": "m", "max_model_len": 4096},)
 
 

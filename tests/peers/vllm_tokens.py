@@ -38,7 +38,7 @@ def token_at(state: int, *more: int, banned: Collection[int] = ()) -> int:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a choice is sampled."""
+    """The way in which a choice is sampled."""
 
     seed: int | None = None
     number: int = 0

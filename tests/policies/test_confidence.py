@@ -1,4 +1,4 @@
-"""How sure a model was: lowest means over windows of tokens, and the choices that fall below the threshold."""
+"""The confidence of a choice: lowest means over windows of tokens, and the choices that fall below the threshold."""
 
 import math
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def test_a_choice_has_the_lowest_mean_of_any_full_window() -> None:
     assert confidences.lowest(5) is None
 
 
-def test_a_choice_below_the_threshold_is_told_once() -> None:
+def test_a_choice_below_the_threshold_is_reported_once() -> None:
     confidences = fixed(2, below=1.0)
     confidences.add(3, tokens(1.0, 1.0))
     assert confidences.lost() == ()  # at the threshold is not below it
@@ -72,7 +72,7 @@ def test_a_choice_below_the_threshold_is_told_once() -> None:
     assert confidences.lowest(3) == 0.25
 
 
-def test_a_choice_that_has_ended_is_not_lost_and_takes_nothing_more() -> None:
+def test_a_choice_that_has_ended_is_not_lost_and_takes_no_more_tokens() -> None:
     confidences = fixed(2, below=1.0)
     confidences.add(0, tokens(0.0, 0.5))
     confidences.ended(0)
@@ -114,7 +114,7 @@ def test_choices_of_the_warm_up_that_are_shorter_than_a_window_do_not_count() ->
     assert confidences.threshold == 4.0
 
 
-def test_a_warm_up_of_short_choices_only_sets_no_threshold() -> None:
+def test_a_warm_up_with_only_short_choices_sets_no_threshold() -> None:
     confidences = warmed_up(2, warm_up=1, percentile=90)
     confidences.add(0, tokens(5.0))
     confidences.ended(0)

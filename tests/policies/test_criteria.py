@@ -1,4 +1,4 @@
-"""When a group knows enough: conditions on its answers, against plain counting."""
+"""When a group has enough answers: conditions on the answers, against plain counting."""
 
 from collections import Counter
 from fractions import Fraction
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from motet.policies.criteria import Agree, Answers, AnyOf, Condition, Finished, Posterior, Window, posterior
 
 Ends = dict[int, str | None]
-"""Index -> value, in the order of finishing."""
+"""Values by index, in the order in which the choices finished."""
 
 
 def answers_of(ends: Ends, *, n: int = 12, lost: tuple[int, ...] = ()) -> Answers:
@@ -23,7 +23,7 @@ def answers_of(ends: Ends, *, n: int = 12, lost: tuple[int, ...] = ()) -> Answer
 
 
 def in_order(letters: str) -> Ends:
-    """The values of choices 0, 1, ...; a dot is an answer without a value."""
+    """Returns the values of choices 0, 1, ...; a dot is an answer without a value."""
     return {index: None if letter == "." else letter for index, letter in enumerate(letters)}
 
 
@@ -56,7 +56,7 @@ def in_order(letters: str) -> Ends:
         (AnyOf(()), "aa", None),
     ],
 )
-def test_a_condition_tells_its_name_when_it_is_met(condition: Condition, letters: str, met: str | None) -> None:
+def test_a_condition_returns_its_name_when_it_is_met(condition: Condition, letters: str, met: str | None) -> None:
     assert condition.met(answers_of(in_order(letters))) == met
 
 
@@ -65,7 +65,7 @@ def test_choices_left_over_at_the_end_are_in_no_window() -> None:
     assert Window(2).met(answers_of({10: "a", 11: "a"})) == "window"
 
 
-def test_a_lost_choice_spoils_its_window_and_counts_nowhere() -> None:
+def test_a_lost_choice_breaks_its_window_and_counts_nowhere() -> None:
     answers = answers_of({0: "a", 1: "a", 3: "a"}, n=6, lost=(2,))
     assert Window(3).met(answers) is None
     assert Finished(4).met(answers) is None
@@ -82,7 +82,7 @@ def test_only_conditions_on_values_need_them() -> None:
     assert AnyOf((Finished(1), AnyOf((Agree(2),)))).needs_values
 
 
-def test_the_majority_is_the_value_that_had_so_many_first() -> None:
+def test_the_majority_is_the_value_that_first_had_its_count() -> None:
     answers = answers_of({5: "b", 0: "a"})
     assert (answers.leader, answers.leading()) == (("b", 1), (1, 1))
     answers.finish(3, "a")
@@ -109,7 +109,7 @@ def test_a_choice_ends_once_and_is_in_the_group(index: int) -> None:
 
 @st.composite
 def ends(draw: st.DrawFn) -> tuple[int, Ends, set[int]]:
-    """n, what has finished in which order, and what was lost."""
+    """Generates n, the values in the order in which choices finished, and the lost choices."""
     n = draw(st.integers(1, 12))
     order = draw(st.permutations(range(n)))
     finished = draw(st.integers(0, n))
@@ -119,7 +119,7 @@ def ends(draw: st.DrawFn) -> tuple[int, Ends, set[int]]:
 
 
 @given(ends(), st.integers(1, 6))
-def test_conditions_say_what_counting_says(drawn: tuple[int, Ends, set[int]], k: int) -> None:
+def test_conditions_agree_with_counting(drawn: tuple[int, Ends, set[int]], k: int) -> None:
     n, values, lost = drawn
     answers = answers_of(values, n=n, lost=tuple(lost))
     found = [value for value in values.values() if value is not None]
@@ -140,7 +140,7 @@ def test_conditions_say_what_counting_says(drawn: tuple[int, Ends, set[int]], k:
 
 
 def integral(first: int, second: int, *, low: float) -> float:
-    """The integral of x^first (1-x)^second from `low` to 1, by Simpson's rule."""
+    """Returns the integral of x^first (1-x)^second from `low` to 1, by Simpson's rule."""
     steps = 2_000
     width = (1 - low) / steps
     points = [low + i * width for i in range(steps + 1)]

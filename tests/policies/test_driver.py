@@ -1,4 +1,4 @@
-"""The driver of a policy: what a step brought in, which choices end, start and never start out."""
+"""The driver of a policy: after each step, it returns which choices end, which start, and which never start."""
 
 import asyncio
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ async def test_waiting_choices_can_be_withdrawn() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
-async def test_the_order_of_what_a_step_brought_does_not_matter(order: Sequence[int]) -> None:
+async def test_the_order_of_the_deltas_of_a_step_does_not_matter(order: Sequence[int]) -> None:
     driver = PolicyDriver(GroupPolicy(extract=LAST_LINE, vote=True), range(3))
     await driver.step([finished(index, text) for index, text in ((index, "abb"[index]) for index in order)])
     report = driver.report("g")

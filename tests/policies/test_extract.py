@@ -1,4 +1,4 @@
-"""The value of an answer: what each rule finds, and the form in which it is compared."""
+"""The value of an answer: the piece that each rule finds, and the form in which it is compared."""
 
 import json
 from decimal import Decimal
@@ -79,7 +79,7 @@ def test_every_way_to_write_a_number_has_the_same_value(number: Decimal, form: s
 
 
 @given(st.text("01,.+-$%\u2212 \n\u00a0aé"))
-def test_a_value_is_in_its_form_already(text: str) -> None:
+def test_a_value_does_not_change_when_it_is_brought_into_its_form_again(text: str) -> None:
     value = normalised(text)
     assert value is None or normalised(value) == value
 
@@ -95,7 +95,7 @@ def test_a_value_is_in_its_form_already(text: str) -> None:
         ("x\n" + "y" * (MAX_VALUE_CHARS + 1), None),
     ],
 )
-def test_the_last_line_that_is_not_blank(text: str, value: str | None) -> None:
+def test_the_rule_for_lines_finds_the_last_one_that_is_not_blank(text: str, value: str | None) -> None:
     assert LAST_LINE.value(text) == value
 
 
@@ -127,7 +127,7 @@ def test_the_last_line_that_is_not_blank(text: str, value: str | None) -> None:
         ("7" + " " * MAX_TEXT_CHARS, None),
     ],
 )
-def test_the_last_number(text: str, value: str | None) -> None:
+def test_the_rule_for_numbers_finds_the_last_number(text: str, value: str | None) -> None:
     assert LAST_NUMBER.value(text) == value
 
 
@@ -136,7 +136,7 @@ def test_the_last_number(text: str, value: str | None) -> None:
     st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**9), max_value=10**9, places=2),
     st.text("ab -,.$", max_size=8),
 )
-def test_the_last_number_is_found_whatever_stands_around_it(before: str, number: Decimal, after: str) -> None:
+def test_the_last_number_is_found_whatever_is_around_it(before: str, number: Decimal, after: str) -> None:
     assert LAST_NUMBER.value(f"{before} {number:,f}{after}") == normalised(str(number))
 
 
@@ -164,7 +164,7 @@ def test_the_last_number_is_found_whatever_stands_around_it(before: str, number:
         (r"\boxed{1}" + " " * MAX_TEXT_CHARS, None),
     ],
 )
-def test_what_the_last_box_holds(text: str, value: str | None) -> None:
+def test_the_rule_for_boxes_finds_the_content_of_the_last_box(text: str, value: str | None) -> None:
     assert BOXED.value(text) == value
 
 
@@ -185,11 +185,11 @@ def test_what_the_last_box_holds(text: str, value: str | None) -> None:
         (r"(\C)", "é", "\ufffd"),
     ],
 )
-def test_the_first_match_of_a_pattern(pattern: str, text: str, value: str | None) -> None:
+def test_the_rule_for_patterns_finds_the_first_match(pattern: str, text: str, value: str | None) -> None:
     assert regex(pattern).value(text) == value
 
 
-def test_a_pattern_reads_the_end_of_a_long_text_and_the_less_the_larger_it_is() -> None:
+def test_a_pattern_reads_the_end_of_a_long_text_and_a_larger_pattern_reads_less() -> None:
     assert regex("a(b)").value("ab" + "." * (MAX_TEXT_CHARS - 2)) == "b"
     assert regex("a(b)").value("ab" + "." * (MAX_TEXT_CHARS - 1)) is None
     assert regex("a(b)").value("ab" + "é" * (MAX_TEXT_CHARS // 2)) is None  # it reads bytes
@@ -252,7 +252,7 @@ def test_a_hostile_pattern_is_refused_or_reads_little(pattern: str) -> None:
         (ExtractKind.JSON_POINTER, "/" + "a" * 1_000, "has 1,001 characters, at most 1,000"),
     ],
 )
-def test_a_rule_that_cannot_be_used_says_why(kind: ExtractKind, source: str, message: str) -> None:
+def test_the_error_for_a_rule_that_cannot_be_used_has_the_reason(kind: ExtractKind, source: str, message: str) -> None:
     with pytest.raises(ExtractError, match=message):
         Extract(kind, source)
 
@@ -297,7 +297,7 @@ def test_a_rule_that_cannot_be_used_says_why(kind: ExtractKind, source: str, mes
         ("", "", None),
     ],
 )
-def test_what_a_json_pointer_finds(source: str, text: str, value: str | None) -> None:
+def test_a_json_pointer_finds_its_part(source: str, text: str, value: str | None) -> None:
     assert pointer(source).value(text) == value
 
 
@@ -311,7 +311,7 @@ DOCUMENTS: st.SearchStrategy[Document] = st.recursive(
 
 
 def all_parts(document: Document, source: str = "") -> list[tuple[str, Document]]:
-    """Every part of a document, with its pointer."""
+    """Yields every part of a document, with its pointer."""
     items: list[tuple[str, Document]] = []
     if isinstance(document, dict):
         items = [(key.replace("~", "~0").replace("/", "~1"), part) for key, part in document.items()]

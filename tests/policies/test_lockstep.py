@@ -1,4 +1,4 @@
-"""Whatever bundles the engine gives its tokens in, the steps are the same: one token of each choice."""
+"""The steps do not depend on the bundles in which the engine sends its tokens: each has one token of each choice."""
 
 from collections.abc import Sequence
 
@@ -54,7 +54,7 @@ def test_several_tokens_of_a_step_are_several_steps_each_with_its_log_probabilit
     ]
 
 
-def test_a_choice_that_has_been_ended_holds_nobody_up_and_is_not_heard_again() -> None:
+def test_a_choice_that_has_been_ended_delays_no_other_and_gets_no_more_tokens() -> None:
     lockstep = started(0, 1)
     lockstep.feed(delta(ChoiceDelta(0, (10, 11))))
     assert lockstep.next() is None
@@ -63,7 +63,7 @@ def test_a_choice_that_has_been_ended_holds_nobody_up_and_is_not_heard_again() -
     assert steps_of(lockstep) == [delta(ChoiceDelta(0, (10,))), delta(ChoiceDelta(0, (11,)))]
 
 
-def test_a_choice_that_begins_later_joins_at_the_present_step() -> None:
+def test_a_choice_that_starts_later_joins_at_the_present_step() -> None:
     lockstep = started(0)
     lockstep.feed(delta(ChoiceDelta(0, (10, 11))))
     assert lockstep.next() == delta(ChoiceDelta(0, (10,)))
@@ -80,7 +80,7 @@ def test_an_end_without_a_token_is_a_step_of_its_choice() -> None:
     assert steps_of(lockstep) == [delta(ChoiceDelta(0, (), None, abort), ChoiceDelta(1, (), None, abort))]
 
 
-def test_what_is_told_about_prompt_and_worker_goes_with_the_next_step() -> None:
+def test_the_reports_about_prompt_and_worker_are_in_the_next_step() -> None:
     lockstep = started(0, 1)
     lockstep.feed(delta(ChoiceDelta(0, (10,)), prompt=PromptReport(3), worker="decode-0"))
     lockstep.feed(delta(ChoiceDelta(1, (20, 21))))

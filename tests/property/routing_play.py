@@ -1,4 +1,4 @@
-"""Plays all of routing at once: groups wait, are split, prefilled and moved, on workers that die, leave and return in
+"""Runs all of routing at once: groups wait, are split, prefilled and moved, on workers that die, leave and return in
 any order."""
 
 import asyncio
@@ -25,7 +25,7 @@ from tests.clock import settle
 from tests.routing.scene import ANY_MODEL, Received, Scene, SlowPrefill, group, uninterrupted
 
 LARGEST = 8
-"""Largest number of choices of a group."""
+"""Maximum number of choices of a group."""
 MAX_ROUNDS = 500
 """Number of rounds of reading after which every group must have ended."""
 PROMPTS = (20, 200)
@@ -58,7 +58,8 @@ class GroupReader:
             self.over, self.error = True, error
 
     def read(self) -> None:
-        """Starts to read a delta, unless one is still awaited. Raises what was wrong with the last one."""
+        """Starts to read a delta, unless one is still awaited. Raises the error of the last one, if it was not
+        correct."""
         if self._reading is not None and self._reading.done() and not self._reading.cancelled():
             self._reading.result()
         if not self.over and (self._reading is None or self._reading.done()):
@@ -107,7 +108,7 @@ class GroupReader:
 
 
 class Play:
-    """Groups on some workers, and what may happen to both."""
+    """Groups on some workers, and the acts that happen to both."""
 
     def __init__(self, names: Sequence[str], server: Scene) -> None:
         """Makes a play with no groups yet. `names`: the workers of `server`."""
@@ -169,7 +170,7 @@ class Play:
         self.tasks.append(asyncio.create_task(self.server.router.close()))
 
     async def finish(self) -> None:
-        """Brings all workers back and reads every group to its end, while time passes."""
+        """Restarts all workers and reads every group to its end, while time passes."""
         for name in self.names:
             self.server.engines[name].scenario.fail_after = {}
             if self.server.fleet.get(name) is None or self.server.engines[name].death is not None:

@@ -1,4 +1,5 @@
-"""When an engine process counts as hung, whatever it and its parent do. No process is started and nothing waits."""
+"""The time at which an engine process counts as hung, whatever it and its parent do. No process is started and
+nothing waits."""
 
 from collections.abc import Iterable
 
@@ -66,14 +67,14 @@ def test_a_machine_that_was_suspended_kills_no_engine_when_it_wakes_up(
 
 
 @given(SILENCES, st.lists(st.tuples(Ticks, st.booleans())))
-def test_an_engine_that_stops_is_found_soon_after_the_allowed_silence(
+def test_an_engine_that_stops_is_detected_soon_after_the_allowed_silence(
     silence_s: float, before: list[tuple[int, bool]]
 ) -> None:
     world = World(silence_s)
     world.run((ticks, True, parent) for ticks, parent in before)
     patience = round(silence_s / world.tick_s)
     assert world.run([(patience - TICKS_PER_HEARTBEAT, False, True)]) is None
-    # It takes at most a check that came late, the check before it, and the ticks until the next check.
+    # It takes at most a late check, the check before it, and the ticks until the next check.
     assert "no heartbeat" in (world.run([(4 * TICKS_PER_HEARTBEAT, False, True)]) or "")
 
 

@@ -1,4 +1,4 @@
-"""However workers die, leave and return, each reader gets the beginning of what an uninterrupted group gets."""
+"""However workers die, leave and return, each reader gets the first tokens of an uninterrupted group."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
     spread_choices=st.sampled_from([0, 2, 2, 4]),
     limit=st.sampled_from([0, 3, 1000]),
 )
-def test_each_reader_gets_the_beginning_of_what_an_undisturbed_group_gets(
+def test_each_reader_gets_the_first_tokens_of_an_undisturbed_group(
     acts: list[Act], apart: bool, workers: int, spread_choices: int, limit: int
 ) -> None:
     async def play() -> None:

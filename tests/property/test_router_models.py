@@ -1,5 +1,5 @@
 """Several models and kinds in one fleet: no group is on a worker without its model, no ticket goes to a worker that
-cannot read it, each ticket is released once, and each reader gets the beginning of what an uninterrupted group gets."""
+cannot read it, each ticket is released once, and each reader gets the first tokens of an uninterrupted group."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ NAMES = (
 
 
 class MixedPlay(Play):
-    """A play in which some workers of `A` have the adapter, and may lose it."""
+    """A play in which some workers of `A` have the adapter, and can lose it."""
 
     server: KindsScene
 
@@ -60,7 +60,7 @@ acts = st.builds(Act, st.sampled_from(MIXED), st.integers(0, 31), st.integers(0,
     spread_choices=st.sampled_from([0, 2, 2, 4]),
     limit=st.sampled_from([0, 3, 1000]),
 )
-def test_groups_and_tickets_only_go_where_they_can_be_used(
+def test_groups_and_tickets_are_only_sent_where_they_can_be_used(
     acts: list[Act], names: list[str], adapted: list[bool], spread_choices: int, limit: int
 ) -> None:
     async def play() -> None:

@@ -1,4 +1,4 @@
-"""Random groups, arrivals, stops and aborts in tiny pools: every choice ends, with the answer that is due."""
+"""Random groups, arrivals, stops and aborts in tiny pools: every choice ends, with the expected answer."""
 
 import pytest
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ LEAST_BLOCKS = blocks_for(MAX_MODEL_LEN, BLOCK_SIZE) + 1
 
 @st.composite
 def prompts(draw: st.DrawFn) -> tuple[int, ...]:
-    """Draws prompts from few pieces, so that they often begin alike."""
+    """Generates prompts from few pieces, so that many have a common prefix."""
     pieces = draw(st.lists(st.sampled_from([(1, 2, 3, 4), (5, 6, 7, 8)]), max_size=3))
     return tuple(token for piece in pieces for token in piece) + draw(st.sampled_from([(1,), (2, 3), (1, 2, 3)]))
 

@@ -16,11 +16,11 @@ from tests.clock import settle
 from tests.engines.vllm.scripted_vllm import GREEDY, LENGTH, SAMPLING, Call, VLLMScene, group, ticket
 
 LAST_STEP = 4
-"""Largest number of tokens that a child writes."""
+"""Maximum number of tokens that a child generates."""
 
 
 class ScriptedCall:
-    """One call whose children write tokens that show which call and child they come from."""
+    """One call whose children generate tokens that identify the call and the child."""
 
     def __init__(self, number: int, call: Call) -> None:
         self.call = call
@@ -140,7 +140,8 @@ class Play:
                 self.lost = True
 
     def _read(self) -> None:
-        """Starts to read a delta, unless one is still awaited. Raises what was wrong with the last one."""
+        """Starts to read a delta, unless one is still awaited. Raises the error of the last one, if it was not
+        correct."""
         if self._reading is not None and self._reading.done():
             self._reading.result()
         if not self.over and (self._reading is None or self._reading.done()):
@@ -163,7 +164,7 @@ class Play:
                     self.finished.add(choice.index)
 
     def _source(self, index: int) -> tuple[int, int]:
-        """Returns the call and the child that wrote all tokens of a choice."""
+        """Returns the call and the child that generated all tokens of a choice."""
         tokens = self.heard[index]
         call, child = tokens[0] // 1000 - 1, tokens[0] % 1000 // 100
         said = self.said[call]
@@ -193,7 +194,8 @@ class Play:
 
     @property
     def _ends(self) -> tuple[int, int]:
-        """Returns how often the ticket was released, and how often its lease had to expire."""
+        """Returns the number of times that the ticket was released, and the number of times that its lease had to
+        expire."""
         return len(self.scene.server.rejected), self.scene.figures.tickets_unused["left"]
 
 

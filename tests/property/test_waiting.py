@@ -1,4 +1,4 @@
-"""Groups of any size that come, are read, stopped and left in any order, on workers with few places."""
+"""Groups of any size that arrive, are read, stopped and left in any order, on workers with little capacity."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A router over workers of several models and kinds, and a record of what none of them should have got."""
+"""A router over workers of several models and kinds, and a record of groups that a worker should not have got."""
 
 import logging
 from collections import Counter
@@ -45,7 +45,7 @@ class Makers:
 
 
 class KindEngine(ControlledEngine):
-    """An engine that records what it should not have got."""
+    """An engine that records groups that it should not have got."""
 
     def __init__(self, info: EngineInfo, leases: FakeLeases, makers: Makers) -> None:
         super().__init__(script, info=info, leases=leases)

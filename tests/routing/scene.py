@@ -1,7 +1,5 @@
-"""Fake workers of a router that die, leave and return, and what the readers of its groups received.
-
-Nothing here runs by itself: an engine takes a step of a group when the group is read, and time passes only when a test
-lets it.
+"""Fake workers of a router that die, leave and return, and what the readers of its groups received. Nothing here
+runs by itself: an engine takes a step of a group when the group is read, and time passes only with `pass_time`.
 """
 
 import asyncio
@@ -135,7 +133,7 @@ class SlowPrefill:
 
 class ControlledEngine(FakeEngine):
     """Sets `submitted` when it gets a group. `generate` raises `refusal`, and a release waits for `may_release`. If
-    `has_no_stats`, `stats` raises. If `has_defect`, the group "unlucky" causes it."""
+    `has_no_stats`, `stats` raises. If `has_defect`, the group "unlucky" raises an unexpected error."""
 
     def __init__(self, answers: Script, *, info: EngineInfo, leases: FakeLeases) -> None:
         super().__init__(answers, info=info, leases=leases)
@@ -184,7 +182,7 @@ def worker(
 
 
 class Tasks:
-    """The tasks that the running loop starts from now on. At the end all of them must be over.
+    """The tasks that the running loop starts from now on. At the end all of them must have ended.
 
     `asyncio.all_tasks` would go through every task that has not been garbage-collected.
     """
@@ -406,7 +404,7 @@ class Scene:
 
 
 class SubmittedGroup:
-    """A group that the router got, its stream, and what was read of it."""
+    """A group that the router got, its stream, and the deltas that were read."""
 
     def __init__(self, request: GenerateRequest, stream: GroupStream) -> None:
         self.request = request

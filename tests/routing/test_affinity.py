@@ -4,7 +4,7 @@ from motet.routing.workers.affinity import MAX_SESSIONS, Affinity
 from tests.clock import Clock
 
 
-def test_a_session_is_where_it_was_given_to_last() -> None:
+def test_a_session_is_at_the_worker_that_it_was_last_assigned_to() -> None:
     affinity = Affinity(clock=Clock())
     assert affinity.worker_of("s") is None
     affinity.record("s", "a")
@@ -43,7 +43,7 @@ def test_of_too_many_sessions_the_least_recently_used_is_forgotten() -> None:
     assert [affinity.worker_of(session) for session in "stu"] == ["a", None, "c"]
 
 
-def test_a_worker_that_leaves_takes_its_sessions_with_it() -> None:
+def test_the_sessions_of_a_worker_that_leaves_are_forgotten() -> None:
     affinity = Affinity(clock=Clock())
     affinity.record("s", "a")
     affinity.record("t", "b")

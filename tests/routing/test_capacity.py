@@ -124,7 +124,7 @@ def test_a_split_group_needs_capacity_for_a_part_on_one_worker_and_all_in_total(
     assert not capacity_for(members, 12, largest_part=4, choices_prefilling=1)
 
 
-def test_a_group_larger_than_all_workers_goes_when_they_are_idle() -> None:
+def test_a_group_larger_than_all_workers_starts_when_they_are_idle() -> None:
     members = fleet(2)
     assert capacity_for(members, 2 * MAX_CHOICES + 1, largest_part=MAX_CHOICES)
     members[0].load.given_choices = 1

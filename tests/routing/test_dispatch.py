@@ -158,7 +158,7 @@ async def test_cached_tokens_are_counted_on_the_worker_that_would_get_the_group(
     assert backlog_of(pair, WorkKind.GENERATE).own_tokens == 136
     stream = pair.router.generate(msgspec.structs.replace(group(n=8), prompt=(*group().prompt[:64], *range(136))))
     assert pair.groups == PerWorker(first=0, second=1)
-    # So many choices are open there that the other worker costs less.
+    # The open choices there make the other worker cost less.
     assert backlog_of(pair, WorkKind.GENERATE).own_tokens == 200
     await stream.aclose()
     assert backlog_of(pair, WorkKind.GENERATE).own_tokens == 136
@@ -182,7 +182,7 @@ async def test_info_of_one_worker_is_its_own() -> None:
     assert Router(Fleet([one]), role=Role.DECODE).info is engine.info
 
 
-async def test_while_no_worker_is_available_info_stays_as_it_was_last() -> None:
+async def test_while_no_worker_is_available_info_is_the_last_known_one() -> None:
     one, engine = worker("decode-0")
     fleet = Fleet()
     router = Router(fleet, role=Role.DECODE)

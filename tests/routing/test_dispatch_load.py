@@ -1,4 +1,4 @@
-"""The loads of workers: what a router learns about them from the groups that it gives them."""
+"""The loads of workers: what a router learns about them from the groups that it assigns to them."""
 
 import asyncio
 from typing import NamedTuple
@@ -29,7 +29,7 @@ async def test_a_group_with_a_ticket_adds_no_prompt_tokens() -> None:
     await other.aclose()
 
 
-async def test_the_load_measures_how_fast_each_side_computes_prompts() -> None:
+async def test_the_load_measures_the_speed_at_which_each_side_computes_prompts() -> None:
     controlled = ControlledPrefill()
     pair = PairScene(first=controlled)
     call = asyncio.ensure_future(pair.router.prefill(group(prompt_tokens=301)))

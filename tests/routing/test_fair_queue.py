@@ -40,7 +40,7 @@ def popped(waiting: FairQueue[str], now_s: float = 0.0) -> list[str]:
     return items
 
 
-def test_equal_groups_go_in_the_order_of_arrival() -> None:
+def test_equal_groups_start_in_the_order_of_arrival() -> None:
     waiting = queue()
     for number in range(4):
         waiting.push(f"g{number}", choices=3, priority=0, now_s=0.0)
@@ -48,7 +48,7 @@ def test_equal_groups_go_in_the_order_of_arrival() -> None:
     assert len(waiting) == 0
 
 
-def test_a_small_group_overtakes_a_large_one_only_if_that_came_shortly_before() -> None:
+def test_a_small_group_overtakes_a_large_one_that_came_shortly_before_and_no_other() -> None:
     waiting = queue()
     waiting.push("large", choices=8, priority=0, now_s=0.0)
     waiting.push("small", choices=1, priority=0, now_s=6.9)
@@ -64,7 +64,7 @@ def test_above_a_certain_size_the_head_start_of_small_groups_does_not_grow() -> 
     assert popped(waiting) == ["small", "largest", "late"]
 
 
-def test_a_lower_priority_number_goes_first_whatever_its_size() -> None:
+def test_the_group_with_the_lower_priority_number_starts_first_whatever_its_size() -> None:
     waiting = queue()
     waiting.push("usual", choices=1, priority=0, now_s=0.0)
     waiting.push("urgent", choices=64, priority=-1, now_s=9.0)
@@ -95,7 +95,7 @@ def test_patience_runs_for_every_group_that_is_skipped() -> None:
     assert waiting.pop(only("small"), 1.0 + PATIENCE_S) is None, "room is kept for the second"
 
 
-def test_a_client_that_left_is_out_of_the_queue_and_leaving_twice_changes_nothing() -> None:
+def test_a_client_that_left_is_not_in_the_queue_and_leaving_twice_changes_nothing() -> None:
     waiting = queue()
     waiting.push("a", choices=1, priority=0, now_s=0.0)
     waiting.push("b", choices=1, priority=0, now_s=0.0)
@@ -176,7 +176,7 @@ class Server:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_group_goes_before_a_group_that_did_not_fit_for_its_patience(seed: int) -> None:
+def test_no_group_starts_before_a_group_that_did_not_fit_for_its_patience(seed: int) -> None:
     """The second bound of the module: every group has its turn, even if it needs half the capacity or all of it."""
     random = Random(seed)
     arrivals = [(random.randrange(60), random.choice([1, 2, 4, 8, 8, 8, 32, 64])) for _ in range(80)]

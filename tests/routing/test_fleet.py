@@ -89,7 +89,7 @@ def test_workers_that_do_both_are_not_used_for_prefill() -> None:
 
 
 @pytest.mark.parametrize("role", ["decode", "both", "prefill"])
-def test_a_worker_is_expected_until_all_that_could_generate_are_given_up(role: str) -> None:
+def test_a_worker_is_expected_until_no_worker_that_could_generate_will_return(role: str) -> None:
     fleet = Fleet([worker(f"{role}-0")[0], worker(f"{role}-1")[0]])
     for number in range(2):
         assert fleet.catalog.serving().worker_expected

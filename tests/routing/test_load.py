@@ -1,4 +1,5 @@
-"""The prompt tokens that wait on a worker, and how fast it computes them. Every figure is computed by hand."""
+"""The prompt tokens that wait on a worker, and the speed at which it computes them. Every figure is computed by
+hand."""
 
 import pytest
 

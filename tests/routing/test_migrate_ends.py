@@ -86,7 +86,7 @@ async def test_a_choice_stopped_between_the_move_and_its_first_step_is_stopped_t
 
 
 @in_both_fleets
-async def test_when_all_choices_are_stopped_during_a_move_the_group_is_over(names: tuple[str, ...]) -> None:
+async def test_when_all_choices_are_stopped_during_a_move_the_group_has_ended(names: tuple[str, ...]) -> None:
     scene, request, received = Scene(*names), group(n=2), Received()
     stream = scene.router.generate(request)
     received.take(await anext(stream), request)

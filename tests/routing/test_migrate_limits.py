@@ -83,7 +83,7 @@ async def test_a_move_that_ends_with_a_final_error_has_failed() -> None:
     assert scene.moves == {("died", "failed"): 1}
 
 
-async def test_a_group_that_is_refused_is_given_to_another_worker_at_once() -> None:
+async def test_a_group_that_is_refused_is_sent_to_another_worker_at_once() -> None:
     scene, request = Scene("both-0", "both-1"), group(n=3)
     scene.engines["both-0"].scenario.fail_after = always(FULL)
     reading = asyncio.ensure_future(Received().read(scene.router.generate(request), request))
@@ -190,7 +190,7 @@ async def test_after_its_wait_a_group_ends_with_the_error_of_its_lost_worker(wai
     assert scene.moves == {("died", "no-worker"): 1}
 
 
-async def test_a_group_does_not_wait_for_workers_that_are_given_up() -> None:
+async def test_a_group_does_not_wait_for_workers_that_will_not_return() -> None:
     scene, request = Scene("both-0"), group()
     stream = scene.router.generate(request)
     await anext(stream)

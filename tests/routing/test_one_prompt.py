@@ -1,4 +1,5 @@
-"""Separate groups with one prompt: the router knows which prompts each worker computes, and lets the groups share."""
+"""Separate groups with one prompt: the router knows which prompts each worker computes, and lets the groups share
+the work."""
 
 import asyncio
 

@@ -109,7 +109,7 @@ async def test_a_ticket_without_readers_is_released_at_once_and_the_group_comput
     assert sum(server.makers.released.values()) == 1
 
 
-async def test_a_client_s_ticket_that_no_worker_reads_is_released_by_routing() -> None:
+async def test_a_clients_ticket_that_no_worker_reads_is_released_by_routing() -> None:
     server = KindsScene("prefill-a-vllm-0", "decode-a-vllm-0", "decode-a-motet-0")
     ticket = await ticket_of(server, "prefill-a-vllm-0")
     server.fleet.mark("decode-a-vllm-0", WorkerState.DRAINING)

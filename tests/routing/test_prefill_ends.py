@@ -148,7 +148,7 @@ async def test_a_choice_stopped_during_prefill_is_left_out_of_the_group() -> Non
     assert [start.index for start in cell.decode.requests[0].choices] == [0, 2]
 
 
-async def test_when_every_choice_is_stopped_during_prefill_the_group_is_over() -> None:
+async def test_when_every_choice_is_stopped_during_prefill_the_group_has_ended() -> None:
     controlled = ControlledPrefill()
     cell = CellScene(during_prefill=controlled)
     request = group(n=2)

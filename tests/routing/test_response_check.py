@@ -1,4 +1,4 @@
-"""What a worker on another server may send for a group, and what it must not send."""
+"""Deltas that a worker on another server may send for a group, and deltas that are refused."""
 
 from collections.abc import Sequence
 

@@ -51,7 +51,7 @@ async def test_an_adapter_that_its_worker_has_lost_is_unknown_and_gets_nothing()
     assert (ready(server, FRENCH), names(server)) == ([], [A])
 
 
-async def test_a_new_offer_wakes_waiters_and_is_still_there_when_the_worker_returns() -> None:
+async def test_a_new_offer_wakes_waiters_and_is_kept_until_the_worker_returns() -> None:
     server = KindsScene("decode-a-motet-0")
     changed = server.fleet.changes.wait()
     server.fleet.set_models("decode-a-motet-0", [ADAPTER])

@@ -42,7 +42,7 @@ async def test_a_large_group_is_generated_in_parts_after_one_prefill(workers: in
     assert scene.router.counts.spreads == 1
 
 
-async def test_each_delta_of_a_group_in_parts_names_its_worker() -> None:
+async def test_every_delta_of_a_group_in_parts_names_its_worker() -> None:
     scene, request = Scene(*APART, spread_choices=4), group(n=N)
     worker_of: dict[int, set[str]] = {}
     async for delta in scene.router.generate(request):

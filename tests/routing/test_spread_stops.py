@@ -106,7 +106,7 @@ async def test_a_part_that_is_stopped_after_its_worker_died_holds_no_lease() -> 
     assert sorted((await reading).finished) == [4, 5, 6, 7]
 
 
-async def test_when_all_choices_are_stopped_the_group_is_over() -> None:
+async def test_when_all_choices_are_stopped_the_group_has_ended() -> None:
     scene, request, received = Scene(*APART, spread_choices=4), group(n=N), Received()
     scene.gate(4)
     stream = scene.router.generate(request)

@@ -177,7 +177,7 @@ async def test_a_session_stays_unless_its_server_is_much_busier() -> None:
 
 
 @pytest.mark.parametrize("error", [BUSY, DIED])
-async def test_a_request_that_fails_before_anything_came_goes_to_another_server(error: MotetError) -> None:
+async def test_a_request_that_fails_before_its_first_chunk_goes_to_another_server(error: MotetError) -> None:
     failing = ScriptedSource([[error]])
     texts = Texts(failing, ScriptedSource())
     assert await texts.all_of(text_request()) == "b"
@@ -204,7 +204,7 @@ async def test_a_request_is_tried_twice_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("error", [EngineSilentError("silent"), EngineError("refused the key"), LIMIT])
-async def test_errors_that_another_try_would_not_repair_are_raised_at_once(error: MotetError) -> None:
+async def test_errors_that_another_try_would_not_fix_are_raised_at_once(error: MotetError) -> None:
     texts = Texts(ScriptedSource([[error]]), other := ScriptedSource())
     with pytest.raises(type(error)):
         await texts.all_of(text_request())
@@ -233,7 +233,7 @@ async def test_a_request_that_has_started_ends_with_its_server() -> None:
     assert texts.open_choices() == [0, 0]
 
 
-async def test_a_server_that_leaves_gives_its_waiting_requests_to_others() -> None:
+async def test_requests_that_wait_at_a_server_that_leaves_go_to_other_servers() -> None:
     texts = Texts(source := ScriptedSource([[]], hangs=True), ScriptedSource())
     reading = asyncio.create_task(texts.all_of(text_request(3)))
     await source.submitted.acquire()

@@ -33,7 +33,7 @@ async def test_a_group_without_capacity_waits_until_another_has_ended() -> None:
     assert await second.read() == await uninterrupted(second.request)
 
 
-async def test_a_group_goes_as_soon_as_choices_have_ended() -> None:
+async def test_a_group_starts_as_soon_as_choices_have_ended() -> None:
     """It waits neither for the end of their group nor for the next regular check."""
     scene = Scene("both-0", max_choices=3)
     first, second = scene.submit("first", 3), scene.submit("second", 1)
@@ -48,7 +48,7 @@ async def test_a_group_goes_as_soon_as_choices_have_ended() -> None:
 
 
 @pytest.mark.parametrize("end", ["stopped", "closed"])
-async def test_a_group_goes_when_one_before_it_is_ended_early(end: str) -> None:
+async def test_a_group_starts_when_one_before_it_is_ended_early(end: str) -> None:
     scene = Scene("both-0", max_choices=3)
     first, second = scene.submit("first", 3), scene.submit("second", 1)
     await settle()
@@ -62,7 +62,7 @@ async def test_a_group_goes_when_one_before_it_is_ended_early(end: str) -> None:
     await second.leave()
 
 
-async def test_a_group_goes_when_a_worker_joins() -> None:
+async def test_a_group_starts_when_a_worker_joins() -> None:
     scene = Scene("both-0", max_choices=4)
     submitted = [scene.submit("first", 4), scene.submit("second", 4)]
     await settle()
@@ -73,7 +73,7 @@ async def test_a_group_goes_when_a_worker_joins() -> None:
         assert await one.read() == await uninterrupted(one.request)
 
 
-async def test_lower_priorities_go_first_and_small_groups_before_recent_large_ones() -> None:
+async def test_lower_priorities_start_first_and_small_groups_before_recent_large_ones() -> None:
     scene = Scene("both-0", max_choices=4)
     full = scene.submit("full", 4)
     submitted = [scene.submit("large", 4), scene.submit("small", 1), scene.submit("idle", 1, priority=1)]
@@ -88,7 +88,7 @@ async def test_lower_priorities_go_first_and_small_groups_before_recent_large_on
     assert scene.started == ["full", "urgent", "small", "large", "late", "idle"]
 
 
-async def test_a_small_group_that_comes_while_a_large_one_waits_goes_at_once_for_a_while() -> None:
+async def test_a_small_group_that_comes_soon_after_a_waiting_large_one_starts_at_once() -> None:
     """It used to wait until the next regular check, although there was enough capacity."""
     scene = Scene("both-0", max_choices=4)
     first, large = scene.submit("first", 2), scene.submit("large", 4)
@@ -107,7 +107,7 @@ async def test_a_small_group_that_comes_while_a_large_one_waits_goes_at_once_for
         assert await one.read() == await uninterrupted(one.request)
 
 
-async def test_a_group_that_is_larger_than_any_worker_goes_when_one_is_idle() -> None:
+async def test_a_group_that_is_larger_than_any_worker_starts_when_one_is_idle() -> None:
     scene = Scene("both-0", max_choices=4)
     first, large = scene.submit("first", 1), scene.submit("large", 9)
     await scene.pass_time(PATIENCE_S)

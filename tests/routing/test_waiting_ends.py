@@ -31,7 +31,7 @@ async def test_a_group_that_waits_too_long_is_refused_before_any_of_it_ran() -> 
     assert sum(scene.router.counts.queue_seconds) == 1, "only admitted groups are counted"
 
 
-async def test_a_group_that_came_later_waits_on() -> None:
+async def test_a_group_that_came_later_continues_to_wait() -> None:
     scene = Scene("both-0", max_choices=4, queue_timeout_s=10.0)
     first, waiting = scene.submit("first", 4), scene.submit("waiting", 2)
     await scene.pass_time(5.0)
@@ -43,7 +43,7 @@ async def test_a_group_that_came_later_waits_on() -> None:
     assert await later.read() == await uninterrupted(later.request)
 
 
-async def test_an_admitted_group_is_not_refused_any_more() -> None:
+async def test_a_group_that_has_been_admitted_is_not_refused() -> None:
     scene = Scene("both-0", max_choices=4, queue_timeout_s=10.0)
     first, waiting = scene.submit("first", 4), scene.submit("waiting", 4)
     await first.read()
@@ -121,7 +121,7 @@ async def test_a_choice_stopped_later_is_stopped_where_its_group_is() -> None:
     assert len(waiting.received.tokens[1]) == 1
 
 
-async def test_when_all_choices_are_stopped_the_group_is_over() -> None:
+async def test_when_all_choices_are_stopped_the_group_has_ended() -> None:
     scene = Scene("both-0", max_choices=4)
     first, waiting = scene.submit("first", 4), scene.submit("waiting", 2)
     reading = asyncio.ensure_future(waiting.read())
@@ -194,7 +194,7 @@ async def test_check_finds_an_open_group() -> None:
     await first.leave()
 
 
-async def test_a_worker_whose_figures_make_no_sense_does_not_stop_admission_for_ever() -> None:
+async def test_a_worker_with_impossible_figures_does_not_stop_admission_for_ever() -> None:
     """The check for capacity raised in the task that admits groups, so all later groups waited past their time-outs."""
     scene = Scene("both-0", max_choices=4)
     first, unlucky = scene.submit("first", 4), scene.submit("unlucky", 4)

@@ -1,4 +1,4 @@
-"""Forms that requests demand with `structured_outputs`: regular expressions, choices and grammars."""
+"""Forms that requests require with `structured_outputs`: regular expressions, choices and grammars."""
 
 import re
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Requests several answers in one form for each question from a server, and validates each of them.
 
-1. A `Question` is a user message, the request fields that demand a form, and the checks of the form.
+1. A `Question` is a user message, the request fields that require a form, and the checks of the form.
 2. `outcome_of` sends all questions, several at a time.
 3. `QuestionOutcome` counts valid, truncated and invalid answers.
 """
@@ -28,7 +28,7 @@ class Question:
     name: str
     message: str
     fields: dict[str, object]
-    """Fields of the request that demand the form."""
+    """Fields of the request that require the form."""
     errors: Callable[[str], str]
     """Returns the errors in a complete answer; an empty string if it is valid."""
     can_start: Callable[[str], bool]

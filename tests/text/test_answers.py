@@ -24,7 +24,7 @@ def parser(
     form: ToolFormat | None = None,
     parallel: bool = True,
 ) -> AnswerParser:
-    """Returns a parser for answers that may call the tools `f` and `go`."""
+    """Returns a parser for answers that can call the tools `f` and `go`."""
     rules = tool_rules("f", "go")
     return tagged_format(
         None if tags is None else ReasoningRules(tags, at_start, separate=separate),

@@ -28,7 +28,7 @@ PIECES: dict[str, tuple[list[int], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", PIECES)
-def test_text_comes_when_its_characters_are_complete(tokenizer: Tokenizer, name: str) -> None:
+def test_text_is_returned_when_its_characters_are_complete(tokenizer: Tokenizer, name: str) -> None:
     ids, texts = PIECES[name]
     assert pieces(Detokenizer(tokenizer), ids) == texts
     assert "".join(texts) == tokenizer.decode(ids)

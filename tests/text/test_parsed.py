@@ -73,7 +73,7 @@ def test_an_end_without_a_token_shows_the_text_that_was_held_back(tokenizer: Tok
     assert choice.feed(ChoiceDelta(INDEX, ids_of("b"))) is None
 
 
-def test_a_stop_string_ends_a_thought_or_a_call_where_it_comes(tokenizer: Tokenizer) -> None:
+def test_a_stop_string_ends_a_thought_or_a_call_where_it_occurs(tokenizer: Tokenizer) -> None:
     stop = stopping("X")
     shown = events(parsed(tokenizer, stop), ids_of("<think>a bXc</think>"), STOP, size=3)
     assert (parts_of(shown), shown[-1].finish, shown[-1].stop_reason) == ([Reasoning("a b")], FinishReason.STOP, "X")
@@ -81,7 +81,7 @@ def test_a_stop_string_ends_a_thought_or_a_call_where_it_comes(tokenizer: Tokeni
     assert (parts_of(shown), shown[-1].finish) == (call(0, "f", '{"a'), FinishReason.STOP), "the call is not complete"
 
 
-def test_a_stop_string_may_be_a_tag_and_is_kept_on_request(tokenizer: Tokenizer) -> None:
+def test_a_stop_string_can_be_a_tag_and_is_kept_on_request(tokenizer: Tokenizer) -> None:
     for keep in (False, True):
         rules = stopping("</call>", include_stop_str_in_output=keep)
         shown = events(parsed(tokenizer, rules), ids_of("<call>f{}</call><call>go{}</call>"), STOP, size=2)
@@ -90,7 +90,7 @@ def test_a_stop_string_may_be_a_tag_and_is_kept_on_request(tokenizer: Tokenizer)
 
 
 @pytest.mark.parametrize("place", range(0, len(ids_of(ANSWER)), 3))
-def test_a_resumed_choice_goes_on_wherever_it_was_cut(tokenizer: Tokenizer, place: int) -> None:
+def test_a_resumed_choice_continues_wherever_it_was_cut(tokenizer: Tokenizer, place: int) -> None:
     ids = ids_of(ANSWER)
     undisturbed, resumed = parsed(tokenizer), parsed(tokenizer, output=ids[:place])
     before = parts_of(events(undisturbed, ids[:place], None))

@@ -50,7 +50,7 @@ def test_the_search_starts_again_after_a_stop_string() -> None:
     assert matcher.feed("ab") == ReleasedText("ab")
 
 
-def test_a_piece_that_may_not_stop_is_plain_text() -> None:
+def test_a_piece_in_which_stopping_is_not_allowed_is_plain_text() -> None:
     matcher = StopMatcher(StopStrings(["ab"]))
     assert matcher.feed("ab", may_stop=False) == ReleasedText("ab")
     assert matcher.feed("xab") == ReleasedText("x", "ab")

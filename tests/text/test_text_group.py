@@ -196,9 +196,7 @@ class ClosingGroup(FakeGroup):
 
 
 @pytest.mark.parametrize("stop", [(), ("c",)])
-async def test_the_engines_stream_is_closed_before_the_last_event_comes(
-    tokenizer: Tokenizer, stop: tuple[str, ...]
-) -> None:
+async def test_the_engines_stream_is_closed_before_the_last_event(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
     engine = ClosingEngine(script("abcd"))
     group = TextGroup(engine, request(1), tokenizer=tokenizer, rules=stopping(*stop))
     steps: list[GroupStep] = []

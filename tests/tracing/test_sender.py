@@ -25,7 +25,8 @@ GRPC = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has just started may not have read its settings when its standard input ends."""
+    """Raises the time limit: a process that has just started may not have read its settings when its standard input
+    ends."""
     monkeypatch.setattr(sending, "CLOSE_S", PATIENCE_S)
 
 

@@ -1,4 +1,5 @@
-"""A whole rollout batch in one completions request: the answers of single requests, and others get their turn."""
+"""A complete rollout batch in one completions request has the answers of single requests, and does not hold up other
+clients."""
 
 from typing import Any
 
@@ -17,15 +18,15 @@ PROMPTS = [[FIRST_BYTE_ID + 97 + number, *range(10, 10 + number % 7)] for number
 FIELDS: dict[str, object] = {"max_tokens": 6, "ignore_eos": True, "logprobs": 0, "return_token_ids": True}
 
 
-def drawn(request: GenerateRequest, start: ChoiceStart) -> list[int]:
+def sampled(request: GenerateRequest, start: ChoiceStart) -> list[int]:
     """Returns an answer that depends on the prompt and the seed, and whose length depends on both too."""
     first = sum(request.prompt) * 31 + start.seed * 7
     return [FIRST_BYTE_ID + 97 + (first + place) % 26 for place in range(2 + first % 5)]
 
 
 @pytest.fixture
-async def drawing(serve: Serving) -> Served:
-    return await serve(drawn, max_waiting_groups=len(PROMPTS))
+async def sampling(serve: Serving) -> Served:
+    return await serve(sampled, max_waiting_groups=len(PROMPTS))
 
 
 def by_index(choices: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -43,14 +44,14 @@ def by_index(choices: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 @pytest.mark.slow
 @streamed_or_not
-async def test_a_batch_has_the_answers_of_single_requests(drawing: Served, stream: bool) -> None:
-    answer = await drawing.complete(PROMPTS, n=N, seed=5, stream=stream, **FIELDS)
+async def test_a_batch_has_the_answers_of_single_requests(sampling: Served, stream: bool) -> None:
+    answer = await sampling.complete(PROMPTS, n=N, seed=5, stream=stream, **FIELDS)
     pieces = chunks(answer) if stream else [answer.json()]
     batch = by_index([choice for piece in pieces for choice in piece["choices"]])
     assert [*batch] == [*range(len(PROMPTS) * N)] or stream
     for number, prompt in enumerate(PROMPTS):
         for place in range(N):
-            single = (await drawing.complete(prompt, seed=5 + place, **FIELDS)).json()["choices"]
+            single = (await sampling.complete(prompt, seed=5 + place, **FIELDS)).json()["choices"]
             assert batch[number * N + place] == by_index(single)[0]
             assert len(batch[number * N + place]["token_ids"]) == 6
 

@@ -26,7 +26,7 @@ from motet.text.choice import ChoiceEvent
 from motet.text.text_group import GroupStep
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, GenerateRequest, GroupDelta, SamplingParams, TokenLogprob, Usage, choice_starts
-from tests.api.serving import MODEL, ListedWorkers, hello, post_to, ready
+from tests.api.serving import MODEL, ChangeableWorkers, hello, post_to, ready
 from tests.api.two_models import served_as
 from tests.tiny_tokenizer import fake_answer
 
@@ -72,7 +72,7 @@ def chat(**fields: object) -> ChatRequest:
 
 
 def app_of(engine: FakeEngine, tokenizer: Tokenizer) -> FastAPI:
-    workers = ListedWorkers([ready(Worker("engine-0", engine, ""))])
+    workers = ChangeableWorkers([ready(Worker("engine-0", engine, ""))])
     models = one_model(MODEL, engine, tokenizer=tokenizer)
     return create_app(Service(models, ServerConfig(served_model_name=MODEL), workers.reports))
 

@@ -9,7 +9,7 @@ from motet.api.http.admission import ANONYMOUS
 from motet.testing.fake_engine import NOWHERE
 from motet.transfer.ticket import Ticket, params_of
 from motet.types import Role
-from tests.api.engine_asking import group
+from tests.api.engine_requests import group
 from tests.api.serving import MODEL, PROMPT, ROUTES, Served, Serving, WatchedEngine, chunks, hello
 from tests.error_response import assert_error
 
@@ -87,7 +87,7 @@ async def test_chat_takes_a_ticket_from_the_official_client(served: Served) -> N
     assert served.engine.requests[0].ticket == ticket
 
 
-async def test_a_ticket_for_the_beginning_of_the_prompt_is_taken(served: Served) -> None:
+async def test_a_ticket_for_the_start_of_the_prompt_is_taken(served: Served) -> None:
     (ticket,) = granted(served, [5, 6, 7])
     assert (await served.complete(PROMPT, kv_transfer_params=params_of(ticket))).status_code == 200
     assert served.engine.requests[0].ticket == ticket
@@ -180,7 +180,7 @@ async def test_a_server_that_is_full_or_drains_releases_the_ticket(serve: Servin
 
 
 @takes_prompts
-async def test_a_server_at_its_limit_gives_the_ticket_back(serve: Serving, path: str) -> None:
+async def test_a_server_at_its_limit_releases_the_ticket(serve: Serving, path: str) -> None:
     served = await decode_server(serve, key_max_requests=1)
     served.service.key_limits.enter(ANONYMOUS, 1)
     response = await served.http.post(path, json={**ROUTES[path], "kv_transfer_params": wire(granted(served))[0]})

@@ -149,7 +149,7 @@ async def test_a_group_ended_while_it_generates_is_forgotten_despite_keep_s(serv
     assert_error(await served.http.get(f"/v1/groups/{id}"), status=404, code="group_not_found")
 
 
-async def test_the_choices_of_a_client_that_has_left_are_over(serve: Serving) -> None:
+async def test_the_choices_of_a_client_that_has_left_have_ended(serve: Serving) -> None:
     served = await gated(serve, "abcd", "efgh")
     answering = await served.engine.start_request(served.chat(n=2, keep_s=60, group={"start": 1}))
     id = served.engine.requests[0].request_id
@@ -165,7 +165,7 @@ async def test_the_choices_of_a_client_that_has_left_are_over(serve: Serving) ->
     assert_error(await served.http.delete(f"/v1/groups/{id}/choices/{'9' * 5000}"), status=404, code="choice_not_found")
 
 
-async def test_numbers_of_choices_that_were_refused_are_given_again(
+async def test_numbers_of_choices_that_were_refused_are_used_again(
     serve: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = await serve()
@@ -245,7 +245,7 @@ def test_kept_groups_are_forgotten_when_their_time_is_up() -> None:
         groups.find("1", client="a").further.take(16_382)
 
 
-def test_a_client_with_many_kept_groups_drives_out_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_with_many_kept_groups_displaces_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = KnownGroups(lambda: 0.0)
     monkeypatch.setattr("motet.api.known_groups.MAX_KEPT", 3)
     ended(groups, known("other", 60.0, client="b"))
@@ -260,7 +260,7 @@ def test_a_client_with_many_kept_groups_drives_out_its_own(monkeypatch: pytest.M
     assert names(groups, "other", client="b") == ["other"]
 
 
-def test_choices_that_could_not_start_are_put_back() -> None:
+def test_choices_that_could_not_start_are_available_again() -> None:
     further = known("0", 60.0).further
     first, second = further.take(2), further.take(1)
     further.put_back(first)
@@ -269,7 +269,7 @@ def test_choices_that_could_not_start_are_put_back() -> None:
     assert further.next_index == 5
 
 
-async def test_a_client_that_leaves_takes_its_group_along(serve: Serving) -> None:
+async def test_a_group_is_forgotten_when_its_client_leaves(serve: Serving) -> None:
     served = await gated(serve, "abcd")
     answering = await served.engine.start_request(served.chat(n=2))
     assert len(served.service.groups) == 1

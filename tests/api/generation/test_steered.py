@@ -90,9 +90,9 @@ async def test_each_prompt_of_a_completion_is_steered_by_itself(serve: Serving) 
 
 
 async def test_the_reports_of_a_stream_have_the_order_of_the_prompts(serve: Serving) -> None:
-    """Not in the order in which the groups were over."""
+    """The order is not that in which the groups ended."""
     served = await serve(lambda sent, _: [70] * (1 + 8 * sent.request_id.endswith("-0")) + [0])
-    served.engine.scenario.gate = asyncio.Semaphore(20)  # both take their steps by turns
+    served.engine.scenario.gate = asyncio.Semaphore(20)  # both take their steps in turn
     streamed = chunks(await served.complete(["x", "y"], stream=True, group={"vote": True, "extract": "last_line"}))
     assert [report["id"] for report in streamed[-1]["groups"]] == [one.request_id for one in served.engine.requests]
 
@@ -154,7 +154,7 @@ async def test_the_official_client_sends_a_policy_and_reads_the_report(serve: Se
     ],
     ids=str,
 )
-async def test_a_policy_that_cannot_be_is_refused_by_the_name_of_its_field(
+async def test_an_impossible_policy_is_refused_by_the_name_of_its_field(
     refusing: Served, group: object, param: str
 ) -> None:
     assert_error(await refusing.chat(n=4, group=group), status=400, param=param)

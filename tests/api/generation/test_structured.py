@@ -88,7 +88,7 @@ async def test_response_format_reaches_the_engine(
         (False, {"response_format": json_schema(SCHEMA | {"additionalProperties": True})}, f"{SOURCE[:-1]},{OPEN}"),
     ],
 )
-async def test_objects_stay_open_for_a_server_or_a_schema_that_wants_them_so(
+async def test_objects_stay_open_if_the_server_or_the_schema_requests_it(
     serve: Serving, additional_properties: bool, fields: dict[str, object], source: str
 ) -> None:
     served = await serve(additional_properties=additional_properties)
@@ -188,7 +188,9 @@ FAR = pytest.param(6, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("number", [FAR if number == 6 else number for number in range(len(HOSTILE))])
-async def test_a_hostile_schema_is_enforced_or_refused_and_the_server_lives_on(served: Served, number: int) -> None:
+async def test_a_hostile_schema_is_enforced_or_refused_and_the_server_keeps_running(
+    served: Served, number: int
+) -> None:
     answer = await served.http.post(CHAT, json=chat(response_format=json_schema(HOSTILE[number])))
     if answer.status_code != 200:
         assert_error(answer, status=400, param="response_format")

@@ -60,8 +60,8 @@ async def check(checks: GrammarChecks, grammar: Grammar) -> None:
 
 
 async def refused(checks: GrammarChecks, grammar: Grammar) -> GrammarError:
-    """Repeats the check until it fails because compiling takes too long. On a busy machine no thread may be free in
-    time."""
+    """Repeats the check until it fails because compiling takes too long. On a busy machine it can happen that no
+    thread is free in time."""
     while True:
         with suppress(OverloadedError):
             with pytest.raises(GrammarError) as caught:

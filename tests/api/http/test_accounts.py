@@ -88,7 +88,7 @@ async def test_every_group_carries_the_request_s_id(served: Served) -> None:
     assert [request.trace for request in served.engine.requests] == ["mine"] * 3
 
 
-async def test_without_a_client_s_id_the_id_in_the_answer_goes_along(served: Served) -> None:
+async def test_without_a_client_s_id_the_id_in_the_answer_is_passed_on(served: Served) -> None:
     assert (await served.complete()).headers["x-request-id"] == served.engine.requests[0].trace
 
 
@@ -109,7 +109,7 @@ async def test_on_generate_the_header_s_id_wins_over_the_body_s(
     assert [line["request_id"] for line in group_lines(caplog)] == [trace]
 
 
-async def test_an_id_that_fits_no_header_does_not_go_along(served: Served) -> None:
+async def test_an_id_that_fits_no_header_is_not_passed_on(served: Served) -> None:
     """Other characters would break the request to the next server, and the log line."""
     body = {"token_ids": [5], "sampling_params": {}, "request_id": "two\nlines"}
     response = await served.http.post("/inference/v1/generate", json=body)

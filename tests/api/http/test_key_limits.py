@@ -127,7 +127,7 @@ async def test_the_prompt_of_a_key_at_its_limit_is_not_read(serve: Serving) -> N
     assert (await served.complete(too_long, n=2)).json()["error"]["code"] == "context_length_exceeded"
 
 
-async def test_an_answer_that_fails_gives_its_share_back(serve: Serving) -> None:
+async def test_an_answer_that_fails_releases_its_share(serve: Serving) -> None:
     served = await limited(serve, WatchedEngine(fail_after={1: EngineError("broke")}), requests=1)
     for stream in (True, False, True):
         assert (await post(served, ONE, stream=stream)).status_code == (200 if stream else 500)
@@ -159,7 +159,7 @@ async def test_a_client_that_has_the_last_byte_can_send_the_next_request(
     assert counted == [0]
 
 
-async def test_a_request_that_finds_no_place_gives_its_share_back(serve: Serving) -> None:
+async def test_a_request_that_finds_no_place_releases_its_share(serve: Serving) -> None:
     served = await serve(key_max_requests=1)
     served.service.start_drain()
     body = {"token_ids": [5], "sampling_params": {}}
@@ -168,7 +168,7 @@ async def test_a_request_that_finds_no_place_gives_its_share_back(serve: Serving
     assert served.service.key_limits.clients == {}
 
 
-async def test_a_client_that_leaves_gives_its_share_back(serve: Serving) -> None:
+async def test_a_client_that_leaves_releases_its_share(serve: Serving) -> None:
     engine = WatchedEngine(gated=True)
     served = await limited(serve, engine, requests=1)
     task = await started(served, engine, ONE)

@@ -99,7 +99,7 @@ async def parts() -> AsyncIterator[bytes]:
     yield b"x" * 1001
 
 
-async def test_what_the_gate_keeps_out_has_no_span(serve: Serving) -> None:
+async def test_a_request_that_the_gate_refuses_has_no_span(serve: Serving) -> None:
     tracer = RecordedTracer()
     served = await serve(tracer=tracer, api_keys=["key"])
     page, key = {"origin": "http://other"}, {"authorization": "Bearer key"}
@@ -198,7 +198,7 @@ def await_each_other(group: SpanRecord) -> None:
     assert first.end_ns <= second.start_ns < second.end_ns <= third.start_ns < third.end_ns
 
 
-async def test_questions_about_the_server_leave_no_span(serve: Serving) -> None:
+async def test_requests_for_the_state_of_the_server_have_no_span(serve: Serving) -> None:
     tracer = RecordedTracer()
     served = await serve(tracer=tracer)
     for path in ("/health", "/metrics", "/status", "/v1/models", "/nothing"):

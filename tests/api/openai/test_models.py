@@ -6,7 +6,7 @@ from motet.settings.server_config import ServerConfig
 from motet.testing.fake_engine import NOWHERE
 from motet.transfer.ticket import params_of
 from motet.types import Role
-from tests.api.engine_asking import group
+from tests.api.engine_requests import group
 from tests.api.serving import Served, Serving, chunks
 from tests.api.two_models import (
     PLAIN,

@@ -10,10 +10,10 @@ from motet.engines.upstream.text_source import TextGroupStream, TextRequest
 from motet.errors import EngineError
 from motet.ids import ModelName
 from motet.text.tokenizer import Tokenizer
-from tests.api.engine_asking import group, post
+from tests.api.engine_requests import group, post
 from tests.api.messaging import ask as ask_message
 from tests.api.messaging import checked_error
-from tests.api.serving import MODEL, NobodyUp, Served, Serving, group_lines
+from tests.api.serving import MODEL, EngineWithoutWorkers, Served, Serving, group_lines
 from tests.api.two_models import PLAIN, TURNED, Tokenizers, TwoModels, ask, every_route, served_as
 from tests.error_response import assert_error
 from tests.patience import PATIENCE_S
@@ -112,7 +112,7 @@ async def test_without_any_model_clients_can_retry(served: Served, models: TwoMo
 async def test_a_model_without_workers_holds_up_no_other(
     serve: Serving, models: TwoModels, tokenizer: Tokenizer, path: str
 ) -> None:
-    models.listed.append(served_as("away", NobodyUp(), tokenizer, root="its/root"))
+    models.listed.append(served_as("away", EngineWithoutWorkers(), tokenizer, root="its/root"))
     served = await serve.several(models, *models.engines)
     assert_error(await ask(served, path, "away"), status=503, code="no_worker")
     assert (await ask(served, path, PLAIN)).status_code == 200

@@ -6,7 +6,7 @@ import pytest
 
 from motet.engine import Worker, WorkerReport, WorkerState
 from motet.types import EngineKind
-from tests.api.serving import ListedWorkers, Served, Serving, WatchedEngine, ready
+from tests.api.serving import ChangeableWorkers, Served, Serving, WatchedEngine, ready
 from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ class KillableEngine(WatchedEngine):
 
 
 async def server(serve: Serving, engine: KillableEngine, *, admin_key: str = "boss", **settings: Any) -> Served:
-    workers = ListedWorkers(
+    workers = ChangeableWorkers(
         [
             ready(Worker("decode-0", engine, ADDRESS, kill=engine.kill)),
             ready(Worker("elsewhere", WatchedEngine(), "http://10.0.0.1:8000", local=False)),
@@ -60,7 +60,7 @@ async def test_an_engine_of_this_server_is_killed(serve: Serving) -> None:
         ("nobody", 404, "worker_not_found"),
     ],
 )
-async def test_what_is_no_running_process_of_this_server_is_refused_by_its_name(
+async def test_a_worker_without_a_process_of_this_server_is_refused_by_its_name(
     serve: Serving, id: str, status: int, code: str
 ) -> None:
     engine = KillableEngine()

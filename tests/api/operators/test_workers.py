@@ -18,14 +18,23 @@ from motet.metrics.stats import EngineStats
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
-from tests.api.serving import MODEL, ListedWorkers, NobodyUp, Served, Serving, WatchedEngine, hello, ready
+from tests.api.serving import (
+    MODEL,
+    ChangeableWorkers,
+    EngineWithoutWorkers,
+    Served,
+    Serving,
+    WatchedEngine,
+    hello,
+    ready,
+)
 from tests.error_response import assert_error
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
 
-class TellingEngine(FakeEngine):
+class FiguresEngine(FakeEngine):
     """An engine that reports these figures, or raises this error."""
 
     def __init__(self, role: Role, report: EngineStats | EngineError) -> None:
@@ -63,8 +72,8 @@ def cell(prefill: FakeEngine, decode: FakeEngine, *, prefill_is_here: bool = Tru
     ]
 
 
-def telling(prefill: EngineStats | EngineError, decode: EngineStats | EngineError) -> list[Worker]:
-    return cell(TellingEngine(Role.PREFILL, prefill), TellingEngine(Role.DECODE, decode))
+def reporting(prefill: EngineStats | EngineError, decode: EngineStats | EngineError) -> list[Worker]:
+    return cell(FiguresEngine(Role.PREFILL, prefill), FiguresEngine(Role.DECODE, decode))
 
 
 async def test_status_shows_the_worker_at_this_moment(serve: Serving) -> None:
@@ -82,7 +91,7 @@ async def test_status_shows_the_worker_at_this_moment(serve: Serving) -> None:
 async def test_the_status_of_a_cell_shows_each_worker_and_their_totals(serve: Serving) -> None:
     moves = {("died", "resumed"): 2, ("silent", "limit"): 1}
     figures = RoutingFigures(bypasses={"short": 3, "queue": 1}, migrations=moves, choices_resumed=9)
-    served = await serve(workers=telling(PREFILL_STATS, DECODE_STATS), figures=figures)
+    served = await serve(workers=reporting(PREFILL_STATS, DECODE_STATS), figures=figures)
     status = await served.status()
     prefill, decode = status["workers"]
     assert (prefill["id"], prefill["role"], prefill["address"]) == ("prefill-0", "prefill", "127.0.0.1:20000")
@@ -98,7 +107,7 @@ async def test_the_status_of_a_cell_shows_each_worker_and_their_totals(serve: Se
 
 @pytest.mark.parametrize("error", [DIED, CLOSED])
 async def test_a_dead_worker_is_shown_as_holding_nothing(serve: Serving, error: EngineError) -> None:
-    served = await serve(workers=telling(error, DECODE_STATS))
+    served = await serve(workers=reporting(error, DECODE_STATS))
     prefill, decode = (await served.status())["workers"]
     assert (prefill["state"], prefill["groups_running"], prefill["leases"]) == ("dead", 0, 0)
     assert decode["state"] == "ready"
@@ -110,8 +119,8 @@ async def test_a_dead_worker_is_shown_as_holding_nothing(serve: Serving, error: 
 
 async def test_counters_do_not_decrease_when_a_worker_dies_and_its_engine_is_replaced(serve: Serving) -> None:
     name = 'motet:kv_transfers_total{model_name="tiny",role="decode",worker="decode-0"}'
-    first, second = (ready(Worker("decode-0", TellingEngine(Role.DECODE, DECODE_STATS), "here")) for _ in range(2))
-    workers = ListedWorkers([first])
+    first, second = (ready(Worker("decode-0", FiguresEngine(Role.DECODE, DECODE_STATS), "here")) for _ in range(2))
+    workers = ChangeableWorkers([first])
     served = await serve(workers=workers)
     for report, shown in (
         (first, 2),
@@ -133,7 +142,7 @@ async def test_metrics_report_the_resources_of_the_server_s_process(served: Serv
 
 @pytest.mark.slow
 async def test_a_silent_worker_holds_neither_status_nor_metrics_up(serve: Serving) -> None:
-    served = await serve(workers=cell(SilentEngine(Role.PREFILL), TellingEngine(Role.DECODE, DECODE_STATS)))
+    served = await serve(workers=cell(SilentEngine(Role.PREFILL), FiguresEngine(Role.DECODE, DECODE_STATS)))
     status, metrics = await asyncio.gather(served.http.get("/status"), served.http.get("/metrics"))
     prefill, decode = status.json()["workers"]
     assert (prefill["state"], decode["state"]) == ("silent", "ready")
@@ -162,13 +171,13 @@ async def test_workers_are_queried_concurrently() -> None:
 @pytest.mark.parametrize(("local", "state"), [(False, WorkerState.SILENT), (True, WorkerState.DEAD)])
 async def test_an_engine_in_a_long_step_is_silent_elsewhere_and_killed_here(local: bool, state: WorkerState) -> None:
     """A gateway used to show such a worker as dead, with zeros as its figures."""
-    engine = TellingEngine(Role.BOTH, EngineSilentError("the engine of the worker sends no heartbeats"))
+    engine = FiguresEngine(Role.BOTH, EngineSilentError("the engine of the worker sends no heartbeats"))
     (snapshot,) = await snapshot_workers([ready(Worker("engine-0", engine, "there", local=local))], patience_s=60)
     assert snapshot.state is state
 
 
 async def test_figures_of_other_servers_are_not_published_here(serve: Serving) -> None:
-    prefill, decode = (TellingEngine(role, EngineStats()) for role in (Role.PREFILL, Role.DECODE))
+    prefill, decode = (FiguresEngine(role, EngineStats()) for role in (Role.PREFILL, Role.DECODE))
     served = await serve(workers=cell(prefill, decode, prefill_is_here=False))
     text = await served.metrics()
     assert 'role="decode",worker="decode-0"' in text
@@ -193,12 +202,12 @@ async def health(served: Served) -> ProbeStatuses:
 
 
 async def test_a_cell_is_healthy_while_a_worker_decodes(serve: Serving) -> None:
-    assert await health(await serve(workers=telling(DIED, DECODE_STATS))) == ProbeStatuses(health=200, ready=200)
-    assert await health(await serve(workers=telling(PREFILL_STATS, DIED))) == ProbeStatuses(health=503, ready=503)
+    assert await health(await serve(workers=reporting(DIED, DECODE_STATS))) == ProbeStatuses(health=200, ready=200)
+    assert await health(await serve(workers=reporting(PREFILL_STATS, DIED))) == ProbeStatuses(health=503, ready=503)
 
 
 async def test_a_prefill_server_is_healthy_while_its_engine_lives(serve: Serving) -> None:
-    alive, dead = (TellingEngine(Role.PREFILL, report) for report in (PREFILL_STATS, DIED))
+    alive, dead = (FiguresEngine(Role.PREFILL, report) for report in (PREFILL_STATS, DIED))
     assert await health(await serve(workers=[Worker("prefill-0", alive, "here")])) == ProbeStatuses(
         health=200, ready=200
     )
@@ -212,15 +221,15 @@ async def test_engine_busy_with_a_long_step_is_healthy(serve: Serving) -> None:
     assert (await served.http.get("/health")).status_code == 200
 
 
-def engine_with(role: Role, *, pid: int) -> TellingEngine:
-    engine = TellingEngine(role, DECODE_STATS)
+def engine_with(role: Role, *, pid: int) -> FiguresEngine:
+    engine = FiguresEngine(role, DECODE_STATS)
     engine.info = msgspec.structs.replace(engine.info, pid=pid)
     return engine
 
 
 async def test_a_worker_that_joins_or_returns_is_shown_in_its_present_state(serve: Serving) -> None:
     first = Worker("decode-0", engine_with(Role.DECODE, pid=1), "here")
-    workers = ListedWorkers([ready(first)])
+    workers = ChangeableWorkers([ready(first)])
     served = await serve(workers=workers)
 
     async def shown() -> list[tuple[str, str, int | None]]:
@@ -241,7 +250,7 @@ async def test_a_worker_that_joins_or_returns_is_shown_in_its_present_state(serv
 
 async def test_a_worker_that_was_never_reached_is_listed_with_the_known_facts(serve: Serving) -> None:
     report = WorkerReport(id="remote-0", address="http://10.0.0.1:8000", state=WorkerState.STARTING)
-    served = await serve(workers=ListedWorkers([report]))
+    served = await serve(workers=ChangeableWorkers([report]))
     (worker,) = (await served.status())["workers"]
     assert (worker["id"], worker["address"]) == ("remote-0", "http://10.0.0.1:8000")
     assert worker["state"] == "starting"
@@ -265,7 +274,7 @@ async def test_the_keeper_s_state_of_a_worker_wins_over_the_worker_s_own(serve: 
     ]
     snapshots = await snapshot_workers(reports, patience_s=60)
     assert [snapshot.state for snapshot in snapshots] == [WorkerState.SILENT, WorkerState.DEAD]
-    served = await serve(workers=ListedWorkers(reports))
+    served = await serve(workers=ChangeableWorkers(reports))
     silent, dead = (await served.status())["workers"]
     assert (silent["last_decision"], dead["last_decision"]) == ("why", "why")
     assert "groups_running" not in silent
@@ -273,9 +282,9 @@ async def test_the_keeper_s_state_of_a_worker_wins_over_the_worker_s_own(serve: 
 
 
 async def test_a_worker_that_is_being_drained_is_shown_as_draining(serve: Serving) -> None:
-    worker = Worker("decode-0", TellingEngine(Role.DECODE, DECODE_STATS), "here")
+    worker = Worker("decode-0", FiguresEngine(Role.DECODE, DECODE_STATS), "here")
     report = WorkerReport(id="decode-0", address="here", state=WorkerState.DRAINING, role=Role.DECODE, worker=worker)
-    served = await serve(workers=ListedWorkers([report]))
+    served = await serve(workers=ChangeableWorkers([report]))
     (shown,) = (await served.status())["workers"]
     assert (shown["state"], shown["pulls_open"]) == ("draining", 1)
     assert (await served.http.get("/health")).status_code == 200
@@ -285,10 +294,10 @@ async def test_a_worker_that_is_being_drained_is_shown_as_draining(serve: Servin
 @pytest.mark.slow
 @pytest.mark.parametrize("state", [WorkerState.STARTING, WorkerState.SILENT, WorkerState.DEAD])
 async def test_a_server_is_as_healthy_as_the_workers_that_generate(serve: Serving, state: WorkerState) -> None:
-    decode = Worker("decode-0", TellingEngine(Role.DECODE, DECODE_STATS), "here")
-    prefill = Worker("prefill-0", TellingEngine(Role.PREFILL, PREFILL_STATS), "here")
+    decode = Worker("decode-0", FiguresEngine(Role.DECODE, DECODE_STATS), "here")
+    prefill = Worker("prefill-0", FiguresEngine(Role.PREFILL, PREFILL_STATS), "here")
     down = WorkerReport(id="decode-0", address="here", state=state, role=Role.DECODE, worker=decode)
-    workers = ListedWorkers([down, ready(prefill)])
+    workers = ChangeableWorkers([down, ready(prefill)])
     served = await serve(workers=workers)
     assert await health(served) == ProbeStatuses(health=200 if state is WorkerState.STARTING else 503, ready=503)
     workers.listed.append(ready(Worker("decode-1", SilentEngine(Role.DECODE), "there")))  # in a long step
@@ -300,7 +309,7 @@ async def test_a_server_is_as_healthy_as_the_workers_that_generate(serve: Servin
 
 
 async def test_a_server_can_start_before_its_workers(serve: Serving) -> None:
-    served = await serve(engine=NobodyUp(), workers=[])
+    served = await serve(engine=EngineWithoutWorkers(), workers=[])
     assert await health(served) == ProbeStatuses(health=503, ready=503)
     assert (await served.status())["workers"] == []
     assert (await served.http.get("/metrics")).status_code == 200

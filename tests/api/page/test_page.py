@@ -82,7 +82,7 @@ def test_the_page_has_no_script_or_style_in_its_text_and_names_no_other_host() -
     assert not re.search(r"https?:|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", words)
 
 
-def test_what_the_page_loads_is_there() -> None:
+def test_every_file_that_the_page_loads_exists() -> None:
     elements = Elements((FOLDER / "index.html").read_text())
     loaded = [attributes.get("src") or attributes.get("href") or "" for _, attributes in elements.found]
     assert {f"/{path}" for path in loaded if path.startswith("page/")} == {"/page/page.js", "/page/page.css"}
@@ -112,7 +112,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_every_text_can_be_read_on_its_ground(scheme: int) -> None:
+def test_every_text_can_be_read_on_its_background(scheme: int) -> None:
     """WCAG's level AA requires this contrast of texts, and 3 of frames."""
     blocks = re.findall(r":root {(.*?)}", (FOLDER / "page.css").read_text(), re.DOTALL)
     colour = dict(re.findall(r"--([\w-]+): (#\w+);", blocks[scheme]))
@@ -142,7 +142,7 @@ async def test_the_page_answers_only_to_names_of_the_server(served: Served) -> N
     assert_error(refused, status=403, code="host_not_allowed")
 
 
-async def test_the_page_is_no_part_of_the_api(served: Served) -> None:
+async def test_the_page_is_not_part_of_the_api(served: Served) -> None:
     paths = (await served.http.get("/openapi.json")).json()["paths"]
     assert not PAGE_ROUTES & paths.keys()
     assert "/workers/{id}/kill" in paths

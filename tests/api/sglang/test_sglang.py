@@ -201,7 +201,7 @@ async def test_stop_strings_are_kept_or_cut(served: Served) -> None:
         assert (answer["text"], answer["meta_info"]["finish_reason"]) == (text, {"type": "stop", "matched": "ll"})
 
 
-async def test_new_weights_are_told(serve: Serving) -> None:
+async def test_new_weights_are_reported(serve: Serving) -> None:
     served = await serve(hello)
     served.engine.scenario.new_weights = {2: "7"}
     sampling = {"max_new_tokens": 5, "ignore_eos": True}
@@ -255,6 +255,8 @@ async def test_a_rid_names_the_request_also_of_each_prompt(serve: Serving) -> No
         ({"rid": ["a", "b"]}, "rid"),
     ],
 )
-async def test_what_is_not_honoured_is_refused_by_name(refusing: Served, fields: dict[str, object], param: str) -> None:
+async def test_a_field_that_is_not_honoured_is_refused_by_name(
+    refusing: Served, fields: dict[str, object], param: str
+) -> None:
     prompt = {} if not fields or "text" in fields else {"input_ids": [5]}
     assert_error(await generate(refusing, **prompt | fields), status=400, param=param)

@@ -35,7 +35,7 @@ async def answered(gateway: TextGateway, path: str, **fields: object) -> dict[st
 
 @both_routes
 @streamed_or_not
-async def test_choices_begin_until_the_answers_agree(serve_texts: TextServing, path: str, stream: bool) -> None:
+async def test_choices_start_until_the_answers_agree(serve_texts: TextServing, path: str, stream: bool) -> None:
     gateway = await serve_texts(Behaviour())
     received = gateway.peers[0].requests
     plain = await answered(gateway, path, n=8, seed=5, stream=stream)
@@ -79,7 +79,7 @@ async def test_choices_that_are_not_needed_are_ended_on_the_server(
     assert 'motet:request_success_total{finished_reason="abort",model_name="texts"} 2.0' in metrics
 
 
-async def test_each_choice_has_a_role_once_also_if_it_is_ended_before_it_has_begun(serve_texts: TextServing) -> None:
+async def test_each_choice_has_a_role_once_even_if_it_is_ended_before_it_has_started(serve_texts: TextServing) -> None:
     gateway = await serve_texts(Behaviour(hangs=frozenset({5})), options=UpstreamOptions(max_singles=2))
     response = await gateway.chat(n=4, seed=4, stream=True, group={"stop_when": {"finished": 1}})
     deltas = [choice for chunk in chunks(response) for choice in chunk["choices"]]
@@ -87,7 +87,7 @@ async def test_each_choice_has_a_role_once_also_if_it_is_ended_before_it_has_beg
     assert not any("content" in choice["delta"] for choice in deltas if choice["finish_reason"] == "abort")
 
 
-async def test_choices_that_were_ended_are_left_out_on_wish(serve_texts: TextServing) -> None:
+async def test_choices_that_were_ended_are_omitted_on_request(serve_texts: TextServing) -> None:
     gateway = await serve_texts(Behaviour(hangs=frozenset({4, 6})))
     group = {"stop_when": {"finished": 2}, "keep": "finished"}
     answer = (await gateway.chat(n=4, seed=4, group=group)).json()
@@ -107,7 +107,7 @@ async def test_each_prompt_is_steered_by_itself(serve_texts: TextServing, stream
     assert answer["usage"]["prompt_tokens"] == 2
 
 
-async def test_a_choice_that_begins_later_is_tried_again_where_it_was_refused(serve_texts: TextServing) -> None:
+async def test_a_choice_that_starts_later_is_sent_again_where_it_was_refused(serve_texts: TextServing) -> None:
     gateway = await serve_texts(Behaviour(), Behaviour())
     for peer in gateway.peers:
         peer.behaviour.next_errors = [FixedAnswer(503)]
@@ -131,7 +131,7 @@ async def test_a_choice_that_begins_later_is_tried_again_where_it_was_refused(se
     ],
     ids=str,
 )
-async def test_what_texts_cannot_give_and_what_no_group_can_is_refused_by_name(
+async def test_fields_that_need_tokens_and_invalid_fields_are_refused_by_name(
     serve_texts: TextServing, fields: dict[str, object], param: str
 ) -> None:
     gateway = await serve_texts(Behaviour())
@@ -139,7 +139,7 @@ async def test_what_texts_cannot_give_and_what_no_group_can_is_refused_by_name(
     assert gateway.peers[0].requests == []
 
 
-async def test_a_client_looks_at_its_group_and_ends_choices_of_it(serve_texts: TextServing) -> None:
+async def test_a_client_inspects_its_group_and_ends_choices_of_it(serve_texts: TextServing) -> None:
     gateway = await serve_texts(Behaviour(hangs=frozenset({4, 5, 6})))
     peer, http = gateway.peers[0], gateway.served.http
     peer.close_gate().release()

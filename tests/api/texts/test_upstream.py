@@ -49,7 +49,7 @@ async def test_n_choices_come_with_one_head_and_one_usage(
 
 
 @streamed_or_not
-async def test_prompts_are_numbered_as_for_our_own_models(serve_texts: TextServing, stream: bool) -> None:
+async def test_prompts_are_numbered_as_for_motets_own_models(serve_texts: TextServing, stream: bool) -> None:
     gateway = await serve_texts(Behaviour(ignores_n=True))
     response = await gateway.complete(prompt=["a", "b"], n=2, seed=4, stream=stream)
     answer = joined(chunks(response)) if stream else response.json()
@@ -84,7 +84,7 @@ async def test_a_foreign_finish_reason_becomes_openai_s_and_is_kept_as_stop_reas
     assert f'motet:request_success_total{{finished_reason="{shown}",model_name="{TEXTS}"}} 2.0' in metrics
 
 
-async def test_the_official_client_reads_choices_as_they_come(serve_texts: TextServing) -> None:
+async def test_the_official_client_reads_choices_as_they_arrive(serve_texts: TextServing) -> None:
     gateway = await serve_texts(Behaviour(ignores_n=True, finishes_at_end=True, role_everywhere=True))
     texts = ["", "", ""]
     ends: list[int] = []
@@ -103,7 +103,7 @@ async def test_the_official_client_reads_choices_as_they_come(serve_texts: TextS
     assert answer.usage.prompt_tokens == 2
 
 
-async def test_our_own_models_beside_a_text_model_answer_as_ever(serve_texts: TextServing) -> None:
+async def test_motets_own_models_next_to_a_text_model_answer_as_usual(serve_texts: TextServing) -> None:
     gateway = await serve_texts(Behaviour())
     assert texts_of((await gateway.served.chat(model=MODEL)).json()) == ["hello 0"]
     assert_error(await gateway.served.chat(model="none"), status=404, code="model_not_found")
@@ -151,7 +151,9 @@ BAD_FIELDS: dict[str, tuple[dict[str, object], str, str]] = {
 
 
 @pytest.mark.parametrize("name", list(BAD_FIELDS))
-async def test_fields_that_we_must_understand_are_refused_in_our_own_words(serve_texts: TextServing, name: str) -> None:
+async def test_fields_that_motet_must_understand_are_refused_with_motets_message(
+    serve_texts: TextServing, name: str
+) -> None:
     fields, param, code = BAD_FIELDS[name]
     gateway = await serve_texts(Behaviour())
     of_texts = (await gateway.chat(**fields)).json()["error"]
@@ -167,7 +169,7 @@ async def test_too_many_choices_or_prompts_are_refused(serve_texts: TextServing)
 
 
 @streamed_or_not
-async def test_a_refusal_is_passed_on_with_its_status_and_words(serve_texts: TextServing, stream: bool) -> None:
+async def test_a_refusal_is_passed_on_with_its_status_and_message(serve_texts: TextServing, stream: bool) -> None:
     gateway = await serve_texts(Behaviour(refuses=frozenset({"tools"})))
     response = await gateway.chat(n=2, stream=stream, tools=[{}])
     assert response.status_code == 400
@@ -179,7 +181,7 @@ async def test_a_refusal_is_passed_on_with_its_status_and_words(serve_texts: Tex
     }
 
 
-async def test_tools_and_forms_go_to_the_server_as_they_came(serve_texts: TextServing) -> None:
+async def test_tools_and_forms_reach_the_server_unchanged(serve_texts: TextServing) -> None:
     gateway = await serve_texts(Behaviour())
     custom = {"type": "custom", "custom": {"name": "run", "format": {"type": "text"}}}
     fields = {"tools": [custom], "tool_choice": "required", "response_format": {"type": "json_object"}, "top_k": None}
@@ -260,7 +262,7 @@ async def test_admission_and_key_limits_hold_for_text_models_too(serve_texts: Te
     assert_error(too_many, status=400, code="too_many_choices")
 
 
-async def test_a_request_is_logged_once_with_what_it_used(
+async def test_a_request_is_logged_once_with_its_usage(
     serve_texts: TextServing, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = await serve_texts(Behaviour(ignores_n=True))

@@ -1,7 +1,8 @@
 """The requests of trainers are answered, with what each trainer reads in the answer.
 
-`recorded_trainers` has them, written down from the public source that each file names: their values are examples, their
-fields and routes are the trainer's. Trainers that speak of something that is not served here are in docs/rollouts.md.
+`recorded_trainers` has them, written down from the public source that each file names: their values are examples,
+their fields and routes are the trainer's. docs/rollouts.md lists trainers that need something that Motet does not
+serve.
 """
 
 import json
@@ -47,7 +48,7 @@ def has_tokens_of_a_completion(answer: Any) -> bool:
     return len(tokens) == len(logprobs["token_logprobs"]) > 0
 
 
-def has_tokens_in_sglang_s_words(answer: Any) -> bool:
+def has_tokens_in_sglangs_form(answer: Any) -> bool:
     logprobs = answer["meta_info"]["output_token_logprobs"]
     return answer["meta_info"]["finish_reason"]["type"] == "stop" and [token for _, token, _ in logprobs] != []
 
@@ -59,7 +60,7 @@ READ: dict[str, Callable[[Any], bool]] = {
     "/v1/chat/completions": has_tokens_of_a_chat,
     "/v1/completions": has_tokens_of_a_completion,
     "/inference/v1/generate": has_tokens,
-    "/generate": has_tokens_in_sglang_s_words,
+    "/generate": has_tokens_in_sglangs_form,
     "/pause_generation": lambda answer: True,
     "/update_weights_from_disk": lambda answer: answer["success"] is True,
     "/continue_generation": lambda answer: True,

@@ -231,7 +231,7 @@ async def test_the_routes_are_closed_without_rl_and_without_engines(serve: Servi
         assert_error(await closed.http.post("/engine/order", content=body, headers=headers), status=404, code=code)
 
 
-async def test_a_gateway_gives_weights_in_two_steps(trained: Served, control: NotedControl) -> None:
+async def test_a_gateway_sends_weights_in_two_steps(trained: Served, control: NotedControl) -> None:
     async with server_client() as client:
         await two_steps(EngineServer(trained.url, client), control)
 
@@ -287,7 +287,7 @@ async def test_the_files_of_a_checkpoint_come_in_order_and_all_before_the_order(
 
 
 @pytest.mark.parametrize("order", [Sleep(weights=True), Wake(), ReadStats(check=True)])
-async def test_a_gateway_cannot_give_orders_that_are_for_engines_of_this_machine(
+async def test_a_gateway_cannot_send_orders_that_are_for_engines_of_this_machine(
     trained: Served, control: NotedControl, order: EngineOrder
 ) -> None:
     headers = {PROTOCOL_HEADER: str(PROTOCOL)}

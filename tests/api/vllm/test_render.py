@@ -96,7 +96,9 @@ async def test_a_plain_chat_is_rendered_in_vllm_s_shape(served: Served) -> None:
         (CHAT, CHAT_BODY | {"model": "other"}, "model"),
     ],
 )
-async def test_what_cannot_be_rendered_is_named(served: Served, path: str, fields: dict[str, Any], param: str) -> None:
+async def test_a_field_that_cannot_be_rendered_is_named(
+    served: Served, path: str, fields: dict[str, Any], param: str
+) -> None:
     response = await served.http.post(f"{path}/render", json=fields)
     assert_error(response, status=404 if param == "model" else 400, param=param)
 

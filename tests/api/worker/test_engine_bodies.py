@@ -11,7 +11,7 @@ from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER
 from motet.testing.fake_engine import NOWHERE
 from motet.transfer.ticket import Ticket
 from motet.types import SAMPLING_FIELDS, ChoiceStart, GenerateRequest, Role, choice_starts
-from tests.api.engine_asking import POSTS, group, message, post
+from tests.api.engine_requests import POSTS, group, message, post
 from tests.api.serving import Served, Serving, WatchedEngine
 from tests.error_response import assert_error
 
@@ -89,7 +89,7 @@ REFUSED: Mapping[str, tuple[GenerateRequest, str]] = {
 
 
 @pytest.mark.parametrize(("request_", "param"), list(REFUSED.values()), ids=list(REFUSED))
-async def test_a_group_that_no_client_could_have_asked_for_is_refused(
+async def test_a_group_that_no_client_could_have_requested_is_refused(
     refusing: Served, request_: GenerateRequest, param: str
 ) -> None:
     assert_error(await post(refusing, "/engine/generate", request_), status=400, param=param)

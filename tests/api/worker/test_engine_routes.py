@@ -21,7 +21,7 @@ from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import GenerateRequest, GroupDelta, Role, choice_starts
-from tests.api.engine_asking import HEADERS, group, post
+from tests.api.engine_requests import HEADERS, group, post
 from tests.api.serving import Served, Serving, WatchedEngine, group_lines
 from tests.error_response import assert_error
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -47,7 +47,7 @@ async def test_a_group_is_answered_in_frames_and_counted_as_any(
     assert 'handler="/engine/generate",method="POST",status="200"} 1.0' in metrics
 
 
-async def test_deltas_that_are_ready_go_out_in_one_send(served: Served) -> None:
+async def test_deltas_that_are_ready_are_sent_at_once(served: Served) -> None:
     async with served.http.stream(
         "POST", "/engine/generate", content=msgspec.msgpack.encode(group()), headers=HEADERS
     ) as response:
@@ -107,7 +107,7 @@ async def test_a_group_from_a_gateway_passes_the_queue_of_clients_groups(serve: 
 
 
 async def test_a_group_that_is_open_is_not_opened_twice(serve: Serving) -> None:
-    """A gateway may give a group back to a worker that has not noticed yet that the first attempt was given up."""
+    """A gateway can send a group again to a worker that has not noticed the end of the first attempt."""
     served = await serve(engine=WatchedEngine(gated=True))
     first = await served.engine.start_request(post(served, "/engine/generate", group()))
     assert_error(await post(served, "/engine/generate", group()), status=503, code="overloaded")
@@ -118,7 +118,7 @@ async def test_a_group_that_is_open_is_not_opened_twice(serve: Serving) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-async def test_a_gateway_that_leaves_leaves_nothing_behind_and_counts_as_499(serve: Serving, steps: int) -> None:
+async def test_a_gateway_that_disconnects_leaves_nothing_and_counts_as_499(serve: Serving, steps: int) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
     request = await served.engine.start_request(post(served, "/engine/generate", group()))
     for _ in range(steps):
@@ -202,7 +202,7 @@ async def test_stopping_ends_a_choice(serve: Serving) -> None:
 
 
 @pytest.mark.parametrize("address", [("localhost", 5), ("127.0.0.1", 0), ("127.0.0.1", 70000)])
-async def test_a_worker_can_only_meet_a_valid_address(served: Served, address: tuple[str, int]) -> None:
+async def test_a_worker_can_only_connect_to_a_valid_address(served: Served, address: tuple[str, int]) -> None:
     assert (await post(served, "/engine/order", Connect(TransferAddress("x", *address)))).status_code == 400
 
 

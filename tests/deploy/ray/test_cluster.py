@@ -1,4 +1,5 @@
-"""Checks before a cluster starts, and the config that Serve takes. These tests are apart since they import Ray."""
+"""Checks before a cluster starts, and the config that Serve takes. These tests are in a separate file since they
+import Ray."""
 
 import socket
 
@@ -18,7 +19,7 @@ pytestmark = [
 ]
 
 
-def test_a_port_that_is_taken_is_known_before_anything_is_started() -> None:
+def test_a_taken_port_is_reported_before_anything_is_started() -> None:
     """Serve used to try for a minute to listen there, and then showed a traceback."""
     from motet.deploy.ray.foreground import LOCAL, connected  # here, not above: it takes seconds
 

@@ -85,7 +85,7 @@ def test_a_worker_that_withdrew_is_forgotten_after_a_while() -> None:
     assert [listed.id for listed in clocked.directory.announce(worker("a")).workers] == ["a"]
 
 
-def test_a_worker_takes_the_place_of_an_older_one_at_the_same_address() -> None:
+def test_a_worker_replaces_an_older_one_at_the_same_address() -> None:
     """The old worker was killed, and would be listed until it expires, with its role at the address of another role."""
     clocked = ClockedDirectory()
     clocked.directory.announce(worker("killed", Role.PREFILL, url="http://10.0.0.1:4000"))
@@ -162,7 +162,7 @@ def test_two_starts_of_a_directory_have_different_versions() -> None:
     assert ClockedDirectory().version.epoch != ClockedDirectory().version.epoch
 
 
-def test_an_announcement_without_news_is_answered_without_workers() -> None:
+def test_an_announcement_without_changes_is_answered_without_workers() -> None:
     clocked = ClockedDirectory()
     known = clocked.directory.announce(worker("a")).version
     assert clocked.directory.announce(worker("a"), known).workers == ()

@@ -56,7 +56,7 @@ async def until_member(decode: RunningWorker, url: str, state: WorkerState | Non
 
 
 @pytest.mark.slow
-async def test_a_prompt_is_prefilled_once_on_another_replica_and_clients_see_no_difference(folder: Path) -> None:
+async def test_a_prompt_is_prefilled_once_on_another_replica_and_answers_do_not_differ(folder: Path) -> None:
     leaks, cell = LeakCheck(), DirectCell(folder)
     async with cell.prefill("first") as first, cell.decode() as decode:
         await until_member(decode, first.url, WorkerState.READY)

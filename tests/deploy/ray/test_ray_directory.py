@@ -58,7 +58,7 @@ async def test_announcements_and_listings_arrive_unchanged() -> None:
 
 
 class ReplicaGoneError(Exception):
-    """Stands for any error of Ray."""
+    """Any error of Ray."""
 
 
 async def gone() -> bytes:

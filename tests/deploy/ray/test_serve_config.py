@@ -66,13 +66,13 @@ def test_its_arguments_make_the_same_settings_again() -> None:
     }
 
 
-def test_nothing_but_defaults_is_an_application_without_arguments() -> None:
+def test_an_application_with_only_defaults_has_no_arguments() -> None:
     config = written(resolved({}))
     assert args_of(config) == {}
     assert config["http_options"] == {"host": "127.0.0.1", "port": 8000}
 
 
-def test_no_key_is_in_it_wherever_it_came_from(tmp_path: Path) -> None:
+def test_no_key_is_in_it_whatever_its_source(tmp_path: Path) -> None:
     file = tmp_path / "motet.toml"
     file.write_text('admin_key = "secret-1"\n')
     settings = resolved({"api_keys": ["secret-2", "secret-3"]}, {"MOTET_CLUSTER_KEY": "secret-4"}, file)
@@ -85,7 +85,7 @@ def test_no_key_is_in_it_wherever_it_came_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", ["", "plain", "# no comment", "- a", "a: b", "'", '"', "\\", "\t\n", "é", "\U0001f642"]
 )
-def test_every_kind_of_value_comes_back(value: str) -> None:
+def test_every_kind_of_value_is_read_back(value: str) -> None:
     assert args_of(written(resolved({"cors_origins": [value, "last"]})))["cors_origins"] == [value, "last"]
 
 

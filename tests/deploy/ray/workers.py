@@ -81,7 +81,7 @@ class RunningWorker:
 
     @property
     def announced_connections(self) -> Set[str]:
-        """Returns the ids of all engines that it has ever announced as connected."""
+        """Returns the ids of all engines that it has announced as connected."""
         announced = [announcement for announcement in self.directory.announced if announcement.id == self.id]
         return {engine_id for announcement in announced for engine_id in announcement.connected}
 

@@ -26,7 +26,7 @@ from tests.tiny_engine import engine_config
 
 
 class CountingRunner:
-    """A runner that counts how often `settle` was called."""
+    """A runner that counts the calls of `settle`."""
 
     trunk_tokens_joined = 0
 

@@ -204,7 +204,7 @@ def _reads(inputs: StepInputs) -> dict[int, list[tuple[Table, int]]]:
 
 
 class PaperEngine:
-    """Submits, steps, aborts and stops as the core does."""
+    """The engine on paper: it submits, steps, aborts and stops as the core does."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """The parent of an engine, which a test can keep busy, stop and kill.
 
 It reads the engine's settings, and prints the engine's pid as soon as nothing of the pipes is left on disk. The line
-`busy` on its standard input blocks its event loop for longer than the silence that is allowed to an engine. After every
-line it reads the engine's figures, lets the liveness check run, and prints if the engine has died. At the end of its
-standard input it closes the engine and prints that once more.
+`busy` on its standard input blocks its event loop for longer than an engine may be silent. After every line it reads
+the engine's figures, lets the liveness check run, and prints if the engine has died. At the end of its standard
+input it closes the engine and prints that once more.
 """
 
 import asyncio

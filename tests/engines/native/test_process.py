@@ -182,7 +182,8 @@ async def test_a_group_that_cannot_run_is_refused_and_the_next_one_runs(native: 
 
 
 async def test_a_killed_engine_ends_every_group_with_engine_died(tiny: Tiny, forking: ForkingProcess) -> None:
-    """The bug: groups that came once it was closed got `engine_closed`, after which no other worker takes over."""
+    """The bug: groups that arrived after it was closed got `engine_closed`, and no other worker continues such
+    groups."""
     async with engine(tiny("llama"), forking.spawn) as native:
         streams = [native.generate(group(f"g{i}", prompt_of(20, i), n=3, max_tokens=450)) for i in range(3)]
         for stream in streams:
@@ -214,7 +215,7 @@ async def test_closing_ends_open_groups_with_engine_closed(tiny: Tiny, forking: 
 
 
 async def test_an_engine_whose_close_is_cancelled_is_killed(tiny: Tiny, forking: ForkingProcess) -> None:
-    """The bug: it lived on, and closing it again did nothing."""
+    """The bug: it kept running, and closing it again did nothing."""
     async with engine(tiny("llama"), forking.spawn) as native:
         assert native.info.pid is not None
         os.kill(native.info.pid, signal.SIGSTOP)
@@ -311,7 +312,7 @@ async def test_an_engine_that_cannot_start_reports_why_and_leaves_nothing(
     assert pipe_folders() <= before
 
 
-class EndsAsItSpeaks(asyncio.subprocess.Process):
+class EndsBeforeItsEvent(asyncio.subprocess.Process):
     """A process whose end is known before its last event arrives."""
 
     def __init__(self, launch: Launch) -> None:
@@ -329,11 +330,11 @@ class EndsAsItSpeaks(asyncio.subprocess.Process):
         return self.returncode
 
 
-async def test_an_event_that_comes_after_the_end_of_its_process_counts(tiny: Tiny) -> None:
-    """On a busy machine the server ended with another exit code, and did not say why."""
+async def test_an_event_that_arrives_after_the_end_of_its_process_is_read(tiny: Tiny) -> None:
+    """The bug: on a busy machine the server ended with another exit code, and did not report why."""
 
-    async def spawn(launch: Launch) -> EndsAsItSpeaks:
-        return EndsAsItSpeaks(launch)
+    async def spawn(launch: Launch) -> EndsBeforeItsEvent:
+        return EndsBeforeItsEvent(launch)
 
     with pytest.raises(ModelLoadError, match="no such model"):
         await NativeEngine.start(engine_config(tiny("llama")), spawn=spawn)

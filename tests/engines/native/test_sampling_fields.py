@@ -41,7 +41,7 @@ CHANGES: Mapping[str, tuple[Mapping[str, object], object]] = {
     "grammar": ({}, Grammar(GrammarKind.REGEX, "[0-9]{30}")),
 }
 SAMPLER_FIELDS = [name for name in VERBATIM_FIELDS if name != "ignore_eos"]
-"""Fields of which the sampler alone knows; `ignore_eos` is read by the scheduler."""
+"""Fields that only the sampler reads; `ignore_eos` is read by the scheduler."""
 
 VOCAB = 1000
 CPU = torch.device("cpu")

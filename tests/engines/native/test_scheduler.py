@@ -1,4 +1,5 @@
-"""When groups and choices are scheduled and admitted, with literal block ids (blocks hold four tokens), and queues."""
+"""The order in which groups and choices are scheduled and admitted, with literal block ids (blocks hold four
+tokens), and queues."""
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_a_fork_shares_all_trunk_blocks_and_copies_none() -> None:
     engine = PaperEngine(blocks=20)
     group = engine.submit(request("a", PROMPT, n=3))
     engine.step()
-    # The trunk's last block is not full. Tails start in blocks of their own, so it is never output_tokens again.
+    # The trunk's last block is not full. Tails start in blocks of their own, so it is never written again.
     assert tables(group) == BlockTables(trunk=[0, 1, 2], tails=[[3], [4], [5]])
     assert engine.pool.num_held == 6
     assert engine.pool.holders()[0] == 1  # one holder, the group

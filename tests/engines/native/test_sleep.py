@@ -32,10 +32,10 @@ def sleeper_of(core: EngineCore, parts: Parts) -> Sleeper:
     return Sleeper(core, storage=parts.storage, weights=parts.weights)
 
 
-def begun(core: EngineCore) -> dict[str, GroupOutcome]:
+def generating_and_waiting(core: EngineCore) -> dict[str, GroupOutcome]:
     """Lets one group generate some tokens while another group of the same prompt waits."""
-    outcomes = {name: GroupOutcome() for name in ("begun", "waiting")}
-    core.submit(group("begun", PROMPT, n=N, seed=50, max_tokens=40, logprobs=1))
+    outcomes = {name: GroupOutcome() for name in ("generating", "waiting")}
+    core.submit(group("generating", PROMPT, n=N, seed=50, max_tokens=40, logprobs=1))
     for _ in range(STEPS):
         take_step(core, outcomes)
     core.submit(group("waiting", PROMPT, n=2, seed=70))
@@ -44,7 +44,7 @@ def begun(core: EngineCore) -> dict[str, GroupOutcome]:
 
 def undisturbed(parts: Parts) -> dict[str, GroupOutcome]:
     core = core_of(parts)
-    return drive(core, begun(core))
+    return drive(core, generating_and_waiting(core))
 
 
 def same(outcomes: dict[str, GroupOutcome], expected: dict[str, GroupOutcome]) -> bool:
@@ -54,7 +54,7 @@ def same(outcomes: dict[str, GroupOutcome], expected: dict[str, GroupOutcome]) -
     )
 
 
-def wake_whole(core: EngineCore, parts: Parts, sleeper: Sleeper) -> None:
+def wake_completely(core: EngineCore, parts: Parts, sleeper: Sleeper) -> None:
     """Wakes an engine that has released all its memory."""
     first = parts.weights.prepare(CheckpointKind.START)
     core.update(parts.weights.applied(first, core.info, version=FIRST_VERSION), first.staged.apply)
@@ -70,14 +70,14 @@ def test_kept_groups_continue_after_the_sleep_as_if_nothing_had_happened(
     expected = undisturbed(built(tiny("llama"), numbers))
     parts = built(tiny("llama"), numbers)
     core = core_of(parts)
-    before, outcomes, sleeper = core.info, begun(core), sleeper_of(core, parts)
+    before, outcomes, sleeper = core.info, generating_and_waiting(core), sleeper_of(core, parts)
     for _ in range(2):
         core.held = True
         sleeper.sleep(weights=weights)
         core.check()
         assert core.step().deltas == [] and core.stats().blocks_used == 0
         if weights:
-            wake_whole(core, parts, sleeper)
+            wake_completely(core, parts, sleeper)
         else:
             sleeper.wake()
         core.held = False
@@ -133,7 +133,7 @@ def test_some_tensors_alone_do_not_wake_weights(tiny: Callable[[str], Path], tmp
     with pytest.raises(RequestError, match=r"the old weights are released: POST /wake_up\?tags=weights") as refused:
         parts.weights.prepare(CheckpointKind.FILES, [part])
     assert refused.value.code == "invalid_weights"
-    wake_whole(core, parts, sleeper)
+    wake_completely(core, parts, sleeper)
     assert parts.weights.prepare(CheckpointKind.FILES, [part]).prepared.tensors == 1
 
 
@@ -158,7 +158,7 @@ def test_an_emptied_prefix_cache_finds_nothing_and_running_groups_do_not_notice(
 ) -> None:
     expected = undisturbed(built(tiny("llama"), {"dtype": "float32"}))
     core = core_of(built(tiny("llama"), {"dtype": "float32"}))
-    outcomes = begun(core)
+    outcomes = generating_and_waiting(core)
     core.forget_prefixes(recompute=recompute)
     assert same(drive(core, outcomes), expected)
     assert (core.stats().replayed_tokens > 0) == recompute

@@ -1,4 +1,4 @@
-"""New weights for an engine in its own process: it is held, gets them, and continues."""
+"""New weights for an engine in its own process: the engine is held, gets the weights, and continues."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PROMPT = prompt_of(60, 3)
 MANY_TOKENS = 400
-"""An engine generates them in a third of a second, so it is held in time on a busy machine too."""
+"""An engine generates them in a third of a second, so the order to hold it arrives in time on a busy machine too."""
 HELD_AFTER, READ_AFTER = 5, 50
 """Number of deltas before the engine is held, and number of deltas that are read after it continues."""
 

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 BLOCK_SIZE = 16
 VOCAB_SIZE = 16
 MAX_BYTECODES = 1000
-"""Maximum number of bytecodes for a token in a step of 32 tokens, unwatched. It takes 870; CPython 3.11 runs 250 in a
-microsecond."""
+"""Maximum number of bytecodes for a token in a step of 32 tokens, without watched lists. It takes 870; CPython 3.11
+runs 250 in a microsecond."""
 
 
 class BlankRunner:

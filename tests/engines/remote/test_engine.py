@@ -1,4 +1,4 @@
-"""A server as an engine: the client gets the deltas of the server's engine, and nothing is left over."""
+"""A server as an engine: the client gets the deltas of the server's engine, and nothing is left afterwards."""
 
 import asyncio
 
@@ -67,7 +67,7 @@ GRAMMAR = Grammar(GrammarKind.JSON, '{"type": "object"}', Thinking("<think>", "<
     ],
     ids=["plain", "logprobs", "stop tokens", "length", "grammar", "allowed", "processed logprobs"],
 )
-async def test_deltas_arrive_as_the_engine_gives_them(serve: Serving, n: int, sampling: SamplingParams) -> None:
+async def test_deltas_arrive_as_the_engine_sends_them(serve: Serving, n: int, sampling: SamplingParams) -> None:
     served = await serve(counting)
     request = group(n=n, sampling=sampling)
     async with engine_at(served.url) as engine:

@@ -1,4 +1,5 @@
-"""A server as an engine, apart from its groups: lost, closed, draining, full, prefilling, and meeting others."""
+"""A server as an engine, apart from its groups: lost, closed, draining, full, prefilling, and connecting to other
+servers."""
 
 import asyncio
 
@@ -213,9 +214,9 @@ async def test_a_worker_connects_to_another_one_by_order(serve: Serving) -> None
             await engine.send(Connect(NOWHERE))
         met: list[TransferAddress] = []
 
-        async def meet(address: TransferAddress) -> None:
+        async def connect(address: TransferAddress) -> None:
             met.append(address)
 
-        served.service.connect = meet
+        served.service.connect = connect
         await engine.send(Connect(NOWHERE))
         assert met == [NOWHERE]

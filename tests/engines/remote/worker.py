@@ -37,7 +37,7 @@ def group(
 
 
 class PatientServer(EngineServer):
-    """A worker whose report can take as long as tests wait: a busy machine may stand still for the usual second."""
+    """A worker whose report can take as long as tests wait: a busy machine can stall for the usual second."""
 
     async def report(self, *, timeout_s: float = PATIENCE_S) -> EngineReport:
         return await super().report(timeout_s=timeout_s)

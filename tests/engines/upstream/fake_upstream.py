@@ -137,8 +137,8 @@ async def fake_upstream(
     gated: bool = False,
     learn: bool = True,
 ) -> AsyncIterator[FakeUpstream]:
-    """Starts a fake server. `learn`: the upstream first finds out what the server can do. `gated`: the server sends
-    nothing until its gate is released."""
+    """Starts a fake server. `learn`: the upstream first determines the abilities of the server. `gated`: the server
+    sends nothing until its gate is released."""
     async with AsyncExitStack() as stack:
         peer = await stack.enter_async_context(FakeOpenAI(behaviour))
         client = await stack.enter_async_context(server_client())

@@ -107,7 +107,7 @@ async def test_a_refused_key_of_the_client_is_the_clients_error() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_server_that_is_silent_before_the_first_byte_is_given_up(stream: bool) -> None:
+async def test_a_server_that_is_silent_before_the_first_byte_ends_the_group(stream: bool) -> None:
     options = UpstreamOptions(timeout_s=0.05)
     async with fake_upstream(options=options, learn=False) as fake:
         fake.peer.close_gate()
@@ -115,7 +115,7 @@ async def test_a_server_that_is_silent_before_the_first_byte_is_given_up(stream:
             await fake.answer(request_for(stream=stream))
 
 
-async def test_a_stream_that_falls_silent_is_given_up() -> None:
+async def test_a_stream_that_falls_silent_ends_the_group() -> None:
     async with fake_upstream(learn=False) as fake:
         gate = fake.peer.close_gate()
         gate.release()

@@ -1,4 +1,4 @@
-"""An upstream finds out what its server can do, with few requests that are not repeated without need."""
+"""An upstream determines the abilities of its server, with few requests that are not repeated without need."""
 
 import asyncio
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", list(FOUND))
-async def test_a_probe_finds_out_what_a_server_can_do(name: str) -> None:
+async def test_a_probe_determines_the_abilities_of_a_server(name: str) -> None:
     behaviour, expected = FOUND[name]
     async with fake_upstream(learn=False) as fake:
         fake.peer.behaviour = behaviour

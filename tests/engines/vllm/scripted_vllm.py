@@ -92,7 +92,7 @@ class Call(VLLMAnswer):
         self.over = False
         """True once the test has ended it."""
         self.reads = 0
-        """Number of reads that brought something."""
+        """Number of reads that returned something."""
         self._items: deque[VLLMPiece | VLLMUsage] = deque()
         self._error: MotetError | None = None
         self._news = asyncio.Event()
@@ -223,7 +223,7 @@ class VLLMScene:
 
 @asynccontextmanager
 async def vllm_scene(*, accepting: bool = True) -> AsyncIterator[VLLMScene]:
-    """Makes a scene, and checks at the end that nothing is under way."""
+    """Makes a scene, and checks at the end that nothing is in progress."""
     before = asyncio.all_tasks()
     made = VLLMScene(accepting=accepting)
     try:
@@ -286,8 +286,8 @@ async def canned(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[CannedV
 
 
 class PatientVLLMServer(VLLMServer):
-    """A server that has as long for a report as tests wait. The usual second may be one in which the machine stands
-    still."""
+    """A server whose report can take as long as tests wait: a busy machine can stall for longer than the usual
+    second."""
 
     async def report(self, *, timeout_s: float = PATIENCE_S) -> EngineReport:
         return await super().report(timeout_s=timeout_s)

@@ -42,16 +42,16 @@ async def read_all(answer: VLLMAnswer) -> list[VLLMPiece | VLLMUsage]:
 
 
 def choices(items: list[VLLMPiece | VLLMUsage]) -> dict[int, list[TokenLogprob]]:
-    """Returns what each child wrote, and checks that the items end with usage."""
+    """Returns the tokens of each child, and checks that the items end with usage."""
     *pieces, usage = items
     assert usage == VLLMUsage()
-    written: dict[int, list[TokenLogprob]] = {}
+    tokens: dict[int, list[TokenLogprob]] = {}
     for piece in pieces:
         assert isinstance(piece, VLLMPiece)
         assert piece.logprobs is not None
-        written.setdefault(piece.index, []).extend(piece.logprobs)
+        tokens.setdefault(piece.index, []).extend(piece.logprobs)
         assert [entry.token_id for entry in piece.logprobs] == list(piece.token_ids)
-    return written
+    return tokens
 
 
 async def test_both_routes_give_the_same_answer() -> None:
@@ -134,7 +134,7 @@ async def test_an_engine_has_died_even_if_its_server_is_back_before_its_health_i
 
 
 async def test_a_server_that_failed_and_does_not_report_its_health_is_silent() -> None:
-    """Its groups may then go on elsewhere."""
+    """The groups of a silent server can continue on another worker."""
     async with FakeVLLM() as fake, server_client() as client:
         server = VLLMServer(fake.url, client, verdict_timeout_s=0.05)
         fake.stop()
@@ -143,7 +143,7 @@ async def test_a_server_that_failed_and_does_not_report_its_health_is_silent() -
         fake.resume()
 
 
-async def test_a_refusal_has_the_servers_words() -> None:
+async def test_a_refusal_has_the_servers_message() -> None:
     async with FakeVLLM() as fake, vllm_server_at(fake.url) as server:
         with pytest.raises(OverloadedError, match="no longer has the model: The model `other` does not exist"):
             await server.open(replace(ASK, model="other"))
@@ -169,7 +169,7 @@ async def test_a_prefill_without_a_ticket_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("answer", [(200, b"{}"), (404, b""), (500, b""), (503, b"")])
-async def test_giving_a_ticket_back_returns_false_if_it_fails_and_never_raises(answer: tuple[int, bytes]) -> None:
+async def test_releasing_a_ticket_returns_false_if_it_fails_and_never_raises(answer: tuple[int, bytes]) -> None:
     async with canned({"/v1/completions": answer}) as far, vllm_server_at(far.url) as server:
         assert not await server.reject({"remote_port": 1}, "m", trace="trace")
     (_, headers, body) = far.requests[0]
@@ -192,7 +192,7 @@ async def test_the_log_probabilities_of_a_prompt_need_a_request_of_their_own() -
     ("trace", "session", "request_id", "session_id"),
     [("client-1", "s-1", "client-1-r-1", "s-1"), ("", "", "r-1", None), ("line\nbreak", "sn\u00f6w", "r-1", None)],
 )
-async def test_the_id_of_a_request_has_the_clients_name_if_a_header_may_hold_it(
+async def test_the_id_of_a_request_has_the_clients_name_if_a_header_can_hold_it(
     trace: str, session: str, request_id: str, session_id: str | None, prefill: bool
 ) -> None:
     async with canned(OK) as far, vllm_server_at(far.url) as server:

@@ -1,4 +1,5 @@
-"""A vLLM server as an engine, apart from its groups: tickets made and given back, lost, closed, and figures."""
+"""A vLLM server as an engine, apart from its groups: tickets that are made and released, lost and closed servers,
+and figures."""
 
 import asyncio
 
@@ -33,7 +34,7 @@ async def test_a_prefill_sends_the_plain_prompt_once_and_gives_a_ticket() -> Non
         assert await prefilling == ticket_from(PARAMS, engine_id="far-2", prompt=PROMPT)
 
 
-async def test_the_first_of_several_tickets_is_used_and_the_others_are_given_back() -> None:
+async def test_the_first_of_several_tickets_is_used_and_the_others_are_released() -> None:
     several = [{**PARAMS, "remote_request_id": f"cmpl-{number}"} for number in range(3)]
     async with vllm_scene() as there:
         prefilling = asyncio.ensure_future(there.engine.prefill(group()))
@@ -59,7 +60,7 @@ async def test_a_request_without_a_model_gets_the_servers_own() -> None:
         assert there.calls[0].ask.model == REPORT.info.model
 
 
-async def test_a_ticket_is_given_back_once_even_if_it_is_released_twice() -> None:
+async def test_a_ticket_that_is_released_twice_makes_one_call() -> None:
     async with vllm_scene() as there:
         for _ in range(2):
             await there.engine.release(ticket())
@@ -74,7 +75,7 @@ async def test_a_ticket_that_is_not_vllms_is_left_to_its_lease(foreign: str) -> 
 
 
 async def test_two_releases_of_a_ticket_at_once_make_one_call_with_the_clients_id() -> None:
-    """When a server refuses a group, both the group and routing give its ticket back."""
+    """When a server refuses a group, both the group and routing release its ticket."""
     async with vllm_scene() as there:
         there.server.rejecting = asyncio.get_running_loop().create_future()
         releases = [asyncio.ensure_future(there.engine.release(ticket(), trace="trace-1")) for _ in range(2)]
@@ -84,7 +85,7 @@ async def test_two_releases_of_a_ticket_at_once_make_one_call_with_the_clients_i
         assert (there.server.reject_names, there.figures.tickets_unused) == (["trace-1"], RELEASED)
 
 
-async def test_a_ticket_that_could_not_be_given_back_can_be_released_again() -> None:
+async def test_a_ticket_whose_release_failed_can_be_released_again() -> None:
     async with vllm_scene() as there:
         there.server.rejects = False
         for _ in range(2):
@@ -96,7 +97,7 @@ async def test_a_ticket_that_could_not_be_given_back_can_be_released_again() -> 
 
 
 @pytest.mark.parametrize("error", [EngineError("broken"), EngineDiedError("gone"), RequestError("refused")])
-async def test_giving_a_ticket_back_never_raises(error: MotetError) -> None:
+async def test_releasing_a_ticket_never_raises(error: MotetError) -> None:
     async with vllm_scene() as there:
         there.server.rejecting = asyncio.get_running_loop().create_future()
         there.server.rejecting.set_exception(error)
@@ -121,7 +122,7 @@ async def test_lost_ends_groups_prefills_and_releases() -> None:
         assert (there.open, there.figures.tickets_unused) == ([], LEFT)
 
 
-async def test_a_group_that_begins_after_lost_is_sent_as_usual() -> None:
+async def test_a_group_that_starts_after_lost_is_sent_as_usual() -> None:
     async with vllm_scene() as there:
         there.engine.lost(EngineSilentError("it hangs"))
         stream = there.engine.generate(group(n=1))
@@ -187,7 +188,7 @@ async def test_figures_come_from_the_report() -> None:
 
 
 @pytest.mark.parametrize("sent", [True, False])
-async def test_the_ticket_of_a_group_that_ends_before_the_server_took_it_is_given_back(sent: bool) -> None:
+async def test_the_ticket_of_a_group_that_ends_before_the_server_took_it_is_released(sent: bool) -> None:
     async with vllm_scene(accepting=False) as there:
         stream = there.engine.generate(group(ticket=ticket()))
         if sent:
@@ -197,14 +198,14 @@ async def test_the_ticket_of_a_group_that_ends_before_the_server_took_it_is_give
         assert (len(there.calls), there.server.rejected, there.figures.tickets_unused) == (sent, [PARAMS], RELEASED)
 
 
-async def test_a_leader_that_is_late_before_the_server_took_it_gives_its_ticket_back() -> None:
+async def test_a_leader_that_is_late_before_the_server_took_it_releases_its_ticket() -> None:
     async with scene_with_group(group(ticket=ticket()), accepting=False, leaves=True) as (there, _):
         there.leader_wait.time_out()
         await settle()
         assert (there.open, there.server.rejected) == ([1], [PARAMS])
 
 
-async def test_a_ticket_that_is_being_given_back_is_not_given_back_again() -> None:
+async def test_a_ticket_that_is_being_released_is_not_released_again() -> None:
     async with vllm_scene(accepting=False) as there:
         there.server.rejecting = asyncio.get_running_loop().create_future()
         stream = there.engine.generate(group(ticket=ticket()))
@@ -217,14 +218,14 @@ async def test_a_ticket_that_is_being_given_back_is_not_given_back_again() -> No
         there.server.rejecting.set_result(None)
 
 
-async def test_a_ticket_that_the_server_took_is_not_given_back() -> None:
+async def test_a_ticket_that_the_server_took_is_not_released() -> None:
     async with scene_with_group(group(ticket=ticket())) as (there, stream):
         await stream.aclose()
         await there.engine.release(ticket())  # routing does this, as it cannot know that it was taken
         assert (there.server.rejected, there.figures.tickets_unused) == ([], {"released": 0, "left": 0})
 
 
-async def test_the_ticket_that_a_lost_server_took_can_be_given_back() -> None:
+async def test_the_ticket_that_a_lost_server_took_can_be_released() -> None:
     async with scene_with_group(group(ticket=ticket())) as (there, stream):
         there.engine.lost(EngineDiedError("gone"))
         with pytest.raises(EngineDiedError):
@@ -233,7 +234,7 @@ async def test_the_ticket_that_a_lost_server_took_can_be_given_back() -> None:
         assert (there.server.rejected, there.figures.tickets_unused) == ([PARAMS], RELEASED)
 
 
-async def test_the_ticket_of_a_group_that_cannot_be_planned_is_given_back() -> None:
+async def test_the_ticket_of_a_group_that_cannot_be_planned_is_released() -> None:
     async with vllm_scene() as there:
         choices = (ChoiceStart(0, 7), ChoiceStart(1, 8, (20,) * 50))
         with pytest.raises(EngineError, match="nothing to resume"):

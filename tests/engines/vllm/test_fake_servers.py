@@ -50,7 +50,7 @@ async def tokens_of(engine: Engine, request: GenerateRequest) -> dict[int, list[
 
 
 def seeded(n: int) -> dict[int, list[int]]:
-    """Returns what choices with the seeds 7, 8, ... write."""
+    """Returns the tokens of choices with the seeds 7, 8, ..."""
     return {index: expected_tokens(PROMPT, 12, Kind(seed=7 + index)) for index in range(n)}
 
 
@@ -75,7 +75,7 @@ class Pair:
 
 @asynccontextmanager
 async def pair(*, scale_out: bool, leader_timeout_s: float = NEVER_S, stepped: bool = False) -> AsyncIterator[Pair]:
-    """Plays two servers, and checks at the end that nothing is open, pinned or wrong."""
+    """Runs two fake servers, and checks at the end that nothing is open, pinned or wrong."""
     network, figures = Network(), TicketLog()
     switches = [Switches(scale_out=scale_out) for _ in range(2)]
     async with (
@@ -116,7 +116,7 @@ async def test_greedy_choices_are_one_request(scale_out: bool) -> None:
         assert there.decode_server.counters.finished == 1 + (not scale_out)  # the report needs one to learn the kind
 
 
-async def test_resumed_greedy_choices_go_on_like_undisturbed_ones(scale_out: bool) -> None:
+async def test_resumed_greedy_choices_continue_like_undisturbed_ones(scale_out: bool) -> None:
     whole = expected_tokens(PROMPT, 12)
     choices = tuple(ChoiceStart(index, 7, tuple(whole[: 3 * index])) for index in range(4))
     async with pair(scale_out=scale_out) as there:
@@ -126,7 +126,7 @@ async def test_resumed_greedy_choices_go_on_like_undisturbed_ones(scale_out: boo
 
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("n", [1, 4])
-async def test_prefill_and_decode_apart_write_what_one_server_writes_with_one_transfer(
+async def test_separate_prefill_and_decode_generate_the_tokens_of_one_server_with_one_transfer(
     scale_out: bool, n: int, stops: bool
 ) -> None:
     async with pair(scale_out=scale_out) as there:
@@ -136,7 +136,7 @@ async def test_prefill_and_decode_apart_write_what_one_server_writes_with_one_tr
         assert there.figures.pull_fallbacks.total() == there.figures.tickets_unused.total() == 0
 
 
-async def test_a_greedy_group_apart_writes_what_one_server_writes(scale_out: bool) -> None:
+async def test_a_greedy_group_on_separate_servers_has_the_tokens_of_one_server(scale_out: bool) -> None:
     async with pair(scale_out=scale_out) as there:
         request = await there.request_with_ticket(group(sampling=GREEDY))
         assert await tokens_of(there.decode, request) == dict.fromkeys(range(4), expected_tokens(PROMPT, 12))
@@ -161,7 +161,7 @@ async def test_a_failed_pull_changes_only_the_figures(scale_out: bool) -> None:
         there.network.expire()
 
 
-async def test_a_pull_that_hangs_is_given_up_after_the_time_out(scale_out: bool) -> None:
+async def test_a_pull_that_hangs_is_abandoned_after_the_time_out(scale_out: bool) -> None:
     async with pair(scale_out=scale_out, leader_timeout_s=0.05) as there:
         there.decode_server.switches.pull_hangs = True
         request = await there.request_with_ticket(group())
@@ -169,7 +169,7 @@ async def test_a_pull_that_hangs_is_given_up_after_the_time_out(scale_out: bool)
         assert there.figures.pull_fallbacks == {"late": 1, "failed": 0}
 
 
-async def test_a_ticket_that_is_given_back_frees_the_prefill_servers_blocks(scale_out: bool) -> None:
+async def test_a_ticket_that_is_released_frees_the_prefill_servers_blocks(scale_out: bool) -> None:
     async with pair(scale_out=scale_out) as there:
         request = await there.request_with_ticket(group())
         assert request.ticket is not None
@@ -178,7 +178,7 @@ async def test_a_ticket_that_is_given_back_frees_the_prefill_servers_blocks(scal
         assert there.figures.tickets_unused == {"released": 1, "left": 0}
 
 
-async def test_a_stopped_choice_ends_on_the_server_and_the_others_go_on(scale_out: bool) -> None:
+async def test_a_stopped_choice_ends_on_the_server_and_the_others_continue(scale_out: bool) -> None:
     async with pair(scale_out=scale_out, stepped=True) as there:
         stream = there.decode.generate(group(stops=True))
         await there.decode_server.until(lambda: there.decode_server.open == 4)

@@ -18,7 +18,7 @@ def delta(*choices: ChoiceDelta, prompt: PromptReport | None = None) -> GroupDel
     return GroupDelta(group().request_id, choices, prompt)
 
 
-async def test_requests_are_sent_before_anybody_reads_with_trace_and_session() -> None:
+async def test_requests_are_sent_before_they_are_read_with_trace_and_session() -> None:
     async with scene_with_group(group(), leaves=True) as (there, _):
         (call,) = there.calls
         assert (call.ask.n, call.ask.model, call.ask.trace, call.ask.session_id) == (3, "m", "trace-g", "session-1")
@@ -59,7 +59,7 @@ async def test_logprobs_stay_with_their_tokens() -> None:
         assert (await anext(stream)).choices == (ChoiceDelta(0, (10, 11), logprobs, LENGTH),)
 
 
-async def test_cached_tokens_are_known_if_the_whole_answer_is_there() -> None:
+async def test_cached_tokens_are_known_if_the_complete_answer_has_arrived() -> None:
     async with scene_with_group(group(n=1)) as (there, stream):
         there.calls[0].say(piece(0, 10, finish=LENGTH), VLLMUsage(3))
         assert (await anext(stream)).prompt == PromptReport(cached_tokens=3)
@@ -94,7 +94,7 @@ async def test_tokens_that_are_ready_for_a_stopped_choice_are_dropped() -> None:
         assert [choice.index for choice in (await anext(stream)).choices] == [0, 2]
 
 
-async def test_a_request_of_several_choices_is_closed_when_none_of_them_is_wanted_any_more() -> None:
+async def test_a_request_of_several_choices_is_closed_when_all_of_them_are_stopped() -> None:
     async with scene_with_group(group()) as (there, stream):
         (call,) = there.calls
         call.say(piece(2, 12, finish=LENGTH))
@@ -157,7 +157,7 @@ async def test_no_connection_is_read_while_the_reader_is_slow() -> None:
 
 
 @pytest.mark.parametrize("error", [RequestError("too long"), EngineDiedError("gone"), EngineError("broken")])
-async def test_an_error_of_one_request_ends_the_group_after_what_has_come(error: EngineError) -> None:
+async def test_an_error_of_one_request_ends_the_group_after_the_deltas_before_it(error: EngineError) -> None:
     async with scene_with_group(group(stops=True)) as (there, stream):
         there.calls[0].say(piece(0, 10))
         there.calls[1].end(error)
@@ -195,7 +195,7 @@ async def test_an_unexpected_exception_reaches_the_reader() -> None:
 
 
 @pytest.mark.parametrize("accepting", [True, False])
-async def test_closing_ends_every_request_even_if_it_was_not_taken_yet(accepting: bool) -> None:
+async def test_closing_ends_every_request_even_if_the_server_has_not_taken_it(accepting: bool) -> None:
     async with vllm_scene(accepting=accepting) as there:
         stream = there.engine.generate(group(stops=True))
         waiting = asyncio.ensure_future(anext(stream))
@@ -213,7 +213,7 @@ async def test_closing_before_anything_was_sent_sends_nothing() -> None:
         assert there.calls == []
 
 
-async def test_a_reader_that_was_cancelled_can_read_on() -> None:
+async def test_a_reader_that_was_cancelled_can_continue_to_read() -> None:
     async with vllm_scene() as there:
         stream = there.engine.generate(group(n=1))
         waiting = asyncio.ensure_future(anext(stream))

@@ -1,4 +1,5 @@
-"""A group with a ticket: its leader goes ahead with it; the other requests follow, or all go without a ticket."""
+"""A group with a ticket: its leader is sent first, with the ticket; the other requests follow, or all are sent
+without a ticket."""
 
 import logging
 
@@ -75,7 +76,7 @@ async def test_if_the_leader_fails_before_its_first_token_all_choices_are_sent_a
             [("g:again:0", 3, None)],
             {"late": 0, "failed": 1},
         )
-        # A decode server whose fetch failed does not tell the prefill server.
+        # A decode server whose fetch failed does not notify the prefill server.
         assert (there.server.rejected, there.figures.tickets_unused) == ([PARAMS], {"released": 1, "left": 0})
         there.leader_wait.time_out()
         there.calls[1].end(EngineError("sick"))
@@ -96,7 +97,9 @@ async def test_if_the_leader_fails_with_a_500_its_ticket_is_released_and_all_are
 
 @pytest.mark.parametrize("error", [RequestError("too long"), EngineDiedError("gone"), OverloadedError("full")])
 @pytest.mark.parametrize("taken", [True, False])
-async def test_an_error_that_another_try_here_would_not_help_ends_the_group(error: MotetError, taken: bool) -> None:
+async def test_an_error_that_another_try_on_this_server_would_not_fix_ends_the_group(
+    error: MotetError, taken: bool
+) -> None:
     async with scene_with_group(group(ticket=ticket()), accepting=taken) as (there, stream):
         if taken:
             there.calls[0].end(error)

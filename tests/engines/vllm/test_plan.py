@@ -1,4 +1,4 @@
-"""The requests that make up a group, and the JSON of each, with all our sampling parameters by vLLM's names."""
+"""The requests that make up a group, and the JSON of each, with all of Motet's sampling parameters by vLLM's names."""
 
 from dataclasses import replace
 from typing import cast
@@ -79,13 +79,13 @@ def test_choices_with_seeds_in_a_row_are_one_request_unless_stop_strings_may_end
     assert shape(plan_requests(request)) == asked
 
 
-def test_greedy_choices_that_have_written_different_things_are_different_requests() -> None:
+def test_greedy_choices_with_different_output_tokens_are_different_requests() -> None:
     choices = (ChoiceStart(0, 7, (9,)), ChoiceStart(1, 8), ChoiceStart(2, 9, (9,)))
     planned = plan_requests(group(choices=choices, sampling=GREEDY)).rest
     assert [(one.prompt, one.choices) for one in planned] == [((*PROMPT, 9), ((0, 2),)), (PROMPT, ((1,),))]
 
 
-def test_a_resumed_choice_goes_on_after_its_written_tokens_with_another_seed() -> None:
+def test_a_resumed_choice_continues_after_its_output_tokens_with_another_seed() -> None:
     sampling = SamplingParams(max_tokens=10, temperature=0.5, min_tokens=4)
     (planned,) = plan_requests(group(choices=(ChoiceStart(1, 8, (20, 21, 22)),), sampling=sampling, seeded=True)).rest
     assert planned == replace(
@@ -128,19 +128,19 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_the_sampling_of_a_resumed_choice_takes_its_written_tokens_into_account(name: str) -> None:
+def test_the_sampling_of_a_resumed_choice_takes_its_output_tokens_into_account(name: str) -> None:
     sampling, written, left = RESUMED[name]
     (planned,) = plan_requests(group(choices=(ChoiceStart(0, 7, written),), sampling=sampling)).rest
     assert planned.sampling == left
 
 
-def test_a_choice_that_has_already_written_max_tokens_cannot_be_resumed() -> None:
+def test_a_choice_that_already_has_max_tokens_cannot_be_resumed() -> None:
     choices = (ChoiceStart(0, 7, (20, 21)),)
     with pytest.raises(EngineError, match=r"choice 0 of group g already has 2 of 2 tokens"):
         plan_requests(group(choices=choices, sampling=SamplingParams(max_tokens=2)))
 
 
-def test_a_choice_with_a_grammar_can_begin_on_vllm_but_not_be_resumed() -> None:
+def test_a_choice_with_a_grammar_can_start_on_vllm_but_not_be_resumed() -> None:
     bound = msgspec.structs.replace(SAMPLING, grammar=Grammar(GrammarKind.REGEX, "a+"))
     (planned,) = plan_requests(group(n=3, sampling=bound)).rest
     assert planned.sampling.grammar == bound.grammar
@@ -149,7 +149,7 @@ def test_a_choice_with_a_grammar_can_begin_on_vllm_but_not_be_resumed() -> None:
         plan_requests(resumed)
 
 
-def test_the_first_fresh_choice_goes_ahead_with_the_ticket() -> None:
+def test_the_first_fresh_choice_is_sent_first_with_the_ticket() -> None:
     plan = plan_requests(group(n=4, seeded=True, ticket=ticket()))
     assert plan.leader == replace(ALONE, request_id="g:leader", seed=7, kv_params=PARAMS)
     assert shape(plan)[1:] == [(3, 8, ((1,), (2,), (3,)))]
@@ -175,7 +175,7 @@ def test_a_greedy_group_is_only_its_leader() -> None:
     assert (shape(plan), plan.rest) == ([(1, None, ((0, 1, 2),))], ())
 
 
-def test_prompt_logprobs_are_asked_for_in_a_request_of_their_own() -> None:
+def test_prompt_logprobs_are_requested_in_a_request_of_their_own() -> None:
     sampling = msgspec.structs.replace(SAMPLING, prompt_logprobs=2)
     plan = plan_requests(group(choices=(ChoiceStart(0, 7, (20,)),), sampling=sampling))
     assert plan.prompt is not None
@@ -185,7 +185,7 @@ def test_prompt_logprobs_are_asked_for_in_a_request_of_their_own() -> None:
     assert plan.prompt.prompt == PROMPT
 
 
-def test_a_group_that_goes_on_without_its_ticket_gets_another_name() -> None:
+def test_a_group_that_continues_without_its_ticket_gets_another_name() -> None:
     request = group(ticket=ticket())
     plain = without_ticket(request, [0, 2], name="again")
     assert plain == msgspec.structs.replace(
@@ -291,13 +291,13 @@ def body(dialect: Dialect, ask: VLLMRequest) -> dict[str, object]:
     return msgspec.json.decode(body_of(dialect, ask), type=dict[str, object])
 
 
-def drawing(dialect: Dialect, ask: VLLMRequest) -> dict[str, object]:
+def sampling_of(dialect: Dialect, ask: VLLMRequest) -> dict[str, object]:
     """Returns the object that has the sampling parameters."""
     sent = body(dialect, ask)
     return cast("dict[str, object]", sent["sampling_params"]) if dialect is Dialect.GENERATE else sent
 
 
-def test_a_completions_body_asks_for_token_ids_and_states_every_default() -> None:
+def test_a_completions_body_requests_token_ids_and_states_every_default() -> None:
     assert body(Dialect.COMPLETIONS, ASK) == {
         "model": "m",
         "request_id": "r-1",
@@ -312,7 +312,7 @@ def test_a_completions_body_asks_for_token_ids_and_states_every_default() -> Non
     }
 
 
-def test_a_generate_body_has_the_same_in_sampling_params_and_asks_for_no_text() -> None:
+def test_a_generate_body_has_the_same_in_sampling_params_and_requests_no_text() -> None:
     assert body(Dialect.GENERATE, ASK) == {
         "model": "m",
         "request_id": "r-1",
@@ -323,21 +323,21 @@ def test_a_generate_body_has_the_same_in_sampling_params_and_asks_for_no_text() 
     }
 
 
-def test_named_tokens_are_asked_for_with_room_for_the_drawn_one() -> None:
-    """`/inference/v1/generate` counts the drawn token as one of the listed ones, and would leave the last one out."""
+def test_named_tokens_are_requested_with_capacity_for_the_sampled_one() -> None:
+    """`/inference/v1/generate` counts the sampled token as one of the listed ones, and would leave the last one out."""
     ask = replace(ASK, sampling=SamplingParams(max_tokens=9, logprobs=0, logprob_token_ids=(7, 8)))
-    sent = drawing(Dialect.GENERATE, ask)
+    sent = sampling_of(Dialect.GENERATE, ask)
     assert (sent["logprobs"], sent["logprob_token_ids"]) == (3, [7, 8, 7])
-    sent = drawing(Dialect.COMPLETIONS, ask)
+    sent = sampling_of(Dialect.COMPLETIONS, ask)
     assert (sent["logprobs"], sent["logprob_token_ids"]) == (0, [7, 8])
     many = SamplingParams(max_tokens=9, logprobs=0, logprob_token_ids=tuple(range(20)))
     with pytest.raises(RequestError, match="at most 19 tokens") as refused:
-        drawing(Dialect.GENERATE, replace(ASK, sampling=many))
+        sampling_of(Dialect.GENERATE, replace(ASK, sampling=many))
     assert refused.value.param == "logprob_token_ids"
 
 
 def test_processed_log_probabilities_are_refused_by_name() -> None:
-    """A vLLM server has one mode for all requests, and tells it nobody."""
+    """A vLLM server has one mode for all requests, and does not report it."""
     sampling = SamplingParams(max_tokens=9, logprobs=0, logprobs_mode=LogprobsMode.PROCESSED)
     with pytest.raises(RequestError, match="its own --logprobs-mode") as refused:
         plan_requests(group(sampling=sampling))
@@ -352,13 +352,13 @@ def test_a_prompt_that_should_be_kept_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_every_parameter_is_sent(dialect: Dialect) -> None:
-    sent = drawing(dialect, replace(ASK, sampling=UNUSUAL, seed=2**63, stream=False))
+    sent = sampling_of(dialect, replace(ASK, sampling=UNUSUAL, seed=2**63, stream=False))
     expected = msgspec.to_builtins(UNUSUAL) | {"n": 3, "seed": 2**32, "logit_bias": {"7": -100.0}}
     expected |= {"stop_token_ids": [2, 9], "allowed_token_ids": [7, 8], "logprob_token_ids": None}
     if dialect is Dialect.GENERATE:
         expected["logprobs"] = 6
     assert {name: sent[name] for name in expected} == expected
-    assert set(msgspec.structs.asdict(UNUSUAL)) <= {*sent, "grammar", "logprobs_mode"}  # none was forgotten
+    assert set(msgspec.structs.asdict(UNUSUAL)) <= {*sent, "grammar", "logprobs_mode"}  # no field is missing
 
 
 GRAMMARS = (
@@ -375,23 +375,23 @@ GRAMMARS = (
 def test_a_grammar_is_sent_by_vllms_name_and_wins_over_min_tokens_and_ignore_eos(
     dialect: Dialect, grammar: Grammar, sent: dict[str, object]
 ) -> None:
-    drawn = drawing(dialect, replace(ASK, sampling=msgspec.structs.replace(UNUSUAL, grammar=grammar)))
+    drawn = sampling_of(dialect, replace(ASK, sampling=msgspec.structs.replace(UNUSUAL, grammar=grammar)))
     assert drawn["structured_outputs"] == sent
     assert (drawn["min_tokens"], drawn["ignore_eos"]) == (0, False)
-    without = drawing(dialect, replace(ASK, sampling=UNUSUAL))
+    without = sampling_of(dialect, replace(ASK, sampling=UNUSUAL))
     assert "structured_outputs" not in without and without["min_tokens"] == 4
 
 
 def test_prefills_and_requests_for_prompt_logprobs_have_no_grammar() -> None:
     ask = replace(ASK, sampling=msgspec.structs.replace(UNUSUAL, grammar=GRAMMARS[0][0]))
     for beside in (prefill_request(ask), prompt_logprobs_request(ask)):
-        assert "structured_outputs" not in drawing(Dialect.COMPLETIONS, beside)
+        assert "structured_outputs" not in sampling_of(Dialect.COMPLETIONS, beside)
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-def test_a_stream_does_not_ask_for_the_log_probabilities_of_the_prompt(dialect: Dialect) -> None:
+def test_a_stream_does_not_request_the_log_probabilities_of_the_prompt(dialect: Dialect) -> None:
     """vLLM refuses them in a stream."""
-    assert drawing(dialect, replace(ASK, sampling=UNUSUAL))["prompt_logprobs"] is None
+    assert sampling_of(dialect, replace(ASK, sampling=UNUSUAL))["prompt_logprobs"] is None
 
 
 @pytest.mark.parametrize("dialect", Dialect)
@@ -403,28 +403,28 @@ def test_priority_salt_and_ticket_are_sent_only_if_they_are_set(dialect: Dialect
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(None, None), (0, 0), (1, 2), (5, 6), (19, 20), (20, 20), (25, 25)])
-def test_generate_is_asked_for_one_log_probability_more_within_vllms_limit(asked: int | None, sent: int | None) -> None:
-    """It counts the drawn token as one of the k."""
+def test_generate_is_sent_one_log_probability_more_within_vllms_limit(asked: int | None, sent: int | None) -> None:
+    """It counts the sampled token as one of the k."""
     ask = replace(ASK, sampling=SamplingParams(max_tokens=9, logprobs=asked))
-    assert drawing(Dialect.GENERATE, ask)["logprobs"] == sent
-    assert drawing(Dialect.COMPLETIONS, ask)["logprobs"] == asked
+    assert sampling_of(Dialect.GENERATE, ask)["logprobs"] == sent
+    assert sampling_of(Dialect.COMPLETIONS, ask)["logprobs"] == asked
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-def test_a_prefill_asks_for_one_greedy_token_and_a_ticket_without_a_stream(dialect: Dialect) -> None:
+def test_a_prefill_requests_one_greedy_token_and_a_ticket_without_a_stream(dialect: Dialect) -> None:
     ask = replace(ASK, sampling=UNUSUAL, seed=7, cache_salt="s", kv_params={"old": 1})
     sent = body(dialect, prefill_request(ask))
     assert (sent["stream"], sent["cache_salt"], "stream_options" in sent) == (False, "s", False)
     assert sent["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
     changed = {"n": 1, "max_tokens": 1, "temperature": 0.0}
     expected = DEFAULTS | changed
-    assert {name: drawing(dialect, prefill_request(ask))[name] for name in expected} == expected
+    assert {name: sampling_of(dialect, prefill_request(ask))[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_prompt_logprobs_are_requested_with_one_token_and_without_a_stream(dialect: Dialect) -> None:
     ask = prompt_logprobs_request(replace(ASK, sampling=UNUSUAL, kv_params={"ticket": 1}))
-    sent = drawing(dialect, ask)
+    sent = sampling_of(dialect, ask)
     assert (sent["prompt_logprobs"], sent["max_tokens"], sent["n"], sent["logprobs"]) == (2, 1, 1, None)
     assert (ask.stream, ask.kv_params, ask.prompt) == (False, None, ASK.prompt)
 

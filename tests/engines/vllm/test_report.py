@@ -1,4 +1,4 @@
-"""The metrics of vLLM 0.32 as it writes them, and the report that a gateway makes of a server."""
+"""The metrics of vLLM 0.32 as it sends them, and the report that a gateway makes of a server."""
 
 from dataclasses import replace
 
@@ -104,13 +104,13 @@ def test_without_sources_prefill_tokens_are_the_prompt_tokens_that_were_not_cach
     assert (stats.prompt_tokens, stats.cached_tokens, stats.prefill_tokens) == (1_500_000, 999, 1_499_001)
 
 
-def test_metrics_may_lack_the_connector_and_the_time_of_start() -> None:
+def test_metrics_can_lack_the_connector_and_the_time_of_start() -> None:
     scrape = scrape_of(CONFIG % 0)
     assert (scrape.start_s, scrape.block_size, scrape.cache_dtype) == (None, 16, "auto")
     assert scrape.stats == EngineStats(blocks_total=100)
 
 
-def test_a_number_of_blocks_that_is_not_known_yet_is_zero() -> None:
+def test_an_unknown_number_of_blocks_is_zero() -> None:
     assert scrape_of(b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n').stats.blocks_total == 0
 
 

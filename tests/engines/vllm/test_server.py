@@ -1,4 +1,4 @@
-"""A vLLM server over a real socket: how it reports, and the route by which it is asked."""
+"""A vLLM server over a real socket: its reports, and the route of its requests."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -36,7 +36,7 @@ async def fake() -> AsyncIterator[FakeVLLM]:
         fake.check()
 
 
-async def test_a_server_reports_like_our_own_servers(fake: FakeVLLM) -> None:
+async def test_a_server_reports_like_motets_own_servers(fake: FakeVLLM) -> None:
     async with vllm_server_at(f"{fake.url}/v1/") as server:
         report = await server.report()
     info = report.info
@@ -84,7 +84,7 @@ async def test_adapters_that_are_loaded_later_are_reported(fake: FakeVLLM) -> No
 
 
 @pytest.mark.parametrize(("scale_out", "dialect"), [(True, Dialect.GENERATE), (False, Dialect.COMPLETIONS)])
-async def test_a_server_is_asked_by_the_route_that_it_has(scale_out: bool, dialect: Dialect) -> None:
+async def test_a_server_gets_requests_on_the_route_that_it_has(scale_out: bool, dialect: Dialect) -> None:
     async with FakeVLLM(switches=Switches(scale_out=scale_out)) as fake, vllm_server_at(fake.url) as server:
         await server.report()
         assert server.dialect is dialect

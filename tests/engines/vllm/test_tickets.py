@@ -1,4 +1,4 @@
-"""vLLM's tickets travel inside ours and come out unchanged."""
+"""vLLM's tickets are carried inside Motet's tickets, unchanged."""
 
 import msgspec
 import pytest
@@ -44,7 +44,7 @@ def test_an_invalid_answer_to_a_prefill_is_an_error(answer: bytes) -> None:
         kv_params_in(answer)
 
 
-def test_a_ticket_says_who_made_it_and_for_which_prompt() -> None:
+def test_a_ticket_names_its_maker_and_its_prompt() -> None:
     ticket = ticket_from(PARAMS, engine_id="http://p:8000@1.5", prompt=(5, 6, 7))
     assert ticket == Ticket(
         remote_engine_id="http://p:8000@1.5",
@@ -72,7 +72,7 @@ def test_a_ticket_says_who_made_it_and_for_which_prompt() -> None:
         min_size=1,
     )
 )
-def test_whatever_a_connector_writes_comes_out_unchanged(params: dict[str, object]) -> None:
+def test_whatever_a_connector_sends_comes_out_unchanged(params: dict[str, object]) -> None:
     assert params_from(ticket_from(params, engine_id="e", prompt=(1,))) == params
 
 

@@ -1,4 +1,4 @@
-"""The answers of vLLM 0.32 in the bytes that it writes, however they are cut: streams, log-probabilities, refusals."""
+"""The answers of vLLM 0.32 in the bytes that it sends, however they are cut: streams, log-probabilities, refusals."""
 
 from itertools import pairwise
 
@@ -118,12 +118,12 @@ def test_a_stream_has_ended_at_done_and_not_before() -> None:
     stream.close()
 
 
-def test_several_choices_may_come_in_one_event() -> None:
+def test_several_choices_can_come_in_one_event() -> None:
     choices = b'"index":0,"token_ids":[5]},{"index":1,"token_ids":[],"finish_reason":"length"'
     assert reader().feed(event(choices)) == [VLLMPiece(0, (5,)), VLLMPiece(1, (), None, Finish(LENGTH))]
 
 
-def test_a_stop_token_that_was_not_asked_for_is_an_end_of_sequence() -> None:
+def test_a_stop_token_that_was_not_requested_is_an_end_of_sequence() -> None:
     """vLLM reports a model's other ends of sequence as stop tokens."""
     (piece,) = reader().feed(event(b'"index":0,"token_ids":[99],"finish_reason":"stop","stop_reason":99'))
     assert piece == VLLMPiece(0, (99,), None, Finish(STOP, None))
@@ -153,7 +153,7 @@ NAMED_TOLD = TokenLogprob(5, -0.5, 1, ((5, -0.5), (8, -3.0)))
     ],
     ids=["completions", "generate"],
 )
-def test_named_tokens_are_read_behind_the_drawn_one(lists: bytes) -> None:
+def test_named_tokens_are_read_after_the_sampled_one(lists: bytes) -> None:
     choice = b'"index": 0, "token_ids": [5], "logprobs": %b' % lists
     assert reader(NAMED).feed(event(choice)) == [VLLMPiece(0, (5,), (NAMED_TOLD,))]
     without = choice.replace(b"8", b"9")
@@ -199,7 +199,7 @@ def test_log_probabilities_of_texts_are_an_error() -> None:
     ],
     ids=["500", "503", "400"],
 )
-def test_an_error_in_mid_stream_has_our_class_and_vllms_words(
+def test_an_error_in_mid_stream_has_motets_class_and_vllms_message(
     fault: bytes, kind: type[MotetError], message: str
 ) -> None:
     error = error_of(b'data: {"error":' + fault + b"}\n\n")
@@ -313,7 +313,7 @@ def test_a_prompt_that_is_too_long_has_its_own_error() -> None:
         (400, "<html>", EngineError),
     ],
 )
-def test_each_refusal_becomes_one_of_our_errors(status: int, text: str, kind: type[MotetError]) -> None:
+def test_each_refusal_becomes_one_of_motets_errors(status: int, text: str, kind: type[MotetError]) -> None:
     assert type(refusal_of(status, text)) is kind
 
 

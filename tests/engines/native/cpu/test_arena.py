@@ -1,4 +1,4 @@
-"""An arena gives out parts of one piece of memory."""
+"""An arena provides parts of one piece of memory."""
 
 import torch
 

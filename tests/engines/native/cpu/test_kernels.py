@@ -70,7 +70,7 @@ def made(tiny: Made, tmp_path_factory: pytest.TempPathFactory) -> Made:
                 odd_configs()[name], dtype=torch.float32
             )
             for parameter in model.parameters():
-                if parameter.dim() == 1:  # biases begin as zeros, norms as ones
+                if parameter.dim() == 1:  # biases start as zeros, norms as ones
                     parameter.data.uniform_(0.5, 1.5)
             folders[name] = tmp_path_factory.mktemp("odd")
             model.save_pretrained(folders[name])
@@ -134,7 +134,7 @@ def test_log_probabilities_are_nearer_to_float32_than_those_of_torchs_operators(
 def test_every_kind_of_kernels_that_the_processor_can_run_computes_the_model(
     kind: str, dtype: str, most: float, tiny: Made
 ) -> None:
-    """Engines, and so all other tests, take the first kind."""
+    """Engines use the first kind, and so do all other tests."""
     kernels = kernels_of(kind)
     folder, cpu = tiny("gemma3"), torch.device("cpu")
     parts = build_parts(engine_config(folder, dtype=dtype, kernels="torch"))

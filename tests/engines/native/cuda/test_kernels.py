@@ -179,7 +179,7 @@ def storing(slots: list[int], *, heads: int, storage: KVStorage) -> CudaStep:
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU, tests/gpu runs engines there")
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_an_engine_writes_the_same_with_kernels_as_without(family: str, tiny: Callable[[str], Path]) -> None:
+def test_an_engine_generates_the_same_with_kernels_as_without(family: str, tiny: Callable[[str], Path]) -> None:
     requests = [group("a", prompt_of(33, 3), n=5, max_tokens=5), group("b", prompt_of(20, 4), max_tokens=5)]
     written = []
     for operators in (Operators(), PlainOperators()):

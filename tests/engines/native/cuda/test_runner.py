@@ -81,7 +81,7 @@ def test_a_step_wider_than_every_graph_is_launched(tiny: Tiny) -> None:
     assert 20 <= recorder.replayed <= 25, "steps are replayed once the wide group has ended"
 
 
-def test_a_beginning_that_prompts_share_is_read_once(tiny: Tiny) -> None:
+def test_a_prefix_that_prompts_share_is_read_once(tiny: Tiny) -> None:
     recorder = Repeating()
     beginning = prompt_of(520, 2)
     questions = [group(f"{i}", (*beginning, *prompt_of(250, 4 + i)), n=2, max_tokens=4, top_k=1) for i in range(4)]

@@ -48,7 +48,7 @@ def test_a_block_is_free_again_only_when_its_last_holder_releases_it() -> None:
     assert counts(pool) == PoolCounts(free=10, idle=0, held=0)
 
 
-def test_take_is_all_or_nothing() -> None:
+def test_either_all_requested_blocks_are_taken_or_none() -> None:
     pool = BlockPool(4)
     pool.take(3)
     with pytest.raises(OutOfBlocksError, match="2 blocks are needed, 1 of 4 are free"):
@@ -130,7 +130,7 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     assert pool.find([A, B]) == one
 
 
-def test_free_blocks_are_handed_out_before_idle_ones() -> None:
+def test_free_blocks_are_taken_before_idle_ones() -> None:
     pool = BlockPool(4)
     idle(pool, A, B)
     assert pool.take(2) == [2, 3]
