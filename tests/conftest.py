@@ -23,8 +23,8 @@ pytest_plugins = ["tests.strict"]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Freezes what is imported, as it stays: the garbage collector need not go through it, now or between tests. It
-    also looks less often for what tests leave behind."""
+    """Freezes the imported objects, since they stay: the garbage collector need not visit them, now or between
+    tests. It also runs less often for the garbage of tests."""
     gc.disable()
     try:
         return (yield)
@@ -35,13 +35,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets a worker of xdist exit without taking apart what it imported, as `tests.forked.leave` does; saves 2 s."""
+    """Lets a worker of xdist exit without freeing the imported modules, as `tests.forked.leave` does. This saves 2
+    s."""
     if hasattr(config, "workerinput"):
         atexit.register(os._exit, 0)
 
 
 def pytest_sessionfinish() -> None:
-    """Collects once what tests left behind, before pytest collects twice."""
+    """Collects the garbage of tests once, before pytest collects twice."""
     gc.collect()
     gc.freeze()
 
@@ -59,7 +60,8 @@ def anyio_backend() -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips tests marked `kernels` where no kernels can be built, and fails them where kernels could be and are not."""
+    """Skips tests marked `kernels` where no kernels can be built, and fails them where kernels could be built but
+    are missing."""
     if item.get_closest_marker("kernels"):
         from tests.kernels import best_kernels
 
@@ -98,6 +100,7 @@ def forking() -> Iterator["ForkingProcess"]:
 
 @pytest.fixture
 def all_forked(forking: "ForkingProcess", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forks whatever a program that runs in this process starts, unless the program itself says how to start it."""
-    for defaults, name, ours in forking.replaced_defaults:
-        monkeypatch.setitem(defaults, name, ours)
+    """Forks all engines and servers that a program in this process starts, unless the program itself chooses how to
+    start them."""
+    for defaults, name, replacement in forking.replaced_defaults:
+        monkeypatch.setitem(defaults, name, replacement)

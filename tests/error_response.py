@@ -29,7 +29,7 @@ def assert_error(response: httpx.Response, *, status: int, **expected: Unpack[Er
 
 
 def error_fields(response: httpx.Response) -> dict[str, Any]:
-    """Returns the fields of a response's error; only the headers' if the body is not an error."""
+    """Returns the fields of a response's error. If the body is not an error, only the header's field is set."""
     headers: dict[str, Any] = (
         {"retry_after": response.headers["retry-after"]} if "retry-after" in response.headers else {}
     )

@@ -55,7 +55,7 @@ IN_NAMESPACE = ["ip", "netns", "exec"]
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Everything that a new process gets, except its standard streams, which are sent with the order."""
+    """The request for a new process. Its standard streams are sent with the order."""
 
     environ: dict[str, str]
     arguments: list[str] | None = None

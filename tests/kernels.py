@@ -1,4 +1,4 @@
-"""Compiled kernels in tests: they must be there where they can be built and run. Elsewhere their tests are skipped."""
+"""Compiled kernels in tests: they must exist where they can be built and run. Elsewhere their tests are skipped."""
 
 import ctypes
 import platform
@@ -30,10 +30,10 @@ def best_kernels() -> ctypes.CDLL:
 
 def kernels_of(kind: str) -> ctypes.CDLL:
     """Returns the kernels of a kind. Fails or skips if there are none."""
-    return of_kind(kind) or give_up(why_not(NEEDED[kind], processor_flags(), compiler()))
+    return of_kind(kind) or skip_or_fail(why_not(NEEDED[kind], processor_flags(), compiler()))
 
 
-def give_up(obstacle: str) -> NoReturn:
+def skip_or_fail(obstacle: str) -> NoReturn:
     """`obstacle` comes from `why_not`."""
     if obstacle:
         pytest.skip(obstacle)
@@ -42,7 +42,7 @@ def give_up(obstacle: str) -> NoReturn:
 
 
 def why_not(needed: Set[str], flags: Set[str], compiler: str | None) -> str:
-    """Returns the reason why kernels that need these instructions cannot be here, or "" if there is none."""
+    """Returns the reason why kernels that need these instructions cannot exist here, or "" if there is none."""
     if missing := needed - flags:
         return f"this processor has no {', '.join(sorted(missing))}"
     return "" if compiler else "there is no C++ compiler here, and the kernels were not built elsewhere"
@@ -57,6 +57,6 @@ def processor_flags() -> Set[str]:
 
 
 def compiler() -> str | None:
-    """Returns the program that setuptools compiles C++ with, if it is there."""
+    """Returns the program with which setuptools compiles C++, if it is installed."""
     command = environment().get("CXX") or sysconfig.get_config_var("CXX") or "c++"
     return shutil.which(shlex.split(command)[0])

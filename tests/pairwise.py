@@ -1,5 +1,5 @@
-"""Grids of parameters: in `make test` every two values of different axes meet, or each value comes once. In `make
-test-long` all combinations come."""
+"""Grids of parameters: in `make test` every two values of different axes occur together, or each value occurs once.
+In `make test-long` all combinations occur."""
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 Pair = tuple[tuple[int, int], tuple[int, int]]
-"""Two values that meet, each given as its axis and its place there."""
+"""Two values that occur together, each given as its axis and its place there."""
 
 
 def pairwise(*axes: Sequence[Any]) -> list[pytest.ParameterSet]:
     """Returns every combination of the axes' values, in order. A combination is marked `long` if the others have all
-    its pairs of values. A value may be a `pytest.param` with marks of its own."""
+    its pairs of values. A value can be a `pytest.param` with marks of its own."""
     every = list(product(*(range(len(axis)) for axis in axes)))
     chosen = covering(every)
     return [
@@ -23,8 +23,8 @@ def pairwise(*axes: Sequence[Any]) -> list[pytest.ParameterSet]:
 
 
 def each_once(*axes: Sequence[Any]) -> list[pytest.ParameterSet]:
-    """Returns every combination of the axes' values, in order. All are marked `long` except those that bring a value of
-    the longest axis for the first time, each with the next value of every other axis."""
+    """Returns every combination of the axes' values, in order. All are marked `long` except the first one with each
+    value of the longest axis, together with the next value of every other axis."""
     longest = max(map(len, axes))
     chosen = {tuple(number % len(axis) for axis in axes) for number in range(longest)}
     return [
@@ -34,7 +34,7 @@ def each_once(*axes: Sequence[Any]) -> list[pytest.ParameterSet]:
 
 
 def covering(every: Sequence[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """Chooses greedily: each next combination brings as many new pairs as any other would."""
+    """Chooses greedily: no other combination would have more new pairs than the next one."""
     missing = {pair for places in every for pair in pairs(places)}
     chosen = set()
     while missing:

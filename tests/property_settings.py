@@ -19,20 +19,20 @@ TIMES = {"quick": 1 / 4, "all": 1, "long": 10}
 
 
 def register_profiles() -> None:
-    """There is no `deadline`, since an example may wait for a core longer than it runs."""
+    """Registers the profiles. There is no `deadline`, since an example can wait for a core longer than it runs."""
     for name, times in TIMES.items():
         settings.register_profile(name, deadline=None, max_examples=round(100 * times))
     settings.load_profile("all")
 
 
 def examples(count: int, *, steps: int | None = None) -> settings:
-    """Settings of one test. `steps` limits the steps of an example that is a history."""
+    """Returns the settings of one test. `steps` limits the steps of an example of a state machine."""
     drawn = settings(max_examples=round(count * TIMES[settings.get_current_profile_name()]))
     return drawn if steps is None else settings(drawn, stateful_step_count=steps)
 
 
 def some(cases: Sequence[T], name: str) -> Sequence[T]:
-    """Returns all cases, or with `quick` every fourth. The first one depends on `name`, so tests of other names get
-    others."""
+    """Returns all cases, or with `quick` every fourth. The first one depends on `name`, so tests with different
+    names get different cases."""
     step = round(1 / min(1, TIMES[settings.get_current_profile_name()]))
     return cases[crc32(name.encode()) % step :: step]

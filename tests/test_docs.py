@@ -25,7 +25,7 @@ def is_file(name: str) -> bool:
 
 
 def is_there(name: str) -> bool:
-    """Returns True if a dotted name below the package is a folder, a module, or something that a module defines."""
+    """Returns True if a dotted name below the package is a folder, a module, or a name that a module defines."""
     place, parts = PACKAGE, name.split(".")
     while parts and (place / parts[0]).is_dir():
         place /= parts.pop(0)

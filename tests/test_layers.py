@@ -55,7 +55,7 @@ def test_every_module_belongs_to_a_layer() -> None:
         ("", "motet.api"),
     ],
 )
-def test_an_import_that_looks_up_is_refused(importer: str, target: str) -> None:
+def test_an_import_from_a_higher_layer_is_refused(importer: str, target: str) -> None:
     assert wrong(Import(importer, target, line=1))
 
 
@@ -73,11 +73,11 @@ def test_an_import_that_looks_up_is_refused(importer: str, target: str) -> None:
         ("text.choice", "motet.types.Finish"),
     ],
 )
-def test_an_import_that_looks_down_is_allowed(importer: str, target: str) -> None:
+def test_an_import_from_a_lower_layer_is_allowed(importer: str, target: str) -> None:
     assert wrong(Import(importer, target, line=1)) is None
 
 
-def test_imports_inside_functions_and_relative_ones_are_seen(tmp_path: Path) -> None:
+def test_imports_inside_functions_and_relative_ones_are_found(tmp_path: Path) -> None:
     file = tmp_path / "motet" / "text" / "choice.py"
     file.parent.mkdir(parents=True)
     file.write_text("def f():\n    import torch\n    from . import stop\n    from motet.api import app\n")
@@ -99,7 +99,7 @@ def write_package(folder: Path, files: dict[str, str]) -> Graph:
     return import_graph(folder)
 
 
-def test_the_graph_has_imports_at_the_top_of_modules_also_those_for_types(tmp_path: Path) -> None:
+def test_the_graph_has_imports_at_the_top_of_modules_including_those_for_types(tmp_path: Path) -> None:
     graph = write_package(
         tmp_path,
         {
@@ -130,7 +130,7 @@ CYCLES: Graph = {
 }
 
 
-def test_modules_that_import_each_other_are_found_and_those_beyond_are_not() -> None:
+def test_modules_that_import_each_other_are_found_and_no_others() -> None:
     assert cycles_in(CYCLES) == [{"b", "c"}, {"d", "e", "f"}]
 
 
@@ -166,7 +166,8 @@ def test_the_depth_of_a_folder_is_its_longest_chain_of_imports() -> None:
 
 @pytest.mark.slow
 def test_importing_loads_nothing_heavy() -> None:
-    """One process imports all: what they do not load together, none of them loads. Ray would take seconds."""
+    """One process imports all modules: if they load a package together, one of them loads it. Ray would take
+    seconds."""
     code = (
         "import importlib, sys\n"
         f"for module in {LIGHT}:\n"

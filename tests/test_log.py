@@ -47,7 +47,7 @@ def test_json_line_holds_the_exception() -> None:
     assert "ValueError: odd" in json.loads(line)["exception"]
 
 
-def test_text_from_outside_stays_in_its_figure_of_one_short_line() -> None:
+def test_text_of_others_stays_in_its_figure_of_one_short_line() -> None:
     hostile = 'a"\nINFO motet.api: group ended status=200 \x1b[2J\x9b\u202e\ud800' + "x" * 10_000
     for format in LogFormat:
         stream = io.StringIO()
@@ -98,7 +98,7 @@ def test_a_json_line_holds_what_is_quoted_as_escapes() -> None:
     assert told["worker"] == HOSTILE.replace("\ud800", r"\ud800")
 
 
-def test_a_line_that_would_come_over_and_over_is_written_once() -> None:
+def test_a_line_that_would_be_repeated_is_written_once() -> None:
     stream = io.StringIO()
     setup_logging(stream=stream)
     for _ in range(3):

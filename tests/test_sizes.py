@@ -171,7 +171,7 @@ def test_a_size_over_its_limit_is_a_problem() -> None:
     assert problems_of(methods(21), today={}) == ["src/motet/a.py:1 A: 21 methods, at most 20"]
 
 
-def test_what_is_over_a_limit_today_may_only_get_smaller() -> None:
+def test_sizes_over_a_limit_can_only_get_smaller() -> None:
     today = {"methods": {"A": 25}}
     stale = "tools/sizes.py: TODAY has 25 methods for A, now"
     assert problems_of(methods(25), today=today) == []

@@ -1,4 +1,4 @@
-"""The rules of the test run. Most of them are tried on a small run of their own."""
+"""The rules of the test run. Most of them are tested with a small run."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from motet.settings.server_config import environment
-from tests.kernels import NEEDED, give_up, why_not
+from tests.kernels import NEEDED, skip_or_fail, why_not
 
 SETTINGS = """\
 [pytest]
@@ -71,17 +71,17 @@ def run_pytest(folder: Path, files: dict[str, str]) -> Run:
     ],
     ids=["both", "no-instruction", "no-compiler"],
 )
-def test_kernels_may_be_missing_only_without_a_compiler_or_an_instruction(
+def test_kernels_can_be_missing_only_without_a_compiler_or_an_instruction(
     flags: set[str], compiler: str | None, expected: str
 ) -> None:
     assert why_not(NEEDED["avx2"], flags, compiler) == expected
 
 
-def test_missing_kernels_that_could_be_here_are_a_failure() -> None:
+def test_missing_kernels_that_could_be_built_here_are_a_failure() -> None:
     with pytest.raises(pytest.fail.Exception, match="build is broken"):
-        give_up("")
+        skip_or_fail("")
     with pytest.raises(pytest.skip.Exception, match="this processor has no fma"):
-        give_up("this processor has no fma")
+        skip_or_fail("this processor has no fma")
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +95,12 @@ def test_a_skip_is_a_failure(refused: Run, name: str) -> None:
     assert name in refused.failed
 
 
-def test_a_skip_fails_the_run_and_says_why(refused: Run) -> None:
+def test_a_skip_fails_the_run_with_the_reason(refused: Run) -> None:
     assert refused.exit_code == 1
     assert "a skip fails the run" in refused.output
 
 
 @pytest.mark.slow
-def test_some_marks_may_skip_with_a_reason_and_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
+def test_some_marks_can_skip_with_a_reason_and_an_expected_failure_is_not_a_skip(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, ALLOWED)
     assert run.exit_code == 0, run.output

@@ -90,7 +90,7 @@ def test_an_unusual_turn_of_phrase_is_found(phrase: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", STANDARD)
-def test_standard_english_is_left_alone(text: str) -> None:
+def test_standard_english_is_accepted(text: str) -> None:
     assert hits(text) == []
 
 
@@ -100,7 +100,7 @@ def test_a_docstring_without_a_head_is_found(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", STANDS_ALONE)
-def test_a_docstring_that_stands_alone_is_fine(text: str) -> None:
+def test_a_docstring_with_a_head_is_accepted(text: str) -> None:
     assert hits(text, kind=Kind.DOCSTRING) == []
 
 
@@ -108,7 +108,7 @@ def test_a_hit_has_the_line_on_which_its_phrase_starts() -> None:
     assert [hit.line for hit in hits("one\ntwo told\nis\nno file asked")] == [2, 3, 4]
 
 
-def test_python_has_docstrings_comments_help_texts_and_messages() -> None:
+def test_texts_of_python_are_docstrings_comments_help_texts_and_messages() -> None:
     assert [(text.kind, text.line, text.words) for text in python_texts(PYTHON)] == [
         (Kind.DOCSTRING, 1, "Why it exists."),
         (Kind.COMMENT, 2, " A comment\n of two lines"),

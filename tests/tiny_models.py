@@ -113,7 +113,7 @@ class Reference:
 
 
 def assert_lively(tokens: Sequence[int], at_least: int) -> None:
-    """Checks that the tokens vary: a model that always says the same proves nothing."""
+    """Checks that the tokens vary: a model that always generates the same token proves nothing."""
     assert len(set(tokens)) >= at_least, f"only {len(set(tokens))} distinct tokens of {len(tokens)}"
 
 

@@ -59,7 +59,7 @@ def build_tiny_tokenizer() -> Tokenizer:
 
 
 def save_tiny_tokenizer(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> Path:
-    """Writes the tokenizer as a Hugging Face folder, which may hold a model already."""
+    """Writes the tokenizer as a Hugging Face folder, which can already hold a model."""
     folder.mkdir(parents=True, exist_ok=True)
     build_tiny_tokenizer().save(str(folder / "tokenizer.json"))
     config = {

@@ -18,7 +18,7 @@ MESSAGES = "/v1/messages"
 MAX_TOKENS = 200
 
 
-async def ask(served: Served, given: object = "hi", **fields: object) -> httpx.Response:
+async def post(served: Served, given: object = "hi", **fields: object) -> httpx.Response:
     """Sends a raw request. `fields` are added to the body unchanged. A string is one turn of the user."""
     turns = [{"role": "user", "content": given}] if isinstance(given, str) else given
     body = {"messages": turns, "max_tokens": MAX_TOKENS} | fields

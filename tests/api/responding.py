@@ -14,7 +14,7 @@ from tests.api.serving import Served
 EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 
-async def ask(served: Served, given: object = "hi", **fields: object) -> httpx.Response:
+async def post(served: Served, given: object = "hi", **fields: object) -> httpx.Response:
     """Sends a raw request. `fields` are added to the body unchanged."""
     return await served.http.post("/v1/responses", json={"input": given, **fields})
 

@@ -31,12 +31,12 @@ class TextGateway:
     peers: list[FakeOpenAI]
     fleet: Fleet
 
-    def ask(self, **fields: object) -> dict[str, object]:
+    def body(self, **fields: object) -> dict[str, object]:
         """Returns the body of a chat with the text model."""
         return {"model": TEXTS, "messages": [{"role": "user", "content": "hi"}], **fields}
 
     async def chat(self, **fields: object) -> httpx.Response:
-        return await self.served.http.post(CHAT, json=self.ask(**fields))
+        return await self.served.http.post(CHAT, json=self.body(**fields))
 
     async def complete(self, **fields: object) -> httpx.Response:
         return await self.served.http.post(COMPLETIONS, json={"model": TEXTS, "prompt": "hi", **fields})

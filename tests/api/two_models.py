@@ -101,5 +101,5 @@ class TwoModels(ListedModels):
         super().__init__(*(served_as(name, engine, tokenizer) for name, engine, tokenizer in names))
 
 
-async def ask(served: Served, path: str, model: str | None, **fields: object) -> httpx.Response:
+async def post(served: Served, path: str, model: str | None, **fields: object) -> httpx.Response:
     return await served.http.post(path, json={**BODIES[path], **fields, **({} if model is None else {"model": model})})

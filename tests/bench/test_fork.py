@@ -54,5 +54,5 @@ def test_counters_are_read_from_the_exposition() -> None:
     assert later - later == NOTHING
 
 
-def test_a_list_of_numbers_may_be_empty() -> None:
+def test_a_list_of_numbers_can_be_empty() -> None:
     assert (numbers("1,8,32"), numbers("")) == ((1, 8, 32), ())

@@ -107,7 +107,7 @@ def test_a_missing_token_is_noticed() -> None:
         case.check(Received(events=38))
 
 
-def test_scripted_choices_begin_in_different_places_and_end_together() -> None:
+def test_scripted_choices_start_in_different_places_and_end_together() -> None:
     steps = scripted(range(10), indices=(0, 1), max_tokens=3)
     assert [[delta.token_ids for delta in step] for step in steps] == [[(0,), (7,)], [(1,), (8,)], [(2,), (9,)]]
     assert [[delta.finish for delta in step] for step in steps] == [

@@ -24,7 +24,7 @@ def test_copies_of_the_weights_are_larger_than_any_cache(shape: str) -> None:
     assert copies >= 2
 
 
-def test_the_ways_must_include_ours() -> None:
+def test_the_ways_must_include_motets() -> None:
     assert parse(["--ways", "ours,torch bf16"]).ways == ("ours", "torch bf16")
     for ways in ("torch bf16", "ours,cublas"):
         with pytest.raises(SystemExit):

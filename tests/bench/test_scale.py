@@ -25,7 +25,7 @@ def test_the_exponent_is_found_between_neighbouring_rows_and_over_all_rows(power
     assert found.worst == pytest.approx(power)
 
 
-def test_one_steep_row_is_not_hidden_by_the_others() -> None:
+def test_one_steep_row_is_found_among_the_others() -> None:
     found = growth("time", WORKS, [1.0, 1.0, 1.0, 4.0])
     assert found.exponents == pytest.approx([0.0, 0.0, 2.0])
     assert found.worst == pytest.approx(2.0)

@@ -177,7 +177,7 @@ async def test_a_course_of_a_group_finds_nothing_wrong_and_the_group_is_known_fo
     assert KEEP_S > 1
 
 
-def test_choices_that_do_not_begin_like_the_complete_group_are_found() -> None:
+def test_choices_that_do_not_start_like_the_complete_group_are_found() -> None:
     complete = ReceivedAnswer(texts={0: "abc", 1: "de"}, finishes={0: ["stop"], 1: ["length"]})
     ended = ReceivedAnswer(texts={0: "ab", 1: "de"}, finishes={0: ["abort"], 1: ["length"]})
     assert mismatches(ended, complete) == []

@@ -1,7 +1,7 @@
 """A proxy between a client and the server that records the client's requests.
 
-The fast tests send the recorded requests again (`tests/api/test_recorded_clients.py`), so they test what clients really
-send.
+The fast tests send the recorded requests again (`tests/api/test_recorded_clients.py`), so they test the requests of
+real clients.
 """
 
 import json

@@ -31,7 +31,7 @@ def script_of(*texts: str) -> Script:
     )
 
 
-def keep(recorder: Recorder, client: Client, *, home: Path, recordings: Path | None) -> None:
+def save_requests(recorder: Recorder, client: Client, *, home: Path, recordings: Path | None) -> None:
     """Checks that the client sent requests and none was refused. Saves the requests if the run makes recordings."""
     assert recorder.exchanges and recorder.refused() == []
     if recordings is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.installed import CLIENTS, Client
 from tests.clients.recorder import Recorder
-from tests.clients.running import keep, run
+from tests.clients.running import run, save_requests
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 
@@ -20,4 +20,4 @@ def test_a_client_works(
     client: Client, recorded: Recorder, clean: dict[str, str], tmp_path: Path, recordings: Path | None
 ) -> None:
     run([*client.command(), recorded.url], clean, tmp_path)
-    keep(recorded, client, home=tmp_path, recordings=recordings)
+    save_requests(recorded, client, home=tmp_path, recordings=recordings)

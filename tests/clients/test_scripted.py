@@ -14,7 +14,7 @@ import pytest
 from motet.text.formats import ParserNames
 from tests.clients.installed import AIDER, CLAUDE_CODE, CODEX, LITELLM, SCRIPTS
 from tests.clients.recorder import Recorder
-from tests.clients.running import keep, run, script_of
+from tests.clients.running import run, save_requests, script_of
 from tests.fake_server import FakeServer
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
@@ -58,7 +58,7 @@ def test_litellm_sends_back_the_reasoning_of_a_model(
     with scripted(tmp_path, THOUGHT) as recorder:
         run([python, str(SCRIPTS / "litellm_thoughts.py"), recorder.url, "tiny"], clean, tmp_path)
         assert "provider_specific_fields" in recorder.exchanges[-1]["body"]["messages"][1]
-        keep(recorder, replace(LITELLM, script="litellm_thoughts.py"), home=tmp_path, recordings=recordings)
+        save_requests(recorder, replace(LITELLM, script="litellm_thoughts.py"), home=tmp_path, recordings=recordings)
 
 
 def test_codex_runs_a_command_that_the_model_calls_and_ends_with_its_answer(
@@ -77,7 +77,7 @@ def test_codex_runs_a_command_that_the_model_calls_and_ends_with_its_answer(
         assert len(ran) == 1 and "ahoy\n" in ran[0]
         assert [item["text"] for item in items if item.get("type") == "agent_message"] == ["Done."]
         assert len(recorder.exchanges) == 2
-        keep(recorder, CODEX, home=tmp_path, recordings=recordings)
+        save_requests(recorder, CODEX, home=tmp_path, recordings=recordings)
 
 
 def test_claude_code_runs_a_command_that_the_model_calls_and_ends_with_its_answer(
@@ -93,7 +93,7 @@ def test_claude_code_runs_a_command_that_the_model_calls_and_ends_with_its_answe
         assert [line["result"] for line in lines if line["type"] == "result"] == ["Done."]
         _, turn, _ = (turn for turn in recorder.exchanges[-1]["body"]["messages"] if turn["role"] != "system")
         assert [block["type"] for block in turn["content"]] == ["thinking", "tool_use"]
-        keep(recorder, CLAUDE_CODE, home=tmp_path, recordings=recordings)
+        save_requests(recorder, CLAUDE_CODE, home=tmp_path, recordings=recordings)
 
 
 def test_aider_changes_a_file_to_the_text_of_the_model(
@@ -107,4 +107,4 @@ def test_aider_changes_a_file_to_the_text_of_the_model(
         environ = {**clean, "OPENAI_API_BASE": f"{recorder.url}/v1", "OPENAI_API_KEY": "none"}
         run([aider, "--model", "openai/tiny", *flags.split(), "--message", "Say ahoy.", boat.name], environ, tmp_path)
         assert boat.read_text() == "print('ahoy')\n"
-        keep(recorder, AIDER, home=tmp_path, recordings=recordings)
+        save_requests(recorder, AIDER, home=tmp_path, recordings=recordings)

@@ -9,7 +9,7 @@ from motet.deploy.child import ChildServer
 from motet.models.smollm2 import DEFAULT_MODEL
 from tests.clients.installed import TRL
 from tests.clients.recorder import Recorder
-from tests.clients.running import keep, run
+from tests.clients.running import run, save_requests
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 
@@ -23,4 +23,4 @@ def trained() -> Iterator[Recorder]:
 
 def test_trl_s_client_works(trained: Recorder, clean: dict[str, str], tmp_path: Path, recordings: Path | None) -> None:
     run([*TRL.command(), trained.url], clean, tmp_path)
-    keep(trained, TRL, home=tmp_path, recordings=recordings)
+    save_requests(trained, TRL, home=tmp_path, recordings=recordings)

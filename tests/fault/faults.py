@@ -20,6 +20,7 @@ from motet.errors import MotetError
 from motet.settings.server_config import EngineConfig
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, GroupDelta
+from tests.patience import PATIENCE_S
 
 
 class Moment(Enum):
@@ -68,6 +69,8 @@ class PlannedFault:
     point: Point
     action: FaultAction
     happened: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when no group waits for the fault any longer."""
     engine: "FaultyEngine | None" = None
     """The engine that has had the fault."""
     unfinished: int = 0
@@ -86,20 +89,29 @@ class FaultPlan:
         return fault
 
     def disarm(self) -> None:
+        for fault in self._armed:
+            fault.released.set()
         self._armed.clear()
 
     async def wait_for_others(self, progress: GroupProgress) -> None:
         """Waits for the next fault if the group has reached its point and other groups have not."""
         if self._armed and isinstance(point := self._armed[0].point, AllGenerated) and point.has_reached(progress):
-            await self._armed[0].happened.wait()
+            try:
+                async with asyncio.timeout(PATIENCE_S / 2):  # shorter than the time limit of the client
+                    await self._armed[0].released.wait()
+            except TimeoutError:
+                raise AssertionError(f"no other groups reached the point: {point}") from None
 
     def check(self, engine: "FaultyEngine", progress: GroupProgress) -> None:
         if self._armed and self._armed[0].point(progress):
             fault = self._armed.pop(0)
             fault.engine = engine
             fault.unfinished = len(progress.generated) - len(progress.finished)
-            fault.action(engine)
-            fault.happened.set()
+            try:
+                fault.action(engine)
+                fault.happened.set()
+            finally:
+                fault.released.set()
 
 
 class FaultyEngine(NativeEngine):
@@ -257,6 +269,9 @@ class AllGenerated:
         if progress.moment is Moment.GENERATED and min(progress.generated.values()) >= self._tokens:
             self._reached.add(progress.request.request_id)
         return len(self._reached) == self._groups
+
+    def __str__(self) -> str:
+        return f"{sorted(self._reached)} of {self._groups} groups have {self._tokens} tokens"
 
     def has_reached(self, progress: GroupProgress) -> bool:
         return progress.request.request_id in self._reached

@@ -254,7 +254,7 @@ async def test_a_gateway_distinguishes_workers_with_two_versions(
     folder: Path, other: Path, forking: ForkingProcess
 ) -> None:
     """Each group has a single version. When all workers have the new version, all groups have it."""
-    bodies = BODIES_OF_SERVERS[:2]  # of one prompt, so of one group
+    bodies = BODIES_OF_SERVERS[:2]  # each has one prompt, and so one group
     async with AsyncExitStack() as stack:
         servers = Servers(folder, stack, forking, "--rl")
         await servers.start(2)

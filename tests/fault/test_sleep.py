@@ -82,7 +82,7 @@ async def test_kept_streams_continue_and_kv_moves_between_engines_after_the_slee
         await cell.check_nothing_left()
 
 
-async def test_weights_of_an_update_come_back_and_weights_brought_during_the_sleep_stay(
+async def test_weights_of_an_update_are_restored_and_weights_sent_during_the_sleep_stay(
     folder: Path, other: Path, forking: ForkingProcess
 ) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:

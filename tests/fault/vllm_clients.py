@@ -1,4 +1,4 @@
-"""Clients of fake vLLM servers and of a text upstream: their requests, and the checks of what they read."""
+"""Clients of fake vLLM servers and of a text upstream: their requests, and the checks of their answers."""
 
 import asyncio
 from collections import Counter

@@ -125,7 +125,9 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_whatever_happens_the_sums_are_those_of_all_engines_and_never_decrease(events: list[tuple[str, str, str]]) -> None:
+def test_whatever_happens_the_sums_are_those_of_all_engines_and_never_decrease(
+    events: list[tuple[str, str, str]],
+) -> None:
     counters, fleet, total = EngineCounters(), Fleet(), 0
     for number, (event, worker, silent) in enumerate(events):
         match event:

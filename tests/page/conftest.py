@@ -1,5 +1,5 @@
-"""A headless Chromium, and pages in it that may neither log errors nor send requests to other hosts than their server;
-and servers whose engine takes only the steps that a test allows."""
+"""A headless Chromium, and pages in it that fail the test if they log errors or send requests to hosts other than
+their server; and servers whose engine takes only the steps that a test allows."""
 
 import re
 from collections.abc import Iterator
@@ -47,7 +47,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def refusals() -> set[int]:
-    """The error statuses that the page may get, and 0 for a lost connection. A test adds those that it expects."""
+    """The error statuses that the page may get, and 0 for a lost connection. A test adds the statuses that it
+    expects."""
     return set()
 
 
@@ -56,7 +57,7 @@ def page(browser: Browser, refusals: set[int]) -> Iterator[Page]:
     logged: list[str] = []
     hosts: set[str] = set()
 
-    def note(request: Request) -> None:
+    def record(request: Request) -> None:
         if not request.url.startswith("data:"):
             hosts.add(request.url.split("/")[2])
 
@@ -67,7 +68,7 @@ def page(browser: Browser, refusals: set[int]) -> Iterator[Page]:
         page.on(
             "console", lambda message: logged.append(message.text) if message.type in ("error", "warning") else None
         )
-        page.on("request", note)
+        page.on("request", record)
         yield page
         assert [one for one in logged if _error_status(one) not in refusals] == []
         assert len(hosts) <= 1

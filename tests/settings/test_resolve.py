@@ -1,4 +1,4 @@
-"""Settings: which source wins, which one an error names, and what is refused."""
+"""Settings: the source that wins, the source that an error names, and the values that are refused."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_a_flag_wins_over_the_environment_over_a_file_over_the_default(tmp_path:
     assert (rows["host"].value, rows["host"].source) == ("127.0.0.1", "default")
 
 
-def test_the_environment_can_set_numbers_switches_and_lists() -> None:
+def test_the_environment_can_set_numbers_and_switches_and_lists() -> None:
     environ = {
         "MOTET_KV_CACHE_GB": "0.5",
         "MOTET_PREFIX_CACHE": "false",

@@ -79,7 +79,7 @@ class LocalNetwork:
                 self._members[to].messages.append(message)
 
     def receive(self, member: LocalPeer) -> list[bytes]:
-        """Returns the messages that have come for a member, and removes them."""
+        """Returns the messages that have arrived for a member, and removes them."""
         with self.lock:
             messages, member.messages = member.messages, []
         return messages

@@ -78,7 +78,7 @@ def test_the_network_loses_the_requested_number_of_messages(network: LocalNetwor
     assert owner.inbox == [b"3"]
 
 
-def test_a_name_cannot_be_used_again(network: LocalNetwork, owner: Side) -> None:
+def test_a_name_cannot_be_used_twice(network: LocalNetwork, owner: Side) -> None:
     owner.transport.close()
     with pytest.raises(ValueError, match="owner has joined before"):
         network.join("owner", owner.kv.memory)

@@ -12,7 +12,7 @@ def readable(box: Mailbox[int]) -> bool:
     return bool(select.select([box.fileno()], [], [], 0)[0])
 
 
-def test_a_mailbox_is_readable_while_there_is_something_to_take() -> None:
+def test_a_mailbox_is_readable_while_it_has_items() -> None:
     box: Mailbox[int] = Mailbox()
     assert not readable(box)
     box.put(1)

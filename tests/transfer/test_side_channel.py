@@ -1,4 +1,5 @@
-"""The side channel's messages, byte for byte, and how both ends handle them and messages from strangers."""
+"""The side channel's messages, byte for byte, and the behaviour of both ends with them and with messages from
+strangers."""
 
 import secrets
 from collections.abc import Iterator

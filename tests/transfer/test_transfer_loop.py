@@ -78,7 +78,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopScene]:
 NOWHERE = TransferAddress("absent", "127.0.0.1", 1)
 
 
-def test_an_idle_thread_can_sleep_forever_and_does_not_poll_the_transport(scene: LoopScene) -> None:
+def test_an_idle_thread_sleeps_without_a_limit_and_does_not_poll_the_transport(scene: LoopScene) -> None:
     assert scene.loop.run_round() is FOR_EVER
     assert scene.transport.num_polls == 0
 

@@ -95,7 +95,7 @@ class PullFailure:
 
 
 def failure(event: TransferEvent) -> PullFailure:
-    """Returns what matters of a failed pull; its message is not compared."""
+    """Returns the fields of a failed pull that tests compare. The message is not compared."""
     assert isinstance(event, PullFailed), event
     return PullFailure(event.kind, event.settled)
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from motet.errors import EngineDiedError, EngineError, OverloadedError
-from tests.api.messaging import MAX_TOKENS, ask, checked_error, final, plain, streamed, texts, whole
+from tests.api.messaging import MAX_TOKENS, checked_error, final, plain, post, streamed, texts, whole
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine, saying
 from tests.error_response import assert_error
 from tests.tiny_tokenizer import fake_answer
@@ -68,8 +68,8 @@ async def test_answer_is_that_of_the_same_chat(served: Served) -> None:
 
 async def test_streamed_message_is_the_unstreamed_message(serve: Serving) -> None:
     served = await serve(saying("héllo wörld 日本語"))
-    events = streamed(await ask(served, stream=True))
-    assert plain(final(events)) == plain(whole(await ask(served)))
+    events = streamed(await post(served, stream=True))
+    assert plain(final(events)) == plain(whole(await post(served)))
     assert [event.type for event in events if event.type != "content_block_delta"] == [
         *("message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop")
     ]
@@ -78,7 +78,7 @@ async def test_streamed_message_is_the_unstreamed_message(serve: Serving) -> Non
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_without_text_has_no_block(serve: Serving, stream: bool) -> None:
     served = await serve(saying(""))
-    response = await ask(served, stream=stream)
+    response = await post(served, stream=stream)
     message = final(streamed(response)) if stream else whole(response)
     assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "end_turn", 1)
 
@@ -97,14 +97,14 @@ async def test_the_reason_of_the_end_has_anthropics_name(
     serve: Serving, fields: dict[str, object], text: str, reason: str, sequence: str | None, stream: bool
 ) -> None:
     served = await serve(saying("one END two"))
-    response = await ask(served, **fields, stream=stream)
+    response = await post(served, **fields, stream=stream)
     message = final(streamed(response)) if stream else whole(response)
     assert (texts(message), message.stop_reason, message.stop_sequence) == (text, reason, sequence)
 
 
 async def test_a_turn_of_the_assistant_at_the_end_is_continued(served: Served) -> None:
     turns = [*TURNS, {"role": "assistant", "content": "I say"}]
-    whole(await ask(served, turns))
+    whole(await post(served, turns))
     fields = {"continue_final_message": True, "add_generation_prompt": False}
     assert (await served.chat(messages=turns, **fields)).status_code == 200
     of_message, of_chat = served.engine.requests
@@ -130,7 +130,7 @@ async def test_tokens_are_counted_as_the_answer_counts_them(served: Served) -> N
 
 
 async def test_fields_without_an_effect_are_accepted(served: Served) -> None:
-    response = await ask(
+    response = await post(
         served,
         [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}],
         metadata={"user_id": "me"},
@@ -178,7 +178,7 @@ async def test_answer_is_parsed_by_the_client(serve: Serving) -> None:
 async def test_a_format_is_the_same_form_as_in_a_chat(serve: Serving) -> None:
     served, schema = await serve(saying(ANSWER)), Weather.model_json_schema()
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    whole(await ask(served, output_config={"format": {"type": "json_schema", "schema": schema}}))
+    whole(await post(served, output_config={"format": {"type": "json_schema", "schema": schema}}))
     assert (await served.chat(response_format=form, max_tokens=MAX_TOKENS)).status_code == 200
     of_message, of_chat = served.engine.requests
     assert of_message.sampling == of_chat.sampling
@@ -187,13 +187,13 @@ async def test_a_format_is_the_same_form_as_in_a_chat(serve: Serving) -> None:
 
 async def test_error_before_the_first_token_keeps_its_status(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={0: EngineDiedError("the engine is gone")}))
-    response = checked_error(await ask(served, stream=True))
+    response = checked_error(await post(served, stream=True))
     assert_error(response, status=503, type="api_error", message="the engine is gone")
 
 
 async def test_a_busy_server_is_overloaded(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={0: OverloadedError("no capacity")}))
-    response = checked_error(await ask(served))
+    response = checked_error(await post(served))
     assert_error(response, status=503, type="overloaded_error", message="no capacity", retry_after="1")
     with pytest.raises(anthropic.InternalServerError, match="no capacity"):
         await served.anthropic.messages.create(model=MODEL, max_tokens=5, messages=TURNS)
@@ -201,7 +201,7 @@ async def test_a_busy_server_is_overloaded(serve: Serving) -> None:
 
 async def test_error_after_the_first_token_is_an_event(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={2: EngineError("the engine broke")}))
-    response = await ask(served, stream=True)
+    response = await post(served, stream=True)
     *_, last, rest = response.text.split("\n\n")
     assert rest == ""
     name, data = last.split("\n")
@@ -232,6 +232,6 @@ async def test_all_events_of_a_step_are_one_message(serve: Serving) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_the_group(serve: Serving, stream: bool) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
-    request = await served.engine.start_request(ask(served, stream=stream))
+    request = await served.engine.start_request(post(served, stream=stream))
     served.engine.steps.release()
     await served.abandon(request)

@@ -21,7 +21,7 @@ from motet.api.anthropic.messages_schema import (
 )
 from motet.api.http.schema import Schema
 from motet.errors import RequestError
-from tests.api.messaging import ask, checked_error
+from tests.api.messaging import checked_error, post
 from tests.api.one_answer import assert_no_words_of_chats
 from tests.api.serving import Served, Serving, WatchedEngine
 from tests.error_response import assert_error
@@ -157,7 +157,7 @@ async def test_errors_of_every_layer_are_in_anthropics_shape(serve: Serving) -> 
 async def test_the_error_for_too_many_tokens_has_the_numbers_that_clients_parse(
     refusing: Served, prompt: str, most: int, words: str
 ) -> None:
-    refused = checked_error(await ask(refusing, prompt, max_tokens=most))
+    refused = checked_error(await post(refusing, prompt, max_tokens=most))
     assert_error(refused, status=400, type="invalid_request_error")
     assert refused.json()["error"]["message"].startswith(words)
 
@@ -165,7 +165,7 @@ async def test_the_error_for_too_many_tokens_has_the_numbers_that_clients_parse(
 @pytest.mark.parametrize("param", ["prompt", "n"])
 async def test_an_error_of_the_engine_names_a_field_of_the_request(serve: Serving, param: str) -> None:
     served = await serve(engine=WatchedEngine(fail_after={0: RequestError("it is too much", param=param)}))
-    assert_error(checked_error(await ask(served)), status=400, message="messages: it is too much")
+    assert_error(checked_error(await post(served)), status=400, message="messages: it is too much")
     assert_error(await served.http.post("/v1/responses", json={"input": "hi"}), status=400, param="input")
 
 

@@ -10,7 +10,7 @@ from motet.errors import RequestError, UpstreamRefusalError
 from tests.api import messaging
 from tests.api.calling import CallingServing
 from tests.api.openai.test_responses_tools import FLAT_TIME, FLAT_WEATHER
-from tests.api.responding import ask, streamed
+from tests.api.responding import post, streamed
 from tests.api.serving import Served, events, saying
 from tests.error_response import assert_error
 
@@ -26,18 +26,18 @@ async def test_an_engine_s_error_names_the_tool_of_a_namespace_where_it_is(serve
     served = await serve_tools(saying("a few words"))
     tools = [FLAT_TIME, {"type": "namespace", "name": "map", "tools": [FLAT_WEATHER]}]
     served.engine.scenario.fail_after = {2: of_second_tool()}
-    *_, error, _ = streamed(await ask(served, stream=True, tools=tools))
+    *_, error, _ = streamed(await post(served, stream=True, tools=tools))
     assert error.type == "error"
     assert (error.param, error.code) == ("tools[1].tools[0].parameters", "deep")
     assert error.message.startswith("Invalid 'tools[1].tools[0].parameters': too deep")
-    assert_error(await ask(served, tools=tools), status=400, param="tools[1].tools[0].parameters")
+    assert_error(await post(served, tools=tools), status=400, param="tools[1].tools[0].parameters")
 
 
 async def test_one_error_for_two_clients_has_the_names_of_each(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying("a few words"))
     served.engine.scenario.fail_after = {0: of_second_tool()}
-    assert_error(await ask(served), status=400, param="tools[1].parameters")
-    message = (await messaging.ask(served)).json()["error"]["message"]
+    assert_error(await post(served), status=400, param="tools[1].parameters")
+    message = (await messaging.post(served)).json()["error"]["message"]
     assert message == "Invalid 'tools[1].input_schema': too deep, see 'stop_sequences'."
 
 

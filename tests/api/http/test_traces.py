@@ -140,7 +140,7 @@ async def test_a_malformed_header_starts_a_new_trace_and_is_not_logged(
 async def test_a_request_that_is_not_sampled_has_no_span_and_passes_its_headers_on(serve_texts: TextServing) -> None:
     tracer = RecordedTracer()
     before = await serve_texts(Behaviour(), tracer=tracer)
-    await before.served.http.post(CHAT, json=before.ask(), headers=NOT_SAMPLED)
+    await before.served.http.post(CHAT, json=before.body(), headers=NOT_SAMPLED)
     assert tracer.records == []
     (request,) = before.peers[0].requests
     assert request.headers["traceparent"] == NOT_SAMPLED["traceparent"]
@@ -149,7 +149,7 @@ async def test_a_request_that_is_not_sampled_has_no_span_and_passes_its_headers_
 
 async def test_without_traces_the_headers_of_a_client_are_passed_on(serve_texts: TextServing) -> None:
     before = await serve_texts(Behaviour())
-    await before.served.http.post(CHAT, json=before.ask(), headers=SAMPLED)
+    await before.served.http.post(CHAT, json=before.body(), headers=SAMPLED)
     (request,) = before.peers[0].requests
     assert {name: request.headers[name] for name in SAMPLED} == SAMPLED
 
@@ -157,7 +157,7 @@ async def test_without_traces_the_headers_of_a_client_are_passed_on(serve_texts:
 async def test_a_text_upstream_is_called_inside_the_span_of_the_group(serve_texts: TextServing) -> None:
     tracer = RecordedTracer()
     before = await serve_texts(Behaviour(), tracer=tracer)
-    await before.served.http.post(CHAT, json=before.ask(n=2), headers=SAMPLED)
+    await before.served.http.post(CHAT, json=before.body(n=2), headers=SAMPLED)
     group = tracer.one("chat texts")
     for request in before.peers[0].requests:
         assert request.headers["traceparent"] == f"00-{TRACE}-{group.span_id}-01"
@@ -188,7 +188,7 @@ async def test_the_span_of_a_choice_that_a_policy_starts_later_starts_then(serve
 async def test_so_does_that_of_a_choice_on_a_text_upstream(serve_texts: TextServing) -> None:
     tracer = RecordedTracer()
     before = await serve_texts(Behaviour(), tracer=tracer)
-    await before.served.http.post(CHAT, json=before.ask(n=3, group={"start": 1}))
+    await before.served.http.post(CHAT, json=before.body(n=3, group={"start": 1}))
     await_each_other(tracer.one("chat texts"))
 
 

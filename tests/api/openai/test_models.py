@@ -13,9 +13,9 @@ from tests.api.two_models import (
     TURNED,
     Tokenizers,
     TwoModels,
-    ask,
     every_route,
     generating_routes,
+    post,
     ticket_routes,
 )
 from tests.error_response import assert_error
@@ -42,18 +42,18 @@ async def test_a_prompt_becomes_tokens_of_the_named_model(
 async def test_an_answer_is_read_with_the_tokenizer_of_its_model(served: Served) -> None:
     """Makes both engines generate the same tokens."""
     for model, text, fingerprint in ((PLAIN, "ab", "plain-same"), (TURNED, "ba", "turned-same")):
-        chat = (await ask(served, "/v1/chat/completions", model, logprobs=True)).json()
+        chat = (await post(served, "/v1/chat/completions", model, logprobs=True)).json()
         assert (chat["model"], chat["system_fingerprint"]) == (model, fingerprint)
         assert chat["choices"][0]["message"]["content"] == text
         assert "".join(entry["token"] for entry in chat["choices"][0]["logprobs"]["content"][:2]) == text
-        completion = (await ask(served, "/v1/completions", model, echo=True)).json()
+        completion = (await post(served, "/v1/completions", model, echo=True)).json()
         assert (completion["model"], completion["choices"][0]["text"]) == (model, "aab" + text)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_a_stream_names_its_model_and_has_its_text(served: Served, path: str) -> None:
     for model, text in ((PLAIN, "ab"), (TURNED, "ba")):
-        got = chunks(await ask(served, path, model, stream=True, n=2))
+        got = chunks(await post(served, path, model, stream=True, n=2))
         assert {chunk["model"] for chunk in got} == {model}
         texts = ["", ""]
         for choice in (choice for chunk in got for choice in chunk["choices"]):
@@ -65,7 +65,7 @@ async def test_a_chat_is_rendered_by_the_template_of_its_model(
     served: Served, models: TwoModels, tokenizers: Tokenizers
 ) -> None:
     for model in (PLAIN, TURNED):
-        await ask(served, "/v1/chat/completions", model)
+        await post(served, "/v1/chat/completions", model)
     read = [
         tokenizer.decode(engine.requests[0].prompt, skip_special_tokens=False)
         for tokenizer, engine in zip(tokenizers, models.engines, strict=True)
@@ -74,17 +74,17 @@ async def test_a_chat_is_rendered_by_the_template_of_its_model(
 
 
 async def test_token_ids_reach_the_engine_of_the_named_model(served: Served, models: TwoModels) -> None:
-    assert (await ask(served, "/inference/v1/generate", TURNED)).status_code == 200
+    assert (await post(served, "/inference/v1/generate", TURNED)).status_code == 200
     assert (len(models.plain.requests), len(models.turned.requests)) == (0, 1)
     assert models.turned.requests[0].prompt == (5, 6)
 
 
 async def test_texts_are_tokenised_for_the_named_model(served: Served, tokenizers: Tokenizers) -> None:
     for model, tokenizer, length in ((PLAIN, tokenizers[0], 4096), (TURNED, tokenizers[1], 64)):
-        tokenized = (await ask(served, "/tokenize", model, return_token_strs=True)).json()
+        tokenized = (await post(served, "/tokenize", model, return_token_strs=True)).json()
         assert tokenized["tokens"] == tokenizer.encode("aab", add_special_tokens=True)
         assert (tokenized["token_strs"], tokenized["max_model_len"]) == (["a", "a", "b"], length)
-        back = (await ask(served, "/detokenize", model, tokens=tokenized["tokens"])).json()
+        back = (await post(served, "/detokenize", model, tokens=tokenized["tokens"])).json()
         assert back == {"prompt": "aab"}
 
 
@@ -95,23 +95,23 @@ async def test_limits_of_length_count_and_vocabulary_are_the_model_s(served: Ser
         "invalid_value": {"logit_bias": {"300": 1}},
     }
     for code, fields in refusals.items():
-        assert (await ask(served, "/v1/completions", PLAIN, **fields)).status_code == 200
-        assert_error(await ask(served, "/v1/completions", TURNED, **fields), status=400, code=code)
+        assert (await post(served, "/v1/completions", PLAIN, **fields)).status_code == 200
+        assert_error(await post(served, "/v1/completions", TURNED, **fields), status=400, code=code)
     for path, field in (("/inference/v1/generate", "token_ids"), ("/detokenize", "tokens")):
-        assert (await ask(served, path, PLAIN, **{field: [300]})).status_code == 200
-        assert (await ask(served, path, TURNED, **{field: [300]})).status_code == 400
+        assert (await post(served, path, PLAIN, **{field: [300]})).status_code == 200
+        assert (await post(served, path, TURNED, **{field: [300]})).status_code == 400
 
 
 @every_route
 async def test_with_several_models_a_request_must_name_one(served: Served, path: str) -> None:
-    refused = await ask(served, path, None)
+    refused = await post(served, path, None)
     assert_error(refused, status=400, code="missing_required_parameter", param="model")
     assert refused.json()["error"]["message"].endswith(f"Available here: `{PLAIN}`, `{TURNED}`.")
 
 
 @every_route
 async def test_the_error_for_an_unknown_model_lists_the_known_ones(served: Served, path: str) -> None:
-    refused = await ask(served, path, "gpt")
+    refused = await post(served, path, "gpt")
     message = f"The model `gpt` does not exist or you do not have access to it. Available here: `{PLAIN}`, `{TURNED}`."
     assert_error(refused, status=404, code="model_not_found", param="model", message=message)
 
@@ -122,7 +122,7 @@ async def test_engines_learn_if_the_seed_was_given_and_choices_can_end_early(
 ) -> None:
     for fields in ({}, {"seed": 7}, {"stop": "x"}, {"seed": 0, "stop": ["x", "y"]}):
         inside = {"sampling_params": fields} if path == "/inference/v1/generate" else fields
-        assert (await ask(served, path, PLAIN, **inside)).status_code == 200
+        assert (await post(served, path, PLAIN, **inside)).status_code == 200
     flags = [(request.seeded, request.stops) for request in models.plain.requests]
     assert flags == [(False, False), (True, False), (False, True), (True, True)]
 
@@ -131,8 +131,8 @@ async def test_all_models_share_one_admission_limit(serve: Serving, tokenizers: 
     models = TwoModels(tokenizers, gated=True)
     config = ServerConfig(served_model_name="", max_waiting_groups=1)
     served = await serve.several(models, *models.engines, config=config)
-    request = await models.plain.start_request(ask(served, "/v1/completions", PLAIN))
-    assert_error(await ask(served, "/v1/completions", TURNED), status=503, code="overloaded")
+    request = await models.plain.start_request(post(served, "/v1/completions", PLAIN))
+    assert_error(await post(served, "/v1/completions", TURNED), status=503, code="overloaded")
     models.plain.go(3)
     assert (await request).status_code == 200
 
@@ -141,13 +141,13 @@ async def test_each_model_can_be_a_prefill_or_a_decode_server(serve: Serving, to
     models = TwoModels(tokenizers, roles=(Role.PREFILL, Role.DECODE))
     served = await serve.several(models, *models.engines)
     order = {"do_remote_decode": True}
-    made = await ask(served, "/v1/completions", PLAIN, kv_transfer_params=order)
+    made = await post(served, "/v1/completions", PLAIN, kv_transfer_params=order)
     assert made.json()["kv_transfer_params"]["num_tokens"] == 2
     models.plain.leases.held.clear()
-    refused = await ask(served, "/v1/completions", TURNED, kv_transfer_params=order)
+    refused = await post(served, "/v1/completions", TURNED, kv_transfer_params=order)
     assert_error(refused, status=400, param="kv_transfer_params")
     ticket = models.turned.leases.grant(group(prompt=(5, 6)), NOWHERE, readers=1, block_size=16)
-    taken = await ask(served, "/inference/v1/generate", TURNED, kv_transfer_params=params_of(ticket))
+    taken = await post(served, "/inference/v1/generate", TURNED, kv_transfer_params=params_of(ticket))
     assert taken.status_code == 200
     assert models.turned.requests[-1].ticket == ticket
 
@@ -160,5 +160,5 @@ async def test_a_ticket_for_an_unknown_model_is_released(
     models = TwoModels(tokenizers, roles=(Role.DECODE, Role.DECODE))
     served = await serve.several(models, *models.engines)
     ticket = models.plain.leases.grant(group(prompt=(5, 6)), NOWHERE, readers=1, block_size=16)
-    assert (await ask(served, path, model, kv_transfer_params=params_of(ticket))).json()["error"]["param"] == "model"
+    assert (await post(served, path, model, kv_transfer_params=params_of(ticket))).json()["error"]["param"] == "model"
     assert models.plain.released == [ticket]

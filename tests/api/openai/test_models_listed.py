@@ -11,10 +11,11 @@ from motet.errors import EngineError
 from motet.ids import ModelName
 from motet.text.tokenizer import Tokenizer
 from tests.api.engine_requests import group, post
-from tests.api.messaging import ask as ask_message
 from tests.api.messaging import checked_error
+from tests.api.messaging import post as post_message
 from tests.api.serving import MODEL, EngineWithoutWorkers, Served, Serving, group_lines
-from tests.api.two_models import PLAIN, TURNED, Tokenizers, TwoModels, ask, every_route, served_as
+from tests.api.two_models import PLAIN, TURNED, Tokenizers, TwoModels, every_route, served_as
+from tests.api.two_models import post as post_model
 from tests.error_response import assert_error
 from tests.patience import PATIENCE_S
 
@@ -48,7 +49,7 @@ async def test_the_models_are_listed_with_all_known_facts(
     assert_error(refused, status=404, code="model_not_found", param="model")
     assert f"`{PLAIN}`, `{TURNED}`, `adapter`, `elsewhere`" in refused.json()["error"]["message"]
     with caplog.at_level("INFO", logger="motet.api"):
-        await ask(served, "/v1/completions", "adapter")
+        await post_model(served, "/v1/completions", "adapter")
     (line,) = group_lines(caplog)
     assert (line["model"], line["adapter"]) == (PLAIN, "adapter")
     status = await served.status()
@@ -80,17 +81,17 @@ async def test_a_model_that_goes_is_not_found_and_found_when_it_is_back(
     served: Served, models: TwoModels, path: str
 ) -> None:
     gone = models.listed.pop()
-    assert_error(await ask(served, path, TURNED), status=404, code="model_not_found")
-    assert (await ask(served, path, None)).status_code == 200
+    assert_error(await post_model(served, path, TURNED), status=404, code="model_not_found")
+    assert (await post_model(served, path, None)).status_code == 200
     models.listed.append(gone)
-    assert (await ask(served, path, TURNED)).status_code == 200
-    assert (await ask(served, path, None)).status_code == 400
+    assert (await post_model(served, path, TURNED)).status_code == 200
+    assert (await post_model(served, path, None)).status_code == 400
 
 
 async def test_an_answer_of_a_removed_model_continues_to_its_end(serve: Serving, tokenizers: Tokenizers) -> None:
     models = TwoModels(tokenizers, gated=True)
     served = await serve.several(models, *models.engines)
-    request = await models.turned.start_request(ask(served, "/v1/completions", TURNED))
+    request = await models.turned.start_request(post_model(served, "/v1/completions", TURNED))
     models.listed.clear()
     models.turned.go(3)
     answer = (await request).json()
@@ -101,7 +102,7 @@ async def test_an_answer_of_a_removed_model_continues_to_its_end(serve: Serving,
 async def test_without_any_model_clients_can_retry(served: Served, models: TwoModels, path: str) -> None:
     models.listed.clear()
     for model in (None, PLAIN):
-        assert_error(await ask(served, path, model), status=503, retry_after="2", code="no_worker")
+        assert_error(await post_model(served, path, model), status=503, retry_after="2", code="no_worker")
     assert (await served.http.get("/v1/models")).json()["data"] == []
     status = await served.status()
     assert (status["model"], status["models"]) == (None, [])
@@ -114,8 +115,8 @@ async def test_a_model_without_workers_holds_up_no_other(
 ) -> None:
     models.listed.append(served_as("away", EngineWithoutWorkers(), tokenizer, root="its/root"))
     served = await serve.several(models, *models.engines)
-    assert_error(await ask(served, path, "away"), status=503, code="no_worker")
-    assert (await ask(served, path, PLAIN)).status_code == 200
+    assert_error(await post_model(served, path, "away"), status=503, code="no_worker")
+    assert (await post_model(served, path, PLAIN)).status_code == 200
     cards = (await served.http.get("/v1/models")).json()["data"]
     assert [card["max_model_len"] for card in cards] == [4096, 64, None]
 
@@ -132,15 +133,15 @@ def text_model(name: str) -> TextModel:
 async def test_a_model_that_takes_texts_has_no_tokens(serve: Serving, models: TwoModels, path: str) -> None:
     models.listed.append(text_model("elsewhere"))
     served = await serve.several(models, *models.engines)
-    assert_error(await ask(served, path, "elsewhere"), status=400, code="unsupported_model", param="model")
+    assert_error(await post_model(served, path, "elsewhere"), status=400, code="unsupported_model", param="model")
     del models.listed[:2]
-    assert_error(await ask(served, path, None), status=400, code="unsupported_model", param="model")
+    assert_error(await post_model(served, path, None), status=400, code="unsupported_model", param="model")
 
 
 async def test_anthropics_route_has_no_texts_either(serve: Serving, models: TwoModels) -> None:
     models.listed.append(text_model("elsewhere"))
     served = await serve.several(models, *models.engines)
-    refused = checked_error(await ask_message(served, model="elsewhere"))
+    refused = checked_error(await post_message(served, model="elsewhere"))
     assert_error(refused, status=400, type="invalid_request_error")
     assert refused.json()["error"]["message"].startswith(
         "model: The model `elsewhere` runs on a server that takes texts"
@@ -153,10 +154,10 @@ async def samples(served: Served) -> dict[str, float]:
 
 
 async def test_groups_are_counted_for_their_model_and_never_for_an_unknown_name(served: Served) -> None:
-    await ask(served, "/v1/completions", PLAIN, n=3)
-    await ask(served, "/v1/completions", TURNED)
-    await ask(served, "/v1/completions", TURNED)
-    await ask(served, "/v1/completions", "gpt")
+    await post_model(served, "/v1/completions", PLAIN, n=3)
+    await post_model(served, "/v1/completions", TURNED)
+    await post_model(served, "/v1/completions", TURNED)
+    await post_model(served, "/v1/completions", "gpt")
     figures = await samples(served)
     name = "motet:request_params_n"
     assert figures[f'{name}_sum{{model_name="{PLAIN}"}}'] == 3
@@ -174,7 +175,7 @@ async def test_metrics_have_every_model_before_its_first_request_and_keep_it_whe
     name = 'motet:request_params_n_count{model_name="%s"}'
     figures = await samples(served)
     assert (figures[name % PLAIN], figures[name % TURNED]) == (0, 0)
-    await ask(served, "/v1/completions", TURNED)
+    await post_model(served, "/v1/completions", TURNED)
     models.listed.pop()
     figures = await samples(served)
     assert (figures[name % PLAIN], figures[name % TURNED]) == (0, 1)

@@ -5,7 +5,7 @@ import pytest
 from pydantic import BaseModel
 
 from motet.errors import EngineDiedError, EngineError
-from tests.api.responding import ask, final, plain, streamed, whole
+from tests.api.responding import final, plain, post, streamed, whole
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine, saying
 from tests.error_response import assert_error
 from tests.tiny_tokenizer import fake_answer
@@ -46,8 +46,8 @@ async def test_answer_is_that_of_the_same_chat(served: Served) -> None:
 async def test_streamed_response_is_the_unstreamed_response(serve: Serving) -> None:
     served = await serve(saying("héllo wörld 日本語"))
     fields = {"include": [LOGPROBS], "top_logprobs": 1, "metadata": {"a": "b"}}
-    events = streamed(await ask(served, stream=True, **fields))
-    assert plain(final(events)) == plain(whole(await ask(served, **fields)))
+    events = streamed(await post(served, stream=True, **fields))
+    assert plain(final(events)) == plain(whole(await post(served, **fields)))
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == "héllo wörld 日本語"
     assert len(deltas) > 3
@@ -63,7 +63,7 @@ async def test_stream_of_the_official_client_leads_to_the_answer(served: Served)
 
 async def test_request_is_repeated_in_the_response(served: Served) -> None:
     response = whole(
-        await ask(
+        await post(
             served,
             instructions="be short",
             max_output_tokens=50,
@@ -90,7 +90,7 @@ async def test_request_is_repeated_in_the_response(served: Served) -> None:
 
 
 async def test_an_answer_that_reaches_max_output_tokens_is_incomplete(served: Served) -> None:
-    response = whole(await ask(served, max_output_tokens=1))
+    response = whole(await post(served, max_output_tokens=1))
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
@@ -99,13 +99,13 @@ async def test_an_answer_that_reaches_max_output_tokens_is_incomplete(served: Se
 
 async def test_a_stop_string_ends_a_response(serve: Serving) -> None:
     served = await serve(saying("one END two"))
-    response = whole(await ask(served, stop="END"))
+    response = whole(await post(served, stop="END"))
     assert (response.output_text, response.status) == ("one ", "completed")
 
 
 async def test_logprobs_are_those_of_the_text(serve: Serving) -> None:
     served = await serve(saying("hello é"))
-    response = whole(await ask(served, include=[LOGPROBS], top_logprobs=2))
+    response = whole(await post(served, include=[LOGPROBS], top_logprobs=2))
     (message,) = response.output
     assert message.type == "message"
     (part,) = message.content
@@ -116,7 +116,7 @@ async def test_logprobs_are_those_of_the_text(serve: Serving) -> None:
 
 
 async def test_there_are_no_logprobs_unless_requested(served: Served) -> None:
-    (message,) = whole(await ask(served)).output
+    (message,) = whole(await post(served)).output
     assert message.type == "message"
     assert message.content[0].model_dump()["logprobs"] == []
     assert served.engine.requests[0].sampling.logprobs is None
@@ -125,14 +125,14 @@ async def test_there_are_no_logprobs_unless_requested(served: Served) -> None:
 async def test_an_answer_can_be_sent_back_unchanged(served: Served) -> None:
     first = await served.openai.responses.create(model=MODEL, input="hi")
     items = [{"role": "user", "content": "hi"}, *(item.model_dump() for item in first.output)]
-    response = await ask(served, [*items, {"role": "user", "content": "and?"}])
+    response = await post(served, [*items, {"role": "user", "content": "and?"}])
     assert response.status_code == 200, response.text
     prompt = served.tokenizer.decode(served.engine.requests[1].prompt, skip_special_tokens=False)
     assert "<|im_start|>assistant\nhello 0<|im_end|>\n<|im_start|>user\nand?<|im_end|>" in prompt
 
 
 async def test_ignored_fields_are_accepted(served: Served) -> None:
-    response = await ask(
+    response = await post(
         served,
         user="me",
         service_tier="auto",
@@ -152,12 +152,12 @@ async def test_ignored_fields_are_accepted(served: Served) -> None:
 
 async def test_error_before_the_first_token_keeps_its_status(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={0: EngineDiedError("the engine is gone")}))
-    assert_error(await ask(served, stream=True), status=503, code="engine_died")
+    assert_error(await post(served, stream=True), status=503, code="engine_died")
 
 
 async def test_error_after_the_first_token_is_sent_in_events(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(fail_after={2: EngineError("the engine broke")}))
-    *_, error, failed = streamed(await ask(served, stream=True))
+    *_, error, failed = streamed(await post(served, stream=True))
     assert error.type == "error"
     assert (error.message, error.code) == ("the engine broke", "engine_error")
     assert failed.type == "response.failed"
@@ -179,7 +179,7 @@ async def test_all_events_of_a_step_are_one_message(serve: Serving) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_the_group(serve: Serving, stream: bool) -> None:
     served = await serve(engine=WatchedEngine(gated=True))
-    request = await served.engine.start_request(ask(served, stream=stream))
+    request = await served.engine.start_request(post(served, stream=stream))
     served.engine.steps.release()
     await served.abandon(request)
 
@@ -225,7 +225,7 @@ async def test_the_engine_gets_the_same_request_as_for_a_chat(
     serve: Serving, flat: dict[str, object], nested: dict[str, object]
 ) -> None:
     served = await serve(saying(ANSWER))
-    whole(await ask(served, text={"format": flat}))
+    whole(await post(served, text={"format": flat}))
     assert (await served.chat("hi", response_format=nested)).status_code == 200
     of_response, of_chat = served.engine.requests
     assert of_response.sampling == of_chat.sampling
@@ -234,17 +234,17 @@ async def test_the_engine_gets_the_same_request_as_for_a_chat(
 
 async def test_format_is_repeated_in_the_response(serve: Serving) -> None:
     served = await serve(saying(ANSWER))
-    response = whole(await ask(served, text={"format": FLAT}))
+    response = whole(await post(served, text={"format": FLAT}))
     assert response.text is not None
     assert response.text.format is not None
     assert response.text.format.model_dump(by_alias=True, exclude_none=True) == FLAT
-    assert plain(final(streamed(await ask(served, text={"format": FLAT}, stream=True)))) == plain(response)
+    assert plain(final(streamed(await post(served, text={"format": FLAT}, stream=True)))) == plain(response)
 
 
 async def test_structured_outputs_are_requested_as_in_a_chat(serve: Serving) -> None:
     served = await serve(saying("yes"))
     fields = {"structured_outputs": {"choice": ["yes", "no"]}}
-    whole(await ask(served, **fields))
+    whole(await post(served, **fields))
     assert (await served.chat(**fields)).status_code == 200
     of_response, of_chat = served.engine.requests
     assert of_response.sampling == of_chat.sampling
@@ -265,5 +265,5 @@ async def test_structured_outputs_are_requested_as_in_a_chat(serve: Serving) -> 
     ],
 )
 async def test_a_mistake_in_a_format_is_named(served: Served, form: dict[str, object], param: str) -> None:
-    assert_error(await ask(served, text={"format": form}), status=400, param=param)
+    assert_error(await post(served, text={"format": form}), status=400, param=param)
     assert served.engine.requests == []

@@ -60,18 +60,18 @@ async def test_the_loop_of_a_tool_leads_to_an_answer_in_every_choice(
 
     served = await serve_tools(script)
 
-    async def ask(messages: list[Any]) -> dict[int, dict[str, Any]]:
+    async def post(messages: list[Any]) -> dict[int, dict[str, Any]]:
         body = {"messages": messages, "tools": [WEATHER], "n": n, "stream": stream}
         response = await served.http.post("/v1/chat/completions", json=body)
         return joined(chunks(response)) if stream else whole(response.json())
 
-    first = await ask(ASK)
+    first = await post(ASK)
     assert [choice["finish_reason"] for choice in first.values()] == ["tool_calls"] * n
     for choice in first.values():
         message = choice["message"]
         (call,) = message["tool_calls"]
         call["id"] = "call_1"
-        again = await ask([*ASK, message, {"role": "tool", "tool_call_id": "call_1", "content": "rain"}])
+        again = await post([*ASK, message, {"role": "tool", "tool_call_id": "call_1", "content": "rain"}])
         assert [c["message"]["content"] for c in again.values()] == [f"It is rain, says {i}." for i in range(n)]
         assert {c["finish_reason"] for c in again.values()} == {"stop"}
 

@@ -20,7 +20,7 @@ both_routes = pytest.mark.parametrize("path", [CHAT, COMPLETIONS], ids=["chat", 
 
 async def answered(gateway: TextGateway, path: str, **fields: object) -> dict[str, Any]:
     """Returns an answer; a stream is joined. `ends`: finish reasons by choice."""
-    body = gateway.ask(**fields) if path == CHAT else {"model": "texts", "prompt": "hi", **fields}
+    body = gateway.body(**fields) if path == CHAT else {"model": "texts", "prompt": "hi", **fields}
     if body.get("stream"):
         body["stream_options"] = {"include_usage": True}
     response = await gateway.served.http.post(path, json=body)
@@ -143,7 +143,7 @@ async def test_a_client_inspects_its_group_and_ends_choices_of_it(serve_texts: T
     gateway = await serve_texts(Behaviour(hangs=frozenset({4, 5, 6})))
     peer, http = gateway.peers[0], gateway.served.http
     peer.close_gate().release()
-    body = gateway.ask(n=4, seed=4, stream=True, group={"start": 2})
+    body = gateway.body(n=4, seed=4, stream=True, group={"start": 2})
     async with http.stream("POST", CHAT, json=body) as response:
         lines = response.aiter_lines()
         first = await next_chunk(lines)

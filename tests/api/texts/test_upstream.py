@@ -118,7 +118,7 @@ async def test_a_body_counts_only_until_its_request_is_read(serve_texts: TextSer
     gate, peer = gateway.peers[0].close_gate(), gateway.peers[0]
     long = [{"role": "user", "content": "x" * 150_000}]
     gate.release()
-    body = gateway.ask(messages=long, seed=4, stream=True)
+    body = gateway.body(messages=long, seed=4, stream=True)
     async with gateway.served.http.stream("POST", CHAT, json=body) as running:
         second = asyncio.create_task(gateway.chat(messages=long, seed=4))
         while len(peer.requests) < 2 and not second.done():  # noqa: ASYNC110  if it is refused, nothing arrives
@@ -157,7 +157,7 @@ async def test_fields_that_motet_must_understand_are_refused_with_motets_message
     fields, param, code = BAD_FIELDS[name]
     gateway = await serve_texts(Behaviour())
     of_texts = (await gateway.chat(**fields)).json()["error"]
-    of_tokens = (await gateway.served.http.post(CHAT, json=gateway.ask(**fields) | {"model": MODEL})).json()["error"]
+    of_tokens = (await gateway.served.http.post(CHAT, json=gateway.body(**fields) | {"model": MODEL})).json()["error"]
     assert (of_texts["param"], of_texts["code"]) == (param, code)
     assert of_texts == of_tokens
     assert gateway.peers[0].requests == []
@@ -187,7 +187,7 @@ async def test_tools_and_forms_reach_the_server_unchanged(serve_texts: TextServi
     fields = {"tools": [custom], "tool_choice": "required", "response_format": {"type": "json_object"}, "top_k": None}
     call = {"id": "1", "type": "custom", "custom": {"name": "run", "input": "ls"}}
     turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "and then?"}]
-    assert (await gateway.served.http.post(CHAT, json=gateway.ask(**fields) | {"messages": turns})).status_code == 200
+    assert (await gateway.served.http.post(CHAT, json=gateway.body(**fields) | {"messages": turns})).status_code == 200
     sent = gateway.peers[0].requests[0].body
     assert {name: sent[name] for name in fields} | {"messages": sent["messages"]} == fields | {"messages": turns}
 
@@ -208,7 +208,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_that_names_the_choi
     gateway = await serve_texts(Behaviour(ignores_n=True, breaks={5: how}))
     gate = gateway.peers[0].close_gate()
     gate.release()
-    async with gateway.served.http.stream("POST", CHAT, json=gateway.ask(n=2, seed=4, stream=True)) as response:
+    async with gateway.served.http.stream("POST", CHAT, json=gateway.body(n=2, seed=4, stream=True)) as response:
         for _ in range(20):  # after the first token
             gate.release()
         await response.aread()
@@ -268,7 +268,7 @@ async def test_a_request_is_logged_once_with_its_usage(
     gateway = await serve_texts(Behaviour(ignores_n=True))
     with caplog.at_level("INFO", logger="motet.api"):
         headers = {"x-request-id": "mine", "x-session-id": "s"}
-        await gateway.served.http.post(CHAT, json=gateway.ask(n=2, seed=4), headers=headers)
+        await gateway.served.http.post(CHAT, json=gateway.body(n=2, seed=4), headers=headers)
     (fields,) = group_lines(caplog)
     names = ("request_id", "status", "model", "worker", "n", "finished")
     assert [fields[name] for name in names] == ["mine", 200, TEXTS, "texts-0", 2, 2]
@@ -291,7 +291,7 @@ async def test_a_key_of_this_server_never_reaches_a_text_server(
     config = ServerConfig(served_model_name="", api_keys=("ours",) if gateway_has_keys else ())
     gateway = await serve_texts(Behaviour(), options=UpstreamOptions(pass_key=True), config=config)
     headers = {"authorization": "Bearer ours"}
-    assert (await gateway.served.http.post(CHAT, json=gateway.ask(), headers=headers)).status_code == 200
+    assert (await gateway.served.http.post(CHAT, json=gateway.body(), headers=headers)).status_code == 200
     sent = gateway.peers[0].requests[0].headers.get("authorization")
     assert sent == (None if gateway_has_keys else "Bearer ours")
 
