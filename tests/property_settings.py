@@ -1,4 +1,4 @@
-"""How many examples a property test draws.
+"""Number of examples that a property test generates.
 
 make check        `--hypothesis-profile=quick`: a quarter of what the test gives to `examples`, or of the usual 100;
                   tests that go through `some` cases get every fourth

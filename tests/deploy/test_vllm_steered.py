@@ -24,9 +24,9 @@ PATH = "/inference/v1/generate"
 
 
 @contextlib.asynccontextmanager
-async def in_front(folder: Path, *, apart: bool) -> AsyncIterator[tuple[FakeVLLM, RunningGateway]]:
-    """Yields a decode server that waits for steps, and its gateway. `apart`: True if another server prefills."""
-    if apart:
+async def in_front(folder: Path, *, separate: bool) -> AsyncIterator[tuple[FakeVLLM, RunningGateway]]:
+    """Yields a decode server that waits for steps, and its gateway. `separate`: True if another server prefills."""
+    if separate:
         async with pair_of(folder) as (network, _, decode, gateway):
             await until_connected(network, decode)
             decode.hold()
@@ -38,9 +38,9 @@ async def in_front(folder: Path, *, apart: bool) -> AsyncIterator[tuple[FakeVLLM
             yield server, gateway
 
 
-async def start(server: FakeVLLM, *, apart: bool, requests: int) -> None:
+async def start(server: FakeVLLM, *, separate: bool, requests: int) -> None:
     """Lets this number of requests generate their first token."""
-    if apart:  # the others follow the first token of the one with the ticket
+    if separate:  # the others follow the first token of the one with the ticket
         await server.until(lambda: server.open == 1)
         server.step()
     await server.until(lambda: server.open == requests)
@@ -55,13 +55,13 @@ def test_the_token_that_ends_a_choice_ends_no_other() -> None:
     assert [tokens[:6].count(LAST) for tokens in WRITTEN] == [0, 1, 0]
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
-async def test_choices_that_are_not_needed_are_closed_and_their_blocks_are_free(folder: Path, apart: bool) -> None:
-    async with in_front(folder, apart=apart) as (server, gateway):
+@pytest.mark.parametrize("separate", [False, True], ids=["together", "separate"])
+async def test_choices_that_are_not_needed_are_closed_and_their_blocks_are_free(folder: Path, separate: bool) -> None:
+    async with in_front(folder, separate=separate) as (server, gateway):
         aborted = server.counters.aborted
         request = body(N, seed=SEED, stop_token_ids=[LAST]) | {"group": {"stop_when": {"finished": 1}}}
         answering = asyncio.ensure_future(gateway.http.post(PATH, json=request))
-        await start(server, apart=apart, requests=N)
+        await start(server, separate=separate, requests=N)
         server.step(3)
         await server.until(lambda: server.open == 0)  # although it waits for steps
         choices = of_choice((await answering).json())
@@ -101,12 +101,12 @@ async def test_the_confidence_of_choices_is_known(folder: Path, scale_out: bool)
         await server.until(lambda: server.open == 0)
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
-async def test_a_choice_of_a_group_that_is_one_request_is_ended_for_its_client(folder: Path, apart: bool) -> None:
+@pytest.mark.parametrize("separate", [False, True], ids=["together", "separate"])
+async def test_a_choice_of_a_group_that_is_one_request_is_ended_for_its_client(folder: Path, separate: bool) -> None:
     """vLLM continues to generate it, unread, until the request has no other open choices."""
-    async with in_front(folder, apart=apart) as (server, gateway):
+    async with in_front(folder, separate=separate) as (server, gateway):
         request = body(N, seed=SEED, stop_token_ids=[LAST]) | {"stream": True}
-        starting = asyncio.ensure_future(start(server, apart=apart, requests=2 if apart else 1))
+        starting = asyncio.ensure_future(start(server, separate=separate, requests=2 if separate else 1))
         async with gateway.http.stream("POST", PATH, json=request) as response:
             await starting
             lines = response.aiter_lines()

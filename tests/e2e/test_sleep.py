@@ -39,10 +39,10 @@ def test_memory_of_the_default_model_is_released_and_its_answers_stay_the_same(s
             choices = client.post("/v1/chat/completions", json=body).json()["choices"]
             return [choice["message"]["content"] for choice in choices]
 
-        expected, awake = answer(), resident(server, client)
+        expected, awake_bytes = answer(), resident(server, client)
         for level, minimum in ((1, 0.9 * KV_BYTES), (2, 0.9 * (KV_BYTES + WEIGHT_BYTES))):
             client.post("/sleep", params={"level": level}).raise_for_status()
-            assert awake - resident(server, client) > minimum
+            assert awake_bytes - resident(server, client) > minimum
             client.post("/wake_up").raise_for_status()
-            assert awake - resident(server, client) > 0.8 * KV_BYTES, "the KV cache grows back as it is used"
+            assert awake_bytes - resident(server, client) > 0.8 * KV_BYTES, "the KV cache grows back as it is used"
             assert answer() == expected

@@ -266,7 +266,7 @@ class RunningCell:
 
 @dataclass(frozen=True)
 class StartedStream:
-    """A streamed answer of which the client has read a part."""
+    """A streamed answer, partly read by the client."""
 
     lines: AsyncIterator[str]
     reader: Reader = field(default_factory=Reader)

@@ -59,7 +59,7 @@ async def test_a_stopped_cell_finishes_its_answer_unless_stopped_twice_and_clean
 
 
 def check_one_session(ray: RunningRay) -> None:
-    """A call to Ray after its end would have started another session."""
+    """Checks that no call to Ray after its end has started another session."""
     (_,) = ray.temporary.glob("ray/session_2*")
 
 
