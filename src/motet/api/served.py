@@ -159,8 +159,9 @@ class GrammarChecks:
         """`try_apart`: compiles a heavy grammar in another process, and raises its error."""
         self._grammars = grammars
         self._try_apart = try_apart
-        self._light = CompileThreads(NUM_THREADS, timeout_s=timeout_s, max_compiling=MAX_COMPILING)
-        self._heavy = CompileThreads(1, timeout_s=heavy_timeout_s, max_compiling=MAX_HEAVY_COMPILING)
+        light, heavy = (ThreadPoolExecutor(num, thread_name_prefix="motet-grammar") for num in (NUM_THREADS, 1))
+        self._light = CompileThreads(light, timeout_s, MAX_COMPILING)
+        self._heavy = CompileThreads(heavy, heavy_timeout_s, MAX_HEAVY_COMPILING)
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         """Errors of heavy grammars by their digests, so that they are not compiled again."""
 
@@ -216,15 +217,15 @@ def _digest(grammar: Grammar) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
 
 
+@dataclass
 class CompileThreads:
     """The threads for one kind of grammars, and the grammars that they compile or that wait for them."""
 
-    def __init__(self, num_threads: int, *, timeout_s: float, max_compiling: int) -> None:
-        """`max_compiling`: maximum number of grammars that are compiled or wait at the same time."""
-        self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="motet-grammar")
-        self.timeout_s = timeout_s
-        self.max_compiling = max_compiling
-        self.compiling: dict[Grammar, NewGrammar] = {}
+    pool: ThreadPoolExecutor
+    timeout_s: float
+    max_compiling: int
+    """Maximum number of grammars that are compiled or wait at the same time."""
+    compiling: dict[Grammar, "NewGrammar"] = field(default_factory=dict)
 
 
 @dataclass
