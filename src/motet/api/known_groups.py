@@ -25,7 +25,7 @@ MAX_KEPT = 1024
 MAX_KEPT_BYTES = 256 * 2**20
 """Maximum memory of these groups. Above a limit, the client that uses the most memory loses its oldest group."""
 GROUP_BYTES, BODY_FACTOR, CHOICE_BYTES = 4096, 40, 200
-"""Estimated bytes of memory per group, byte of its request (8 KiB of stop strings compile to 320 KiB), and choice."""
+"""Estimated bytes per group, per byte of its request (8 KiB of stop strings compile to 320 KiB), and per choice."""
 MAX_CHOICES = 16_384
 """Maximum number of choices of a group, including choices that were added later."""
 
@@ -44,7 +44,7 @@ class ChoiceState(StrEnum):
 def choice_state(
     index: int, *, ended: Container[int], unfinished: Container[int], waiting: Container[int]
 ) -> ChoiceState:
-    """Returns a choice's state. `ended`: choices with a finish reason. `waiting`: `unfinished` ones without a start."""
+    """Returns a choice's state. `ended`: choices with a finish reason. `waiting`: unfinished, and not started."""
     if index in ended:
         return ChoiceState.OVER
     if index in unfinished:
@@ -136,7 +136,7 @@ class KnownGroup:
         return [reports[index] for index in sorted(reports)]
 
     async def end_choice(self, index: int) -> bool:
-        """Ends a choice at its current position. Returns False if it had ended. Raises NotFoundError."""
+        """Ends a choice now. Returns False if it had ended. Raises NotFoundError if the group has no such choice."""
         for answer in self.open:
             if any(report.index == index for report in answer.choices()):
                 return await answer.end_choice(index)

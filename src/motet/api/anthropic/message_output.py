@@ -32,7 +32,7 @@ STOP_REASONS = {
     FinishReason.CONTENT_FILTER: "refusal",
     FinishReason.ABORT: "pause_turn",
 }
-"""Anthropic's stop reasons. An answer with `pause_turn` was ended early: if the client sends it back, it continues."""
+"""Anthropic's stop reasons. `pause_turn`: an operator ended the answer. It continues if the client sends it back."""
 
 
 class BlockKind(StrEnum):

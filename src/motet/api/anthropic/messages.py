@@ -109,8 +109,7 @@ def _thinking(body: MessagePrompt) -> dict[str, object]:
 
 
 def turns(system: Sequence[TextBlock], messages: Sequence[TurnInput]) -> list[dict[str, object]]:
-    """Returns the turns of a chat. As in Anthropic's API, consecutive messages of a role are one turn; each tool result
-    is a turn."""
+    """Returns a chat's turns. As in Anthropic's API, consecutive messages of a role are one; a tool result is one."""
     chat: list[ChatTurn] = []
     if system:
         chat.append(ChatTurn("system", texts=[block.text for block in system]))

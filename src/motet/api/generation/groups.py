@@ -144,8 +144,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
     """One prompt of a request: its group in the engine, its account, and the ticket that it starts or ends with."""
 
     def __init__(self, service: Service, plan: Plan, *, number: int, known: KnownGroup | None = None) -> None:
-        """`number`: number of the prompt in the request. `known`: None if the client cannot find the group by its id
-        later."""
+        """`number`: number of the prompt in the request. `known`: None if the client cannot find the group later."""
         self._service = service
         self._plan = plan
         self._request = plan.groups[number]

@@ -127,8 +127,7 @@ def make_plan(
     request: RequestFields,
     options: RouteOptions,
 ) -> Plan:
-    """Returns the plan. Raises `RequestError` if the request does not fit the model's limits or its prompts. Can be
-    called in any thread."""
+    """Returns the plan. Raises `RequestError` for a request that the model cannot answer. Can run in any thread."""
     context, caller, served = options.context, options.context.caller, options.context.served
     context.check(prompts)
     rights = service.rights(caller.client)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 Marks = npt.NDArray[np.bool_]
 
 MAX_CONTAINERS = 10_000
-"""Maximum number of objects and arrays, enough for 2000 turns with calls and 128 tools. Each takes 20 to 40 us."""
+"""Maximum number of objects and arrays: 2000 turns with a call each, and 128 tools. Checking one takes 20 to 40 us."""
 MAX_MEMBERS = 40_000
 """Maximum number of members of objects, four for each object and array."""
 MAX_STRINGS = 100_000
@@ -43,7 +43,8 @@ MAX_DIGITS = 100
 """Maximum number of digits of a number. Parsing is quadratic and holds the GIL."""
 JSON_TYPE = re.compile(r"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 SHORT_BYTES, SHORT_CONTAINERS = 64 * 1024, 100
-"""Maximum size of a body that is read on the event loop. It takes 2 to 4 ms, less than a thread would delay streams."""
+"""Maximum number of bytes, and of objects and arrays, of a body that is read on the event loop. This takes at most 2 to
+4 ms, less than a thread would delay the streams."""
 _LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (MAX_VALUES, "values")}
 """The maximum number in a body and the name of each kind of part, by the character that follows or ends it."""
 _DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))

@@ -143,8 +143,7 @@ async def _check_each(chat: ChatRequest, rules: ToolRules, *, options: RouteOpti
 
 
 def form_of(chat: ChatRequest, context: RequestContext) -> AnswerForm | None:
-    """Returns the form of the answers: the request's own form, a tool call, or either. Raises `RequestError` for an
-    unsupported combination."""
+    """Returns the form of answers: the request's, a tool call, or either. Raises `RequestError` if unsupported."""
     served = context.served
     rules, form, tools = chat.tool_rules, chat.form, served.formats.tools
     if rules is None or tools is None:

@@ -75,7 +75,7 @@ class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestF
 
     @property
     def requested_max_tokens(self) -> int | None:
-        """The maximum number of output tokens. An only token costs no step: it is sampled from the prompt's logits."""
+        """The maximum number of output tokens, at least one: sampling it from the prompt's logits costs no step."""
         return 1 if self.prompt_only else self.max_tokens
 
     @property

@@ -195,7 +195,7 @@ class ResponseOutput:
 
 
 class PartLogprobs:
-    """Finds the tokens of a message. A choice has log-probabilities for all its tokens, including those in tags,
+    """Finds the tokens of a message. A choice has log-probabilities for all its tokens, including the tokens of tags,
     reasoning and calls; a message has log-probabilities only for its own text.
 
     Call `feed` with an event of the choice, then `take` for each part of the event, in order. The parts are consecutive

@@ -197,7 +197,7 @@ def _kill_of(service: Service, id: str) -> Callable[[], None]:
 
 
 def _membership(service: Service) -> Membership:
-    """Returns the membership. Raises unless workers can be changed. `Gate` has checked an admin key."""
+    """Returns the membership. Raises unless workers can be changed. `Gate` checks the admin key if there is one."""
     if service.membership is None:
         why = "workers can join a server that is started with `motet gateway`"
         raise NotFoundError(f"The workers of this server are fixed; {why}.", code="fixed_workers")
