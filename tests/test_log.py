@@ -93,9 +93,9 @@ def test_nothing_that_is_quoted_ends_a_text_line_or_moves_the_cursor() -> None:
 
 def test_a_json_line_holds_what_is_quoted_as_escapes() -> None:
     (line,) = hostile(LogFormat.JSON).splitlines()
-    told = json.loads(line)
-    assert told["message"] == "said " + HOSTILE.replace("\ud800", r"\ud800")
-    assert told["worker"] == HOSTILE.replace("\ud800", r"\ud800")
+    parsed = json.loads(line)
+    assert parsed["message"] == "said " + HOSTILE.replace("\ud800", r"\ud800")
+    assert parsed["worker"] == HOSTILE.replace("\ud800", r"\ud800")
 
 
 def test_a_line_that_would_be_repeated_is_written_once() -> None:

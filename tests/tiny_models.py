@@ -118,11 +118,11 @@ def assert_lively(tokens: Sequence[int], at_least: int) -> None:
 
 
 def assert_greedy_equal(
-    reference: Reference, prompt: Sequence[int], ours: Sequence[int], theirs: Sequence[int]
+    reference: Reference, prompt: Sequence[int], found: Sequence[int], expected: Sequence[int]
 ) -> None:
     """Compares token for token. Where the two differ, the reference must have been undecided to within rounding."""
-    for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+    for i, (one, other) in enumerate(zip(found, expected, strict=True)):
         if one != other:
-            margin = reference.margin([*prompt, *theirs[:i]])
+            margin = reference.margin([*prompt, *expected[:i]])
             assert margin < 1e-4, f"token {i} is {one}, not {other}; the reference's margin is {margin}"
             return

@@ -72,7 +72,7 @@ class CallingServing:
         return await self.serve(script, tokenizer=self.tokenizer, formats=formats, **settings)
 
 
-def whole(answer: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+def unstreamed(answer: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """Returns the choices of an unstreamed answer, without the ids of calls and the fields that a stream lacks."""
     choices = {}
     for choice in answer["choices"]:
@@ -82,7 +82,7 @@ def whole(answer: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
 
 
 def joined(chunks: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Joins the choices of a stream, in the same shape as `whole`."""
+    """Joins the choices of a stream, in the same shape as `unstreamed`."""
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for choice in chunk["choices"]:

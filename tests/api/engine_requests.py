@@ -20,14 +20,14 @@ POSTS = {
 
 
 def group(**fields: object) -> GenerateRequest:
-    whole = GenerateRequest(
+    request = GenerateRequest(
         request_id=RequestId("g"),
         prompt=(5, 6, 7),
         choices=choice_starts(2, 7),
         sampling=SamplingParams(max_tokens=9),
         trace="trace-g",
     )
-    return replace(whole, **fields)
+    return replace(request, **fields)
 
 
 async def post(served: Served, path: str, body: object) -> httpx.Response:

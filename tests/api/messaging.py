@@ -26,7 +26,7 @@ async def post(served: Served, given: object = "hi", **fields: object) -> httpx.
 
 
 READING = Reading(Message, EVENTS, passing=("ping",), more=frozenset())
-whole, checked = READING.whole, READING.checked
+unstreamed, checked = READING.unstreamed, READING.checked
 
 
 def streamed(response: httpx.Response) -> list[RawMessageStreamEvent]:

@@ -36,7 +36,7 @@ class Reading(Generic[AnswerT, EventT]):
         that they lack."""
         self._answer, self._events, self._passing, self._more = answer, events, passing, more
 
-    def whole(self, response: httpx.Response) -> AnswerT:
+    def unstreamed(self, response: httpx.Response) -> AnswerT:
         assert response.status_code == 200, response.text
         return self.checked(response.content)
 

@@ -21,7 +21,7 @@ async def post(served: Served, given: object = "hi", **fields: object) -> httpx.
 
 READING = Reading(Response, EVENTS, more=frozenset({"bytes", "store"}))
 """OpenAI's API also has `store`, and `bytes` in a delta's log-probabilities, but its client lacks them."""
-whole, checked = READING.whole, READING.checked
+unstreamed, checked = READING.unstreamed, READING.checked
 
 
 def streamed(response: httpx.Response) -> list[ResponseStreamEvent]:

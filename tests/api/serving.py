@@ -53,7 +53,7 @@ def of_two(path: str) -> dict[str, object]:
 
 
 every_route = pytest.mark.parametrize("path", list(ROUTES))
-streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["unstreamed", "streamed"])
 
 
 def events(response: httpx.Response) -> list[str]:

@@ -18,7 +18,7 @@ from motet.testing.fake_engine import fake_info
 from tests.api import messaging
 from tests.api.calling import CallingServing, called
 from tests.api.noted_control import NotedControl
-from tests.api.responding import final, streamed, whole
+from tests.api.responding import final, streamed, unstreamed
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine, chunks
 from tests.tiny_tokenizer import fake_answer
 
@@ -107,12 +107,12 @@ async def test_every_request_of_a_client_is_answered(replaying: Replaying, name:
         if path in (CHAT, COMPLETIONS):
             check_choices(path, body, response)
         elif path == RESPONSES:
-            answer = final(streamed(response)) if body.get("stream") else whole(response)
+            answer = final(streamed(response)) if body.get("stream") else unstreamed(response)
             assert answer.status == "completed"
             assert answer.output_text or any(item.type == "function_call" for item in answer.output)
         elif path.partition("?")[0] == MESSAGES:
             streams = body.get("stream")
-            message = messaging.final(messaging.streamed(response)) if streams else messaging.whole(response)
+            message = messaging.final(messaging.streamed(response)) if streams else messaging.unstreamed(response)
             assert message.stop_reason == ("tool_use" if demands_call(body) else "end_turn")
             assert message.content
         elif path == f"{MESSAGES}/count_tokens":

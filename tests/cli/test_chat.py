@@ -121,9 +121,9 @@ def test_square_brackets_of_an_answer_are_not_markup() -> None:
 
 def test_reasoning_is_shown_until_the_answer_starts() -> None:
     assert any("Hm." in line for line in screen_of([StreamedChoice(reasoning="Hm.")], width=80))
-    said = screen_of([StreamedChoice("Yes.", reasoning="Hm.")], width=80)
-    assert any("Yes." in line for line in said)
-    assert not any("Hm." in line for line in said)
+    lines = screen_of([StreamedChoice("Yes.", reasoning="Hm.")], width=80)
+    assert any("Yes." in line for line in lines)
+    assert not any("Hm." in line for line in lines)
 
 
 def two_answers(talk: Conversation) -> None:

@@ -103,18 +103,18 @@ def test_help_shows_the_meaning_range_and_default_of_a_setting() -> None:
 
 def test_a_list_flag_that_is_not_given_keeps_the_value_of_the_environment() -> None:
     """The bug: the flag was an empty tuple, which replaced the keys in MOTET_API_KEYS."""
-    seen: list[Settings] = []
+    received: list[Settings] = []
     probe = typer.Typer()
 
     @probe.command()
     @server_command(ServerCommand.GATEWAY)
     def check(settings: Settings, *, stop_with_stdin: bool) -> int:
-        seen.append(settings)
+        received.append(settings)
         return 0
 
     flags = "--cors-origin a --cors-origin b --worker http://a"
     assert CliRunner().invoke(probe, flags, env={"MOTET_API_KEYS": "secret"}).exit_code == 0
-    (settings,) = seen
+    (settings,) = received
     assert settings.rows["api_keys"].value == ("secret",)
     assert settings.rows["cors_origins"].value == ("a", "b")
 

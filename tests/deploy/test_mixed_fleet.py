@@ -71,14 +71,14 @@ async def test_a_motet_server_with_vllms_metrics_is_detected_as_a_motet_server(f
 async def test_a_model_is_known_while_its_last_worker_is_away_until_that_leaves(folder: Path) -> None:
     async with FakeVLLM() as vllm, texts_peer() as texts, gateway_to(folder, vllm, texts) as gateway:
         id = vllm.url.removeprefix("http://")
-        ask = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
+        request_body = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
         vllm.switches.healthy = False
         await gateway.until_state(id, WorkerState.DEAD)
-        away = await gateway.http.post("/v1/completions", json=ask)
+        away = await gateway.http.post("/v1/completions", json=request_body)
         assert_error(away, status=503, code="no_worker")
         await gateway.http.delete(f"/workers/{id}", headers=ADMIN)
         await gateway.until_state(id, None)
-        gone = await gateway.http.post("/v1/completions", json=ask)
+        gone = await gateway.http.post("/v1/completions", json=request_body)
         assert_error(gone, status=404, code="model_not_found")
 
 

@@ -68,15 +68,15 @@ async def test_a_dead_engine_does_not_end_the_lease_of_its_group() -> None:
 
 
 async def test_prefill_waits_and_fails_as_scripted_and_leaves_nothing_if_it_is_cancelled() -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def wait(_: GenerateRequest) -> None:
-        begun.set()
+        started.set()
         await asyncio.Event().wait()
 
     engine = FakeEngine(script, during_prefill=wait)
     call = asyncio.ensure_future(engine.prefill(REQUEST))
-    await begun.wait()
+    await started.wait()
     with pytest.raises(AssertionError, match="prefills are left open: 1"):
         engine.check()
     call.cancel()

@@ -64,12 +64,12 @@ frames = st.lists(deltas | carried, max_size=6)
 @pytest.mark.slow
 @given(frames, st.data())
 def test_frames_come_out_as_they_went_in_however_the_bytes_are_cut(content: list[Frame], data: st.DataObject) -> None:
-    whole = b"".join(map(frame, content))
-    some = st.lists(st.integers(0, len(whole)), max_size=12)
-    cuts = sorted(data.draw(some | st.just([*range(len(whole))])))
+    complete = b"".join(map(frame, content))
+    some = st.lists(st.integers(0, len(complete)), max_size=12)
+    cuts = sorted(data.draw(some | st.just([*range(len(complete))])))
     reader, out = FrameReader(), list[Frame]()
-    for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
-        out += reader.feed(whole[begin:end])
+    for begin, end in zip([0, *cuts], [*cuts, len(complete)], strict=True):
+        out += reader.feed(complete[begin:end])
     assert out == content
 
 

@@ -262,11 +262,11 @@ async def test_a_gateway_distinguishes_workers_with_two_versions(
         gateway = await stack.enter_async_context(servers.gateway(servers[0].url, servers[1].url))
         http = await stack.enter_async_context(client_of(gateway))
         assert [await answer(http, body) for body in bodies] == old
-        for number, seen in enumerate((["0", "1"], ["1", "1"])):
+        for number, expected_versions in enumerate((["0", "1"], ["1", "1"])):
             async with client_of(servers[number]) as own:
                 await own.post("/update_weights", json={"weight_dir": str(other)})
                 new = [await answer(own, body) for body in bodies]
-            await until_versions(http, seen)
+            await until_versions(http, expected_versions)
             answers = [[await answer(http, body) for body in bodies] for _ in range(4)]
             for found in answers:
                 for place, text in enumerate(found):

@@ -49,10 +49,10 @@ def a_cell(*, prefill: EngineStats | None, decode: EngineStats | None) -> Scrape
 def exposed(metrics: Metrics, scrape: Scrape | None = None) -> dict[str, float]:
     """Returns values by sample name and labels, without the labels of the model and of the only engine."""
     samples: dict[str, float] = {}
-    said = {"model_name": "m", "worker": "engine-0", "role": "both"}
+    default_labels = {"model_name": "m", "worker": "engine-0", "role": "both"}
     for family in text_string_to_metric_families(text_of(metrics, scrape)):
         for sample in family.samples:
-            labels = {k: v for k, v in sample.labels.items() if said.get(k) != v}
+            labels = {k: v for k, v in sample.labels.items() if default_labels.get(k) != v}
             key = sample.name + "".join(f"|{k}={v}" for k, v in sorted(labels.items()))
             samples[key] = sample.value
     return samples

@@ -53,12 +53,12 @@ def test_other_weights_have_another_digest(tmp_path: Path, other: dict[str, torc
 def test_every_byte_counts(tmp_path: Path) -> None:
     """The bug: the digest was of samples, and these weights had the same one."""
     large = {"a": torch.zeros(100_000)}
-    whole, found = digest(tmp_path / "0", large), set()
+    complete, found = digest(tmp_path / "0", large), set()
     for place in (1, 77_777, 99_999):
         other = {"a": large["a"].clone()}
         other["a"][place] = 1.0
         found.add(digest(tmp_path / str(place), other))
-    assert len(found - {whole}) == 3
+    assert len(found - {complete}) == 3
 
 
 def test_the_digest_does_not_depend_on_files_and_metadata(tmp_path: Path) -> None:

@@ -56,10 +56,10 @@ def test_one_wheel_is_for_every_python_from_3_11_on_and_linux_since_2021(wheel: 
 
 def test_a_wheel_without_one_kind_of_kernels_is_detected(wheel: Path, tmp_path: Path) -> None:
     assert missing_kernels(wheel) == []
-    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(tmp_path / "part.whl", "w") as part:
-        for name in whole.namelist():
+    with zipfile.ZipFile(wheel) as complete, zipfile.ZipFile(tmp_path / "part.whl", "w") as part:
+        for name in complete.namelist():
             if "avx2" not in name:
-                part.writestr(name, whole.read(name))
+                part.writestr(name, complete.read(name))
     assert missing_kernels(tmp_path / "part.whl") == [f"{KERNELS}/{file_name('avx2')}"]
 
 

@@ -26,7 +26,7 @@ behaviour = st.builds(
 )
 
 
-def asked(route: TextRoute, n: int, seed: int) -> OpenAIRequest:
+def requested(route: TextRoute, n: int, seed: int) -> OpenAIRequest:
     prompt: dict[str, Any] = {"messages": [{"content": "hi"}]} if route == CHAT else {"prompt": "hi"}
     return OpenAIRequest(route, {}, {**prompt, "n": n, "seed": seed, "stream_options": {"include_usage": True}})
 
@@ -58,15 +58,15 @@ def test_a_stream_of_n_choices_equals_n_streams_of_one(
     how: Behaviour, route: TextRoute, n: int, seed: int, cuts: list[int]
 ) -> None:
     chat = route is TextRoute.CHAT
-    together = read(stream_of(Script(asked(route, n, seed), how)), cuts, PieceReader(0, n, chat=chat))
+    together = read(stream_of(Script(requested(route, n, seed), how)), cuts, PieceReader(0, n, chat=chat))
     alone = GroupAnswer()
     for number in range(n):
         ignoring = replace(how, ignores_n=True)
         single = read(
-            stream_of(Script(asked(route, 1, seed + number), ignoring)), cuts, PieceReader(number, 1, chat=chat)
+            stream_of(Script(requested(route, 1, seed + number), ignoring)), cuts, PieceReader(number, 1, chat=chat)
         )
         alone.choices |= single.choices
-    correct = Script(asked(route, n, seed), Behaviour()).complete()
+    correct = Script(requested(route, n, seed), Behaviour()).complete()
     assert together.choices == alone.choices
     texts = [(choice.get("message") or {"content": choice.get("text")})["content"] for choice in correct["choices"]]
     assert together.texts == texts

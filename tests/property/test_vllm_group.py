@@ -24,7 +24,7 @@ class ScriptedCall:
 
     def __init__(self, number: int, call: Call) -> None:
         self.call = call
-        self.tokens: list[list[int]] = [[] for _ in range(call.ask.n)]
+        self.tokens: list[list[int]] = [[] for _ in range(call.request.n)]
         self.finished: set[int] = set()
         self._first = 1000 * (number + 1)
 
@@ -34,7 +34,7 @@ class ScriptedCall:
             return
         tokens = self.tokens[child]
         tokens.append(self._first + 100 * child + len(tokens))
-        ends = last or len(tokens) >= min(LAST_STEP, self.call.ask.sampling.max_tokens)
+        ends = last or len(tokens) >= min(LAST_STEP, self.call.request.sampling.max_tokens)
         if ends:
             self.finished.add(child)
         self.call.say(VLLMPiece(child, (tokens[-1],), None, LENGTH if ends else None))
@@ -49,7 +49,7 @@ class Play:
         self.request = request
         self.scene = VLLMScene(accepting=False)
         self.stream = self.scene.engine.generate(request)
-        self.heard: dict[int, list[int]] = {start.index: [] for start in request.choices}
+        self.received: dict[int, list[int]] = {start.index: [] for start in request.choices}
         self.finished: set[int] = set()
         self.stopped: set[int] = set()
         self.prompts = 0
@@ -65,16 +65,16 @@ class Play:
         self._reading: asyncio.Task[None] | None = None
 
     @property
-    def said(self) -> list[ScriptedCall]:
+    def scripted(self) -> list[ScriptedCall]:
         calls = self.scene.calls
         self._said += [ScriptedCall(number, calls[number]) for number in range(len(self._said), len(calls))]
         return self._said
 
     def of(self, number: int) -> ScriptedCall | None:
-        return self.said[number % len(self.said)] if self.said else None
+        return self.scripted[number % len(self.scripted)] if self.scripted else None
 
     async def do(self, what: str, number: int, child: int) -> None:
-        said = self.of(number)
+        scripted = self.of(number)
         self.hurt = self.hurt or what in ("refuse", "fail", "break", "lose", "close")
         match what:
             case "read":
@@ -93,18 +93,18 @@ class Play:
                 self.lost = True
             case "close":
                 await self.scene.engine.close()
-            case _ if said is not None:
-                self._act(what, said, child)
+            case _ if scripted is not None:
+                self._act(what, scripted, child)
 
     async def finish(self) -> None:
         """Lets the server answer every call, and the reader read to the end."""
         while not self.over:
             self._read()
             await settle()
-            for said in self.said:
-                said.call.accept()
-                for child in range(said.call.ask.n):
-                    said.say(child, last=True)
+            for scripted in self.scripted:
+                scripted.call.accept()
+                for child in range(scripted.call.request.n):
+                    scripted.say(child, last=True)
         if self._reading is not None:
             await self._reading
         await self.stream.aclose()
@@ -113,30 +113,30 @@ class Play:
     async def check(self) -> None:
         assert self.scene.open == []
         assert self.prompts <= 1
-        sources = [self._source(index) for index in self.heard if self.heard[index]]
+        sources = [self._source(index) for index in self.received if self.received[index]]
         if not self.request.sampling.greedy:
             assert len(set(sources)) == len(sources)
         if self.error is None and not self.left:
-            assert self.finished | self.stopped == set(self.heard)
+            assert self.finished | self.stopped == set(self.received)
         if self.request.ticket is None:
             assert self.scene.server.rejected == []
         else:
             await self._check_ticket(self.request.ticket)
 
-    def _act(self, what: str, said: ScriptedCall, child: int) -> None:
+    def _act(self, what: str, scripted: ScriptedCall, child: int) -> None:
         match what:
             case "accept":
-                said.call.accept()
+                scripted.call.accept()
             case "say":
-                said.say(child, last=False)
+                scripted.say(child, last=False)
             case "last":
-                said.say(child, last=True)
-            case "refuse" if not said.call.opening.done():
-                said.call.refuse(OverloadedError("full"))
-            case "fail" if said.call.open:
-                said.call.end(EngineError("sick"))
-            case "break" if said.call.open:
-                said.call.end()
+                scripted.say(child, last=True)
+            case "refuse" if not scripted.call.opening.done():
+                scripted.call.refuse(OverloadedError("full"))
+            case "fail" if scripted.call.open:
+                scripted.call.end(EngineError("sick"))
+            case "break" if scripted.call.open:
+                scripted.call.end()
                 self.lost = True
 
     def _read(self) -> None:
@@ -159,27 +159,27 @@ class Play:
             for choice in delta.choices:
                 assert choice.index not in self.finished
                 assert choice.index not in self.stopped or self.hurt  # tokens that were ready when the group ended
-                self.heard[choice.index] += choice.token_ids
+                self.received[choice.index] += choice.token_ids
                 if choice.finish is not None:
                     self.finished.add(choice.index)
 
     def _source(self, index: int) -> tuple[int, int]:
         """Returns the call and the child that generated all tokens of a choice."""
-        tokens = self.heard[index]
+        tokens = self.received[index]
         call, child = tokens[0] // 1000 - 1, tokens[0] % 1000 // 100
-        said = self.said[call]
-        whole = said.tokens[child]
-        assert tokens == whole if index in self.finished else tokens == whole[: len(tokens)]
+        scripted = self.scripted[call]
+        complete = scripted.tokens[child]
+        assert tokens == complete if index in self.finished else tokens == complete[: len(tokens)]
         start = next(start for start in self.request.choices if start.index == index)
-        assert tuple(said.call.ask.prompt) == self.request.prompt + start.output_tokens
+        assert tuple(scripted.call.request.prompt) == self.request.prompt + start.output_tokens
         if self.request.seeded and not self.request.sampling.greedy and not start.output_tokens:
-            assert said.call.ask.seed is not None
-            assert said.call.ask.seed + child == start.seed
+            assert scripted.call.request.seed is not None
+            assert scripted.call.request.seed + child == start.seed
         return call, child
 
     async def _check_ticket(self, ticket: Ticket) -> None:
         """Checks that the ticket is used or released once, as far as the group can know."""
-        carrying = [said.call for said in self.said if said.call.ask.kv_params is not None]
+        carrying = [scripted.call for scripted in self.scripted if scripted.call.request.kv_params is not None]
         assert len(carrying) <= 1
         taken = any(call.taken for call in carrying)
         ends = self._ends
@@ -189,8 +189,8 @@ class Play:
             assert sum(ends) == (fell_back or not taken)
         await self.scene.engine.release(ticket)
         assert self._ends == ends if not self.lost else taken or sum(self._ends) == 1
-        if len(self.said) > len(carrying) and not fell_back:
-            assert self.said[0].tokens[0], "no request follows before the first token"
+        if len(self.scripted) > len(carrying) and not fell_back:
+            assert self.scripted[0].tokens[0], "no request follows before the first token"
 
     @property
     def _ends(self) -> tuple[int, int]:

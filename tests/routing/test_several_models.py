@@ -180,9 +180,9 @@ async def test_cached_blocks_are_looked_up_by_each_worker_s_own_block_size() -> 
     request = msgspec.structs.replace(group(prompt_tokens=400), model=A)
     server.fleet.cached_blocks.stored("decode-a-motet-0", block_names(request.prompt[:160], 16, salt=""))
     server.fleet.cached_blocks.stored("decode-a-vllm-0", block_names(request.prompt, 128, salt=""))
-    seen = survey(server.fleet, WorkKind.GENERATE, request=request)
-    assert seen is not None
-    assert [(one.cached_tokens, one.block_size) for one in seen.candidates] == [(160, 16), (384, 128), (0, 128)]
+    known = survey(server.fleet, WorkKind.GENERATE, request=request)
+    assert known is not None
+    assert [(one.cached_tokens, one.block_size) for one in known.candidates] == [(160, 16), (384, 128), (0, 128)]
 
 
 async def test_blocks_of_an_adapter_differ_from_blocks_of_its_base_model() -> None:
@@ -194,7 +194,7 @@ async def test_blocks_of_an_adapter_differ_from_blocks_of_its_base_model() -> No
 
     def found() -> list[int]:
         surveys = (survey(server.fleet, WorkKind.GENERATE, request=one) for one in (plain, alias, request))
-        return [seen.candidates[0].cached_tokens for seen in surveys if seen is not None]
+        return [known.candidates[0].cached_tokens for known in surveys if known is not None]
 
     server.fleet.cached_blocks.stored("decode-a-vllm-0", cached)
     assert found() == [384, 384, 0]

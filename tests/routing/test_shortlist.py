@@ -31,13 +31,13 @@ def test_workers_that_take_no_work_are_never_considered() -> None:
 @pytest.mark.parametrize("workers", [COMPARE_ALL + 1, 1000, 1024])
 def test_all_workers_have_about_the_same_number_of_turns(workers: int) -> None:
     turns = 20 * workers // WINDOW
-    seen = dict.fromkeys(IDS[:workers] + [f"w{number}" for number in range(1000, workers)], 0)
-    ids = list(seen)
+    considered = dict.fromkeys(IDS[:workers] + [f"w{number}" for number in range(1000, workers)], 0)
+    ids = list(considered)
     for turn in range(turns):
-        for id in shortlist(ids, [], session=None, able=seen, turn=turn):
-            seen[id] += 1
+        for id in shortlist(ids, [], session=None, able=considered, turn=turn):
+            considered[id] += 1
     fair = turns * WINDOW / workers
-    assert all(abs(count - fair) <= 4 for count in seen.values())
+    assert all(abs(count - fair) <= 4 for count in considered.values())
 
 
 def test_if_too_many_workers_have_a_prefix_the_longest_ones_are_considered() -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from motet.errors import EngineDiedError, EngineError, OverloadedError
-from tests.api.messaging import MAX_TOKENS, checked_error, final, plain, post, streamed, texts, whole
+from tests.api.messaging import MAX_TOKENS, checked_error, final, plain, post, streamed, texts, unstreamed
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine, saying
 from tests.error_response import assert_error
 from tests.tiny_tokenizer import fake_answer
@@ -69,7 +69,7 @@ async def test_answer_is_that_of_the_same_chat(served: Served) -> None:
 async def test_streamed_message_is_the_unstreamed_message(serve: Serving) -> None:
     served = await serve(saying("héllo wörld 日本語"))
     events = streamed(await post(served, stream=True))
-    assert plain(final(events)) == plain(whole(await post(served)))
+    assert plain(final(events)) == plain(unstreamed(await post(served)))
     assert [event.type for event in events if event.type != "content_block_delta"] == [
         *("message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop")
     ]
@@ -79,7 +79,7 @@ async def test_streamed_message_is_the_unstreamed_message(serve: Serving) -> Non
 async def test_an_answer_without_text_has_no_block(serve: Serving, stream: bool) -> None:
     served = await serve(saying(""))
     response = await post(served, stream=stream)
-    message = final(streamed(response)) if stream else whole(response)
+    message = final(streamed(response)) if stream else unstreamed(response)
     assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "end_turn", 1)
 
 
@@ -98,13 +98,13 @@ async def test_the_reason_of_the_end_has_anthropics_name(
 ) -> None:
     served = await serve(saying("one END two"))
     response = await post(served, **fields, stream=stream)
-    message = final(streamed(response)) if stream else whole(response)
+    message = final(streamed(response)) if stream else unstreamed(response)
     assert (texts(message), message.stop_reason, message.stop_sequence) == (text, reason, sequence)
 
 
 async def test_a_turn_of_the_assistant_at_the_end_is_continued(served: Served) -> None:
     turns = [*TURNS, {"role": "assistant", "content": "I say"}]
-    whole(await post(served, turns))
+    unstreamed(await post(served, turns))
     fields = {"continue_final_message": True, "add_generation_prompt": False}
     assert (await served.chat(messages=turns, **fields)).status_code == 200
     of_message, of_chat = served.engine.requests
@@ -142,7 +142,7 @@ async def test_fields_without_an_effect_are_accepted(served: Served) -> None:
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         n=1,
     )
-    assert texts(whole(response)) == "hello 0"
+    assert texts(unstreamed(response)) == "hello 0"
 
 
 async def test_the_id_of_the_request_is_under_both_names(served: Served) -> None:
@@ -178,7 +178,7 @@ async def test_answer_is_parsed_by_the_client(serve: Serving) -> None:
 async def test_a_format_is_the_same_form_as_in_a_chat(serve: Serving) -> None:
     served, schema = await serve(saying(ANSWER)), Weather.model_json_schema()
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    whole(await post(served, output_config={"format": {"type": "json_schema", "schema": schema}}))
+    unstreamed(await post(served, output_config={"format": {"type": "json_schema", "schema": schema}}))
     assert (await served.chat(response_format=form, max_tokens=MAX_TOKENS)).status_code == 200
     of_message, of_chat = served.engine.requests
     assert of_message.sampling == of_chat.sampling

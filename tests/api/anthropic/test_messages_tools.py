@@ -6,7 +6,7 @@ import pytest
 from anthropic.types import Message, MessageParam, ToolParam, ToolUseBlock
 
 from tests.api.calling import PARIS, WEATHER, CallingServing, called
-from tests.api.messaging import MAX_TOKENS, final, plain, post, streamed, texts, whole
+from tests.api.messaging import MAX_TOKENS, final, plain, post, streamed, texts, unstreamed
 from tests.api.one_answer import ANSWERS, TIME, weather_script
 from tests.api.serving import MODEL, Served, saying
 from tests.tiny_tokenizer import fake_answer
@@ -30,13 +30,13 @@ def uses(message: Message) -> list[ToolUseBlock]:
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
 async def test_streamed_message_is_the_unstreamed_message(serve_tools: CallingServing, answer: str) -> None:
     served = await serve_tools(saying(answer))
-    message = whole(await post(served, tools=TOOLS))
+    message = unstreamed(await post(served, tools=TOOLS))
     assert plain(final(streamed(await post(served, tools=TOOLS, stream=True)))) == plain(message)
 
 
 async def test_blocks_hold_the_thoughts_the_text_and_the_calls(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(ANSWERS["thought, text and two calls"]))
-    message = whole(await post(served, tools=TOOLS))
+    message = unstreamed(await post(served, tools=TOOLS))
     thought, *_ = message.content
     assert thought.type == "thinking"
     assert thought.thinking == "Where?"
@@ -52,7 +52,7 @@ async def test_blocks_hold_the_thoughts_the_text_and_the_calls(serve_tools: Call
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 async def test_a_truncated_call_has_the_arguments_so_far(serve_tools: CallingServing, cut: int) -> None:
     served = await serve_tools(saying(called("get_weather", '{"city": "Paris", "days": [1, 2, 3]}')))
-    message = whole(await post(served, tools=TOOLS, max_tokens=cut))
+    message = unstreamed(await post(served, tools=TOOLS, max_tokens=cut))
     assert message.stop_reason == "max_tokens"
     assert plain(final(streamed(await post(served, tools=TOOLS, max_tokens=cut, stream=True)))) == plain(message)
 
@@ -82,11 +82,11 @@ async def answer(served: Served, turns: list[MessageParam], *, stream: bool) -> 
 async def test_prompt_of_a_loop_is_that_of_the_same_chat(serve_tools: CallingServing) -> None:
     served = await serve_tools(weather_script(serve_tools))
     user = {"role": "user", "content": "Weather in Paris?"}
-    first = whole(await post(served, [user], tools=[MESSAGE_WEATHER]))
+    first = unstreamed(await post(served, [user], tools=[MESSAGE_WEATHER]))
     (use,) = uses(first)
     result = {"type": "tool_result", "tool_use_id": use.id, "content": "rain"}
     back = [user, {"role": "assistant", "content": plain_blocks(first)}, {"role": "user", "content": [result]}]
-    whole(await post(served, back, tools=[MESSAGE_WEATHER]))
+    unstreamed(await post(served, back, tools=[MESSAGE_WEATHER]))
     function = {"name": use.name, "arguments": '{"city": "Paris"}'}
     calls = [{"id": use.id, "type": "function", "function": function}]
     turn = {"role": "assistant", "reasoning_content": "Where?", "tool_calls": calls}
@@ -114,7 +114,7 @@ async def test_a_choice_of_tools_gives_the_engine_the_same_grammar_as_in_a_chat(
     serve_tools: CallingServing, choice: object, of_chat: object, parallel: bool
 ) -> None:
     served = await serve_tools(saying(PARIS))
-    whole(await post(served, tools=TOOLS, tool_choice=choice))
+    unstreamed(await post(served, tools=TOOLS, tool_choice=choice))
     time = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
     fields = {"tools": [WEATHER, time], "tool_choice": of_chat, "parallel_tool_calls": parallel}
     assert (await served.chat(max_tokens=MAX_TOKENS, **fields)).status_code == 200
@@ -125,9 +125,9 @@ async def test_a_choice_of_tools_gives_the_engine_the_same_grammar_as_in_a_chat(
 
 async def test_only_one_call_can_be_requested(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(f"{PARIS}\n{TIME}"))
-    one = whole(await post(served, tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True}))
+    one = unstreamed(await post(served, tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True}))
     assert [use.name for use in uses(one)] == ["get_weather"]
-    none = whole(await post(served, tools=TOOLS, tool_choice={"type": "none"}))
+    none = unstreamed(await post(served, tools=TOOLS, tool_choice={"type": "none"}))
     assert uses(none) == []
     assert none.stop_reason == "end_turn"
 
@@ -148,19 +148,19 @@ async def test_reasoning_is_a_block_unless_it_is_omitted(
 ) -> None:
     served = await serve_tools(saying("<think>hm</think>So."))
     response = await post(served, thinking=thinking, max_tokens=2000, stream=stream)
-    message = final(streamed(response)) if stream else whole(response)
+    message = final(streamed(response)) if stream else unstreamed(response)
     assert [block.type for block in message.content] == blocks
     assert texts(message) == "So."
 
 
 async def test_effort_reaches_the_template(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying("hm</think>So."))
-    message = whole(await post(served, output_config={"effort": "high"}))
+    message = unstreamed(await post(served, output_config={"effort": "high"}))
     assert served.prompt.endswith("<think>")
     assert [block.type for block in message.content] == ["thinking", "text"]
 
 
 async def test_thoughts_that_are_cut_leave_no_text(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying("<think>and so on, and so on"))
-    message = whole(await post(served, max_tokens=12))
+    message = unstreamed(await post(served, max_tokens=12))
     assert ([block.type for block in message.content], message.stop_reason) == (["thinking"], "max_tokens")

@@ -15,7 +15,7 @@ from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCa
 from motet.text.text_group import GroupStep
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, TokenLogprob, Usage
-from tests.api.calling import joined, whole
+from tests.api.calling import joined, unstreamed
 from tests.api.generation.test_chunks import chat, parsed, plan
 from tests.tiny_tokenizer import build_tiny_tokenizer
 
@@ -80,7 +80,7 @@ def test_chunks_joined_are_the_unstreamed_answer(request: ChatRequest, data: st.
         body.feed([step], lambda: USED)
     sent = parsed(b"".join(chunks.feed([step], lambda: USED) for step in steps) + b"".join(chunks.close(USED)))
     answer = msgspec.json.decode(b"".join(body.close(USED)))
-    assert joined(sent) == whole(answer)
+    assert joined(sent) == unstreamed(answer)
     for choice in answer["choices"]:
         pieces = [chunk["choices"][0] for chunk in sent if chunk["choices"][0]["index"] == choice["index"]]  # type: ignore[index]
         assert [token for piece in pieces for token in piece.get("token_ids", [])] == choice.get("token_ids", [])

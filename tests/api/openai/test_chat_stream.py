@@ -23,12 +23,12 @@ async def stream(served: Served, n: int) -> list[ChatCompletionChunk]:
 
 async def test_streamed_texts_equal_the_unstreamed_answer(serve: Serving) -> None:
     served = await serve(saying("héllo wörld", "and the other", "日本語 text"))
-    whole = await served.openai.chat.completions.create(model=MODEL, messages=HI, n=3)
+    unstreamed = await served.openai.chat.completions.create(model=MODEL, messages=HI, n=3)
     texts: dict[int, str] = defaultdict(str)
     for chunk in await stream(served, 3):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
-    assert [texts[i] for i in range(3)] == [choice.message.content for choice in whole.choices]
+    assert [texts[i] for i in range(3)] == [choice.message.content for choice in unstreamed.choices]
 
 
 async def test_every_choice_starts_with_its_role_and_a_chunk_has_one_choice(served: Served) -> None:
@@ -111,10 +111,10 @@ async def test_token_ids_of_a_stream_join_to_the_answer(served: Served) -> None:
 
 
 async def test_logprobs_of_a_stream_join_to_the_unstreamed_logprobs(served: Served) -> None:
-    whole = (await served.chat(logprobs=True, top_logprobs=1)).json()["choices"][0]["logprobs"]["content"]
+    unstreamed = (await served.chat(logprobs=True, top_logprobs=1)).json()["choices"][0]["logprobs"]["content"]
     received = chunks(await served.chat(logprobs=True, top_logprobs=1, stream=True))
     parts = [chunk["choices"][0]["logprobs"] for chunk in received]
-    assert [entry for part in parts if part for entry in part["content"]] == whole
+    assert [entry for part in parts if part for entry in part["content"]] == unstreamed
 
 
 async def test_stop_string_is_held_back_and_named_at_the_end(serve: Serving) -> None:

@@ -75,7 +75,7 @@ async def test_echo_of_token_ids_is_their_text(served: Served) -> None:
 async def test_streamed_choices_join_to_the_answer_with_and_without_echo(serve: Serving) -> None:
     served = await serve(prompt_and_number)
     for echo in (False, True):
-        whole = (await served.complete(["x", "yy"], n=2, echo=echo)).json()
+        unstreamed = (await served.complete(["x", "yy"], n=2, echo=echo)).json()
         texts: dict[int, str] = defaultdict(str)
         ended: list[int] = []
         for chunk in chunks(await served.complete(["x", "yy"], n=2, echo=echo, stream=True)):
@@ -84,7 +84,7 @@ async def test_streamed_choices_join_to_the_answer_with_and_without_echo(serve: 
             texts[choice["index"]] += choice["text"]
             if choice["finish_reason"]:
                 ended.append(choice["index"])
-        assert [texts[i] for i in range(4)] == [choice["text"] for choice in whole["choices"]]
+        assert [texts[i] for i in range(4)] == [choice["text"] for choice in unstreamed["choices"]]
         assert sorted(ended) == [0, 1, 2, 3]
 
 
@@ -110,10 +110,10 @@ async def test_logprobs_have_tokens_values_alternatives_and_offsets(serve: Servi
 
 async def test_logprobs_of_a_stream_join_to_the_unstreamed_logprobs(serve: Serving) -> None:
     served = await serve(saying("abc def"))
-    whole = (await served.complete("x", logprobs=1)).json()["choices"][0]["logprobs"]
+    unstreamed = (await served.complete("x", logprobs=1)).json()["choices"][0]["logprobs"]
     parts = [c["choices"][0]["logprobs"] for c in chunks(await served.complete("x", logprobs=1, stream=True))]
     for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [value for part in parts for value in part[key]] == whole[key]
+        assert [value for part in parts for value in part[key]] == unstreamed[key]
 
 
 @pytest.mark.parametrize(
@@ -323,9 +323,9 @@ async def test_echo_with_logprobs_covers_prompt_and_answer(serve: Serving) -> No
 async def test_streamed_echo_with_logprobs_joins_to_the_same(serve: Serving) -> None:
     served = await serve(saying("ab"))
     fields = {"echo": True, "logprobs": 1, "max_tokens": 2, "n": 2}
-    whole = (await served.complete(["xyz", "w"], **fields)).json()["choices"]
+    unstreamed = (await served.complete(["xyz", "w"], **fields)).json()["choices"]
     parts = [chunk["choices"][0] for chunk in chunks(await served.complete(["xyz", "w"], stream=True, **fields))]
-    for choice in whole:
+    for choice in unstreamed:
         mine = [part["logprobs"] for part in parts if part["index"] == choice["index"]]
         for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             assert [value for part in mine for value in part[key]] == choice["logprobs"][key]

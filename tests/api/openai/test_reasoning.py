@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.calling import CallingServing, joined, whole
+from tests.api.calling import CallingServing, joined, unstreamed
 from tests.api.serving import chunks, saying
 from tests.tiny_tokenizer import fake_answer
 
@@ -43,7 +43,7 @@ async def test_streamed_choices_joined_are_the_unstreamed_choices(
     options = {"include_usage": True, "continuous_usage_stats": True}
     answer = (await served.chat(n=n, **fields)).json()
     received = chunks(await served.chat(n=n, stream=True, stream_options=options, **fields))
-    assert joined(received) == whole(answer)
+    assert joined(received) == unstreamed(answer)
     assert received[-1]["usage"] == received[-2]["usage"] == answer["usage"]
     counts = [chunk["usage"]["completion_tokens_details"]["reasoning_tokens"] for chunk in received]
     assert counts == sorted(counts)
@@ -71,7 +71,7 @@ async def test_a_thought_that_the_prompt_opens_is_a_thought_from_its_first_token
 ) -> None:
     served = await serve_tools(saying("Hm.</think>Yes."))
     response = await served.chat(reasoning_effort="high", stream=stream)
-    choices: dict[int, dict[str, Any]] = joined(chunks(response)) if stream else whole(response.json())
+    choices: dict[int, dict[str, Any]] = joined(chunks(response)) if stream else unstreamed(response.json())
     assert choices[0]["message"] == {
         "role": "assistant",
         "content": "Yes.",

@@ -5,7 +5,7 @@ import pytest
 from pydantic import BaseModel
 
 from motet.errors import EngineDiedError, EngineError
-from tests.api.responding import final, plain, post, streamed, whole
+from tests.api.responding import final, plain, post, streamed, unstreamed
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine, saying
 from tests.error_response import assert_error
 from tests.tiny_tokenizer import fake_answer
@@ -47,7 +47,7 @@ async def test_streamed_response_is_the_unstreamed_response(serve: Serving) -> N
     served = await serve(saying("héllo wörld 日本語"))
     fields = {"include": [LOGPROBS], "top_logprobs": 1, "metadata": {"a": "b"}}
     events = streamed(await post(served, stream=True, **fields))
-    assert plain(final(events)) == plain(whole(await post(served, **fields)))
+    assert plain(final(events)) == plain(unstreamed(await post(served, **fields)))
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == "héllo wörld 日本語"
     assert len(deltas) > 3
@@ -62,7 +62,7 @@ async def test_stream_of_the_official_client_leads_to_the_answer(served: Served)
 
 
 async def test_request_is_repeated_in_the_response(served: Served) -> None:
-    response = whole(
+    response = unstreamed(
         await post(
             served,
             instructions="be short",
@@ -90,7 +90,7 @@ async def test_request_is_repeated_in_the_response(served: Served) -> None:
 
 
 async def test_an_answer_that_reaches_max_output_tokens_is_incomplete(served: Served) -> None:
-    response = whole(await post(served, max_output_tokens=1))
+    response = unstreamed(await post(served, max_output_tokens=1))
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
@@ -99,13 +99,13 @@ async def test_an_answer_that_reaches_max_output_tokens_is_incomplete(served: Se
 
 async def test_a_stop_string_ends_a_response(serve: Serving) -> None:
     served = await serve(saying("one END two"))
-    response = whole(await post(served, stop="END"))
+    response = unstreamed(await post(served, stop="END"))
     assert (response.output_text, response.status) == ("one ", "completed")
 
 
 async def test_logprobs_are_those_of_the_text(serve: Serving) -> None:
     served = await serve(saying("hello é"))
-    response = whole(await post(served, include=[LOGPROBS], top_logprobs=2))
+    response = unstreamed(await post(served, include=[LOGPROBS], top_logprobs=2))
     (message,) = response.output
     assert message.type == "message"
     (part,) = message.content
@@ -116,7 +116,7 @@ async def test_logprobs_are_those_of_the_text(serve: Serving) -> None:
 
 
 async def test_there_are_no_logprobs_unless_requested(served: Served) -> None:
-    (message,) = whole(await post(served)).output
+    (message,) = unstreamed(await post(served)).output
     assert message.type == "message"
     assert message.content[0].model_dump()["logprobs"] == []
     assert served.engine.requests[0].sampling.logprobs is None
@@ -225,7 +225,7 @@ async def test_the_engine_gets_the_same_request_as_for_a_chat(
     serve: Serving, flat: dict[str, object], nested: dict[str, object]
 ) -> None:
     served = await serve(saying(ANSWER))
-    whole(await post(served, text={"format": flat}))
+    unstreamed(await post(served, text={"format": flat}))
     assert (await served.chat("hi", response_format=nested)).status_code == 200
     of_response, of_chat = served.engine.requests
     assert of_response.sampling == of_chat.sampling
@@ -234,7 +234,7 @@ async def test_the_engine_gets_the_same_request_as_for_a_chat(
 
 async def test_format_is_repeated_in_the_response(serve: Serving) -> None:
     served = await serve(saying(ANSWER))
-    response = whole(await post(served, text={"format": FLAT}))
+    response = unstreamed(await post(served, text={"format": FLAT}))
     assert response.text is not None
     assert response.text.format is not None
     assert response.text.format.model_dump(by_alias=True, exclude_none=True) == FLAT
@@ -244,7 +244,7 @@ async def test_format_is_repeated_in_the_response(serve: Serving) -> None:
 async def test_structured_outputs_are_requested_as_in_a_chat(serve: Serving) -> None:
     served = await serve(saying("yes"))
     fields = {"structured_outputs": {"choice": ["yes", "no"]}}
-    whole(await post(served, **fields))
+    unstreamed(await post(served, **fields))
     assert (await served.chat(**fields)).status_code == 200
     of_response, of_chat = served.engine.requests
     assert of_response.sampling == of_chat.sampling

@@ -43,10 +43,10 @@ def both_ways(
     tokenizer: Tokenizer,
     parts: Sequence[Part],
     finish: FinishReason = FinishReason.STOP,
-    asked: ChatRequest | None = None,
+    requested: ChatRequest | None = None,
 ) -> tuple[Response, list[ResponseStreamEvent]]:
-    body = writer(tokenizer, asked, stream=False)
-    events = writer(tokenizer, asked, stream=True)
+    body = writer(tokenizer, requested, stream=False)
+    events = writer(tokenizer, requested, stream=True)
     streamed = b""
     for step in steps(parts, finish):
         assert body.feed([step], lambda: USAGE) == b""
@@ -84,7 +84,7 @@ def test_thoughts_are_an_item_before_the_message(tokenizer: Tokenizer) -> None:
 
 
 def test_reasoning_can_be_omitted(tokenizer: Tokenizer) -> None:
-    response, events = both_ways(tokenizer, REASONING_AND_TEXT, asked=chat(include_reasoning=False))
+    response, events = both_ways(tokenizer, REASONING_AND_TEXT, requested=chat(include_reasoning=False))
     assert [item.type for item in response.output] == ["message"]
     assert not any("reasoning" in event.type for event in events)
     assert response.usage is not None

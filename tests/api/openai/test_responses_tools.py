@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from tests.api.calling import PARIS, WEATHER, CallingServing, called
 from tests.api.one_answer import ANSWERS, weather_script
-from tests.api.responding import final, plain, post, streamed, whole
+from tests.api.responding import final, plain, post, streamed, unstreamed
 from tests.api.serving import MODEL, saying
 from tests.tiny_tokenizer import fake_answer
 
@@ -34,13 +34,13 @@ def calls(response: Response) -> list[ResponseFunctionToolCall]:
 async def test_streamed_response_is_the_unstreamed_response(serve_tools: CallingServing, answer: str) -> None:
     served = await serve_tools(saying(answer))
     fields = {"tools": [FLAT_WEATHER, FLAT_TIME], "include": ["message.output_text.logprobs"]}
-    response = whole(await post(served, **fields))
+    response = unstreamed(await post(served, **fields))
     assert plain(final(streamed(await post(served, stream=True, **fields)))) == plain(response)
 
 
 async def test_items_hold_the_thoughts_the_text_and_the_calls(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(ANSWERS["thought, text and two calls"]))
-    response = whole(await post(served, tools=[FLAT_WEATHER, FLAT_TIME]))
+    response = unstreamed(await post(served, tools=[FLAT_WEATHER, FLAT_TIME]))
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
     assert [(call.name, json.loads(call.arguments)) for call in calls(response)] == [
         ("get_weather", {"city": "Paris"}),
@@ -56,7 +56,7 @@ async def test_items_hold_the_thoughts_the_text_and_the_calls(serve_tools: Calli
 async def test_logprobs_of_a_message_have_no_thoughts_tags_or_calls(serve_tools: CallingServing, answer: str) -> None:
     served = await serve_tools(saying(answer))
     fields = {"tools": [FLAT_WEATHER, FLAT_TIME], "include": ["message.output_text.logprobs"]}
-    response = whole(await post(served, **fields))
+    response = unstreamed(await post(served, **fields))
     for item in response.model_dump()["output"]:
         for part in item["content"] if item["type"] == "message" else ():
             text = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode()
@@ -84,7 +84,7 @@ async def test_loop_of_a_tool_leads_to_an_answer(serve_tools: CallingServing, st
 async def test_prompt_of_a_loop_is_that_of_the_same_chat(serve_tools: CallingServing) -> None:
     served = await serve_tools(weather_script(serve_tools))
     user, output = {"role": "user", "content": "Weather in Paris?"}, "rain"
-    first = whole(await post(served, [user], tools=[FLAT_WEATHER]))
+    first = unstreamed(await post(served, [user], tools=[FLAT_WEATHER]))
     (call,) = calls(first)
     items = [user, *first.model_dump()["output"]]
     items.append({"type": "function_call_output", "call_id": call.call_id, "output": output})
@@ -109,7 +109,9 @@ async def test_prompt_of_a_loop_is_that_of_the_same_chat(serve_tools: CallingSer
 
 async def test_a_required_tool_constrains_the_answer_as_in_a_chat(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
-    response = whole(await post(served, tools=[FLAT_WEATHER], tool_choice={"type": "function", "name": "get_weather"}))
+    response = unstreamed(
+        await post(served, tools=[FLAT_WEATHER], tool_choice={"type": "function", "name": "get_weather"})
+    )
     assert response.model_dump()["tool_choice"] == {"type": "function", "name": "get_weather"}
     chosen = {"type": "function", "function": {"name": "get_weather"}}
     await served.chat("hi", tools=[WEATHER], tool_choice=chosen)
@@ -133,12 +135,12 @@ async def test_a_function_of_a_namespace_is_called_and_goes_back_under_its_own_n
     codex = {"tools": tools, "tool_choice": "auto", "store": False, "client_metadata": {"x-installation-id": "1"}}
     user = {"role": "user", "content": "hi"}
     answer = await post(served, [user], stream=stream, **codex)
-    response = final(streamed(answer)) if stream else whole(answer)
+    response = final(streamed(answer)) if stream else unstreamed(answer)
     (call,) = calls(response)
     assert (call.namespace, call.name) == ("mcp__map", "get_weather")
     assert [tool.type for tool in response.tools] == ["namespace", "function"]
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
-    whole(await post(served, [user, *response.model_dump(mode="json")["output"], output], **codex))
+    unstreamed(await post(served, [user, *response.model_dump(mode="json")["output"], output], **codex))
     prompts = [serve_tools.tokenizer.decode(request.prompt) for request in served.engine.requests]
     assert all("mcp__map__get_time" in prompt and "apply_patch" not in prompt for prompt in prompts)
     assert prompts[1].count("mcp__map__get_weather") == prompts[0].count("mcp__map__get_weather") + 1
@@ -173,7 +175,7 @@ async def test_arguments_of_a_pydantic_tool_are_parsed_by_the_client(serve_tools
 async def test_a_truncated_call_is_sent_with_the_arguments_so_far(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(PARIS))
     most = len(fake_answer(PARIS.partition('"Paris')[0], eos=False))
-    response = whole(await post(served, tools=[FLAT_WEATHER], max_output_tokens=most))
+    response = unstreamed(await post(served, tools=[FLAT_WEATHER], max_output_tokens=most))
     (call,) = calls(response)
     assert (response.status, call.status) == ("incomplete", "incomplete")
     assert '{"city": "Paris"}'.startswith(call.arguments)
@@ -181,16 +183,16 @@ async def test_a_truncated_call_is_sent_with_the_arguments_so_far(serve_tools: C
 
 async def test_reasoning_can_be_omitted_or_left_in_the_text(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying("<think>hm</think>So."))
-    assert [item.type for item in whole(await post(served)).output] == ["reasoning", "message"]
-    without = whole(await post(served, include_reasoning=False))
+    assert [item.type for item in unstreamed(await post(served)).output] == ["reasoning", "message"]
+    without = unstreamed(await post(served, include_reasoning=False))
     assert ([item.type for item in without.output], without.output_text) == (["message"], "So.")
-    together = whole(await post(served, separate_reasoning=False))
+    together = unstreamed(await post(served, separate_reasoning=False))
     assert ([item.type for item in together.output], together.output_text) == (["message"], "<think>hm</think>So.")
 
 
 async def test_thoughts_that_are_cut_leave_no_message(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying("<think>and so on, and so on"))
-    response = whole(await post(served, max_output_tokens=12))
+    response = unstreamed(await post(served, max_output_tokens=12))
     (thoughts,) = response.output
     assert isinstance(thoughts, ResponseReasoningItem)
     assert (thoughts.status, response.output_text) == ("incomplete", "")

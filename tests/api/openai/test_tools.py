@@ -12,7 +12,7 @@ from motet.text.tools.cursor import Cursor
 from motet.text.tools.json_formats import HERMES
 from motet.text.tools.tool_format import ParsedRegion, Tool
 from motet.types import ChoiceStart, GenerateRequest, GrammarKind
-from tests.api.calling import PARIS, TIME, WEATHER, CallingServing, called, joined, whole
+from tests.api.calling import PARIS, TIME, WEATHER, CallingServing, called, joined, unstreamed
 from tests.api.serving import MODEL, chunks, events, saying
 from tests.tiny_tokenizer import fake_answer
 
@@ -63,7 +63,7 @@ async def test_the_loop_of_a_tool_leads_to_an_answer_in_every_choice(
     async def post(messages: list[Any]) -> dict[int, dict[str, Any]]:
         body = {"messages": messages, "tools": [WEATHER], "n": n, "stream": stream}
         response = await served.http.post("/v1/chat/completions", json=body)
-        return joined(chunks(response)) if stream else whole(response.json())
+        return joined(chunks(response)) if stream else unstreamed(response.json())
 
     first = await post(ASK)
     assert [choice["finish_reason"] for choice in first.values()] == ["tool_calls"] * n
@@ -80,7 +80,7 @@ async def test_the_loop_of_a_tool_leads_to_an_answer_in_every_choice(
 async def test_a_streamed_answer_joined_is_the_unstreamed_answer(serve_tools: CallingServing, answer: str) -> None:
     served = await serve_tools(saying(answer))
     fields: dict[str, Any] = {"tools": [WEATHER, TIME], "n": 2}
-    in_one_piece = whole((await served.chat(**fields)).json())
+    in_one_piece = unstreamed((await served.chat(**fields)).json())
     assert joined(chunks(await served.chat(**fields, stream=True))) == in_one_piece
 
 
@@ -106,7 +106,7 @@ async def test_choices_with_different_mistakes_do_not_disturb_each_other(
     fields: dict[str, Any] = {"tools": [WEATHER, TIME], "stream": stream}
 
     def choices_of(response: Any) -> dict[int, dict[str, Any]]:
-        return joined(chunks(response)) if stream else whole(response.json())
+        return joined(chunks(response)) if stream else unstreamed(response.json())
 
     group = choices_of(await together.chat(**fields, n=len(answers)))
     for index, answer in enumerate(answers):

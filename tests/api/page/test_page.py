@@ -36,9 +36,9 @@ class Elements(HTMLParser):
 
 @pytest.mark.parametrize("route", ["/", "/health", "/metrics", "/v1/models"])
 async def test_a_head_request_gets_no_body(served: Served, route: str) -> None:
-    head, whole = await served.http.head(route), await served.http.get(route)
+    head, full = await served.http.head(route), await served.http.get(route)
     assert (head.status_code, head.content) == (200, b"")
-    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert head.headers["content-type"] == full.headers["content-type"]
 
 
 @pytest.mark.parametrize("route", sorted(PAGE_ROUTES))

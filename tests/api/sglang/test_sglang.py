@@ -143,14 +143,14 @@ async def test_a_prompt_in_a_list_gets_a_list(served: Served, prompt: dict[str, 
 async def test_each_event_of_a_stream_has_the_choice_so_far(served: Served) -> None:
     sampling = {"n": 2, "max_new_tokens": 3}
     fields = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True, "rid": "r"}
-    whole = (await generate(served, **fields)).json()
+    unstreamed = (await generate(served, **fields)).json()
     *data, end = events(await generate(served, **fields, stream=True))
     assert end == "[DONE]"
     events_of: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
     for event in map(json.loads, data):
         events_of[event.pop("index")].append(event)
     for index, choice_events in events_of.items():
-        assert choice_events[-1] == whole[index]
+        assert choice_events[-1] == unstreamed[index]
         assert choice_events[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
         for before, after in pairwise(choice_events):
             assert before["meta_info"]["finish_reason"] is None

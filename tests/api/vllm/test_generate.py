@@ -314,11 +314,11 @@ async def test_an_interrupted_choice_ends_where_the_undisturbed_one_does(serve: 
         {"max_tokens": len(TOKENS) - 1},
         {"stop": ["one two END"]},
     ):
-        (whole,) = (await generate(served, dict(sampling))).json()["choices"]
-        if count < len(whole["token_ids"]):
+        (undisturbed,) = (await generate(served, dict(sampling))).json()["choices"]
+        if count < len(undisturbed["token_ids"]):
             body = (await generate(served, dict(sampling), choices=started(count))).json()
-            assert body["choices"] == [{**whole, "token_ids": whole["token_ids"][count:]}]
-            assert body["usage"]["completion_tokens"] == len(whole["token_ids"]) - count
+            assert body["choices"] == [{**undisturbed, "token_ids": undisturbed["token_ids"][count:]}]
+            assert body["usage"]["completion_tokens"] == len(undisturbed["token_ids"]) - count
 
 
 @streamed_or_not

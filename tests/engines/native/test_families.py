@@ -38,7 +38,7 @@ def test_the_tiny_models_generate_varied_tokens(family: str, reference: Referenc
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "budget", [pytest.param(512, marks=pytest.mark.long, id="whole prompts"), pytest.param(48, id="chunks")]
+    "budget", [pytest.param(512, marks=pytest.mark.long, id="complete prompts"), pytest.param(48, id="chunks")]
 )
 def test_ragged_batches_of_groups_equal_generate(
     family: str, budget: int, device: str, tiny: Tiny, reference: References, expected: Expected

@@ -48,8 +48,8 @@ def test_more_choices_of_a_kept_prompt_need_no_prefill_and_equal_a_larger_group(
     more = run(core, [request("more", n=3, seed=2)])["more"]
     assert core.stats().prefill_tokens == computed + 1
     assert more.prompt is not None and more.prompt.cached_tokens == len(PROMPT) - 1
-    whole = run(make_core(tiny("llama"), prefix_cache=False, **numbers), [request("whole", n=5)])["whole"].tokens
-    assert [*first.values(), *more.tokens.values()] == [*whole.values()]
+    undivided = run(make_core(tiny("llama"), prefix_cache=False, **numbers), [request("whole", n=5)])["whole"].tokens
+    assert [*first.values(), *more.tokens.values()] == [*undivided.values()]
     core.forget_prefixes(recompute=False)
     assert (core.stats().blocks_used, core.stats().blocks_kept) == (0, 0)
 

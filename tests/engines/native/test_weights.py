@@ -255,8 +255,8 @@ def test_tied_weights_have_one_content_under_both_names(tmp_path: Path) -> None:
         parts.weights.prepare(CheckpointKind.FILES, [saved(tmp_path / "differ", {**old, second: old[first] + 1})])
     before = answer(core)
     renew(core, parts, saved(tmp_path / "second", {second: old[first] * 2}))
-    whole = with_config(tmp_path / "whole", folder, {**old, first: old[first] * 2})
-    assert answer(core) == answer(core_of(built(whole, {"dtype": "bfloat16"}))) != before
+    undivided = with_config(tmp_path / "whole", folder, {**old, first: old[first] * 2})
+    assert answer(core) == answer(core_of(built(undivided, {"dtype": "bfloat16"}))) != before
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from motet.engines.wire import PROTOCOL, EngineReport, frame
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError, WorkerFaultError
 from motet.testing.fake_engine import fake_info
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta
-from tests.engines.remote.worker import LAST_CHUNK, REPORT, asked, group, response, scripted
+from tests.engines.remote.worker import LAST_CHUNK, REPORT, group, read_request, response, scripted
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ async def first_then_error(sent: bytes) -> MotetError:
     """Returns the error that ends a group if the server sends these bytes after the first delta."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asked(reader)
+        await read_request(reader)
         writer.write(response(OK, frame(FIRST)) + sent)
         if not sent.endswith(LAST_CHUNK):
             await reader.read()  # until the other side closes
@@ -67,7 +67,7 @@ async def test_a_connection_that_is_cut_in_mid_answer_means_a_dead_worker() -> N
     cut = asyncio.Event()
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asked(reader)
+        await read_request(reader)
         writer.write(response(OK, frame(FIRST)))
         await cut.wait()
         writer.transport.abort()
@@ -81,13 +81,13 @@ async def test_a_connection_that_is_cut_in_mid_answer_means_a_dead_worker() -> N
 
 
 async def test_frames_that_come_byte_by_byte_are_put_together() -> None:
-    whole = frame(FIRST) + frame(LAST)
+    complete = frame(FIRST) + frame(LAST)
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asked(reader)
+        await read_request(reader)
         writer.write(response(OK))
-        for place in range(len(whole)):
-            writer.write(b"1\r\n" + whole[place : place + 1] + b"\r\n")
+        for place in range(len(complete)):
+            writer.write(b"1\r\n" + complete[place : place + 1] + b"\r\n")
             await writer.drain()
         await reader.read()  # until the other side closes: the group has ended without the last chunk
 
@@ -102,7 +102,7 @@ async def test_the_next_group_uses_the_connection_of_an_answer_that_was_read_to_
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
         for _ in range(2):
-            heads.append(await asked(reader))
+            heads.append(await read_request(reader))
             writer.write(response(OK, frame(LAST)) + LAST_CHUNK)
 
     async with scripted(converse) as engine:
@@ -208,7 +208,7 @@ async def test_an_order_to_drop_weights_is_sent_and_not_waited_for() -> None:
 @pytest.mark.parametrize("answer", [Done(), EngineFacts(msgspec.structs.replace(fake_info(), num_blocks=0))])
 async def test_an_answer_that_cannot_belong_to_the_order_means_a_broken_worker(answer: OrderAnswer) -> None:
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asked(reader)
+        await read_request(reader)
         writer.write(response(OK, msgspec.msgpack.encode(answer)) + LAST_CHUNK)
 
     async with scripted(converse) as engine:

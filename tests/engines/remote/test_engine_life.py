@@ -25,12 +25,12 @@ from tests.api.serving import MODEL, Served, Serving, WatchedEngine
 from tests.engines.remote.worker import (
     LAST_CHUNK,
     ReportingEngine,
-    asked,
     counting,
     deltas_of,
     endless,
     engine_at,
     group,
+    read_request,
     response,
     scripted,
 )
@@ -152,13 +152,13 @@ async def test_a_cancelled_prefill_is_freed(serve: Serving) -> None:
 async def test_a_ticket_on_its_way_when_its_prefill_is_cancelled_is_released() -> None:
     """The bug: its lease was left to expire. The calls have the client's request id."""
     traced: list[bool] = []
-    begun, stopped, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    running, stopped, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
     ticket = FakeLeases().grant(group(), NOWHERE, readers=1, block_size=16)
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await asked(reader)
+        head = await read_request(reader)
         if b"/engine/prefill" in head:
-            begun.set()
+            running.set()
             await stopped.wait()  # too late: the ticket has been sent
             writer.write(response("200 OK", msgspec.msgpack.encode(ticket)) + LAST_CHUNK)
             return
@@ -168,22 +168,22 @@ async def test_a_ticket_on_its_way_when_its_prefill_is_cancelled_is_released() -
         assert b"/engine/stop" in head or b"/engine/release" in head
 
     async with scripted(converse) as engine:
-        await cancel_prefill(engine, begun)
+        await cancel_prefill(engine, running)
         await released.wait()
     assert traced == [True, True]
 
 
 async def test_a_cancelled_prefill_ends_with_its_connection_if_the_server_does_not_answer() -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
+    running, ended = asyncio.Event(), asyncio.Event()
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if b"/engine/prefill" in await asked(reader):
-            begun.set()
+        if b"/engine/prefill" in await read_request(reader):
+            running.set()
             assert await reader.read() == b""
             ended.set()
 
     async with scripted(converse) as engine:
-        await cancel_prefill(engine, begun)
+        await cancel_prefill(engine, running)
         await ended.wait()
 
 

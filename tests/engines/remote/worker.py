@@ -125,7 +125,7 @@ def response(status: str, *parts: bytes, headers: Sequence[str] = ()) -> bytes:
 LAST_CHUNK = b"0\r\n\r\n"
 
 
-async def asked(reader: asyncio.StreamReader) -> bytes:
+async def read_request(reader: asyncio.StreamReader) -> bytes:
     """Reads a request, and returns its head."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))

@@ -17,7 +17,7 @@ from tests.peers.openai_script import COMPLETIONS, Behaviour, Break, FixedAnswer
 pytestmark = pytest.mark.anyio
 
 every_route = pytest.mark.parametrize("route", ROUTES, ids=[route.name.lower() for route in ROUTES])
-streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["unstreamed", "streamed"])
 
 MANNERS = {
     "n ignored": Behaviour(ignores_n=True),

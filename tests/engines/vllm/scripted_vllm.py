@@ -82,8 +82,8 @@ LENGTH = Finish(FinishReason.LENGTH)
 class Call(VLLMAnswer):
     """One request, and the answer to it, which waits until it is read."""
 
-    def __init__(self, ask: VLLMRequest) -> None:
-        self.ask = ask
+    def __init__(self, request: VLLMRequest) -> None:
+        self.request = request
         self.opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.taken = False
         """True once the engine knows that the server has taken the request."""
@@ -151,8 +151,8 @@ class ScriptedVLLM(VLLMServer):
         self.known_prompt: asyncio.Future[tuple[TokenLogprob | None, ...]] | None = None
         self.answer_report = REPORT
 
-    async def open(self, ask: VLLMRequest) -> Call:
-        call = Call(ask)
+    async def open(self, request: VLLMRequest) -> Call:
+        call = Call(request)
         self.calls.append(call)
         if self.accepting:
             call.accept()
@@ -164,15 +164,15 @@ class ScriptedVLLM(VLLMServer):
         call.taken = True
         return call
 
-    async def prompt_logprobs(self, ask: VLLMRequest) -> tuple[TokenLogprob | None, ...]:
+    async def prompt_logprobs(self, request: VLLMRequest) -> tuple[TokenLogprob | None, ...]:
         self.known_prompt = asyncio.get_running_loop().create_future()
         return await self.known_prompt
 
     async def report(self, *, timeout_s: float = 1.0) -> EngineReport:
         return self.answer_report
 
-    async def prefill(self, ask: VLLMRequest) -> list[KVParams]:
-        self.prefills.append(ask)
+    async def prefill(self, request: VLLMRequest) -> list[KVParams]:
+        self.prefills.append(request)
         self.prefilled = asyncio.get_running_loop().create_future()
         return await self.prefilled
 

@@ -92,15 +92,15 @@ async def test_the_servers_health_tells_a_failed_request_from_a_dead_engine(
     healthy: bool, kind: type[MotetError]
 ) -> None:
     """vLLM sends the same error for both, as a response and in mid-stream."""
-    said = b'{"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","code":500}}'
-    stream = b"data: " + said + b"\n\ndata: [DONE]\n\n"
+    error = b'{"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","code":500}}'
+    stream = b"data: " + error + b"\n\ndata: [DONE]\n\n"
     async with canned({"/health": (200 if healthy else 503, b"")}) as far, vllm_server_at(far.url) as server:
         far.answers["/v1/completions"] = (200, stream)
         answer = await server.open(ASK)
         with pytest.raises(EngineError, match="EngineCore encountered") as in_stream:
             await answer.read()
         answer.close()
-        far.answers["/v1/completions"] = (500, said)
+        far.answers["/v1/completions"] = (500, error)
         with pytest.raises(EngineError, match="EngineCore encountered") as as_response:
             await server.open(ASK)
         with pytest.raises(EngineError) as of_prefill:
@@ -110,13 +110,13 @@ async def test_the_servers_health_tells_a_failed_request_from_a_dead_engine(
 
 async def test_an_engine_has_died_even_if_its_server_is_back_before_its_health_is_checked() -> None:
     """The bug: its groups ended as failed requests, since the new engine is healthy."""
-    said = b'{"error":{"message":"Internal server error","type":"InternalServerError","code":500}}'
-    stream = b"data: " + said + b"\n\ndata: [DONE]\n\n"
+    error = b'{"error":{"message":"Internal server error","type":"InternalServerError","code":500}}'
+    stream = b"data: " + error + b"\n\ndata: [DONE]\n\n"
     async with canned(dict(OK)) as far, vllm_server_at(far.url) as server:
         await server.report()
         far.answers[Dialect.GENERATE] = (200, stream)
         answer = await server.open(ASK)
-        far.answers[Dialect.GENERATE] = (500, said)
+        far.answers[Dialect.GENERATE] = (500, error)
         with pytest.raises(EngineError) as before:
             await server.open(ASK)
         assert type(before.value) is EngineError  # nothing was started again

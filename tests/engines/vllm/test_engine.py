@@ -25,10 +25,10 @@ async def test_a_prefill_sends_the_plain_prompt_once_and_gives_a_ticket() -> Non
     async with vllm_scene() as there:
         prefilling = asyncio.ensure_future(there.engine.prefill(group(n=8)))
         await settle()
-        (ask,) = there.server.prefills
-        assert (ask.trace, ask.session_id) == ("trace-g", "session-1")
-        assert (ask.prompt, ask.n, ask.kv_params) == (PROMPT, 1, None)
-        assert (ask.model, ask.cache_salt, ask.priority) == ("m", "salt", 3)
+        (request,) = there.server.prefills
+        assert (request.trace, request.session_id) == ("trace-g", "session-1")
+        assert (request.prompt, request.n, request.kv_params) == (PROMPT, 1, None)
+        assert (request.model, request.cache_salt, request.priority) == ("m", "salt", 3)
         assert there.server.prefilled is not None
         there.server.prefilled.set_result([PARAMS])
         assert await prefilling == ticket_from(PARAMS, engine_id="far-2", prompt=PROMPT)
@@ -57,7 +57,7 @@ async def test_a_ticket_has_one_reader() -> None:
 
 async def test_a_request_without_a_model_gets_the_servers_own() -> None:
     async with scene_with_group(msgspec.structs.replace(group(), model=ModelName("")), leaves=True) as (there, _):
-        assert there.calls[0].ask.model == REPORT.info.model
+        assert there.calls[0].request.model == REPORT.info.model
 
 
 async def test_a_ticket_that_is_released_twice_makes_one_call() -> None:

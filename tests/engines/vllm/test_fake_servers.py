@@ -102,10 +102,10 @@ async def pair(*, scale_out: bool, leader_timeout_s: float = NEVER_S, stepped: b
 @pytest.mark.parametrize("stops", [False, True])
 async def test_a_group_of_n_equals_n_groups_of_one(scale_out: bool, stops: bool) -> None:
     async with pair(scale_out=scale_out) as there:
-        whole = await tokens_of(there.decode, group(stops=stops))
-        assert whole == seeded(4)
+        complete = await tokens_of(there.decode, group(stops=stops))
+        assert complete == seeded(4)
         for start in group().choices:
-            assert await tokens_of(there.decode, group(choices=(start,))) == {start.index: whole[start.index]}
+            assert await tokens_of(there.decode, group(choices=(start,))) == {start.index: complete[start.index]}
 
 
 async def test_greedy_choices_are_one_request(scale_out: bool) -> None:
@@ -117,11 +117,11 @@ async def test_greedy_choices_are_one_request(scale_out: bool) -> None:
 
 
 async def test_resumed_greedy_choices_continue_like_undisturbed_ones(scale_out: bool) -> None:
-    whole = expected_tokens(PROMPT, 12)
-    choices = tuple(ChoiceStart(index, 7, tuple(whole[: 3 * index])) for index in range(4))
+    complete = expected_tokens(PROMPT, 12)
+    choices = tuple(ChoiceStart(index, 7, tuple(complete[: 3 * index])) for index in range(4))
     async with pair(scale_out=scale_out) as there:
         rest = await tokens_of(there.decode, group(choices=choices, sampling=GREEDY))
-        assert rest == {index: whole[3 * index :] for index in range(4)}
+        assert rest == {index: complete[3 * index :] for index in range(4)}
 
 
 @pytest.mark.parametrize("stops", [False, True])
@@ -144,11 +144,11 @@ async def test_a_greedy_group_on_separate_servers_has_the_tokens_of_one_server(s
 
 
 async def test_a_resumed_group_fetches_its_prompt_by_a_scout(scale_out: bool) -> None:
-    whole = expected_tokens(PROMPT, 12)
-    choices = tuple(ChoiceStart(index, 7, tuple(whole[: 2 + index])) for index in range(3))
+    complete = expected_tokens(PROMPT, 12)
+    choices = tuple(ChoiceStart(index, 7, tuple(complete[: 2 + index])) for index in range(3))
     async with pair(scale_out=scale_out) as there:
         request = await there.request_with_ticket(group(choices=choices, sampling=GREEDY))
-        assert await tokens_of(there.decode, request) == {index: whole[2 + index :] for index in range(3)}
+        assert await tokens_of(there.decode, request) == {index: complete[2 + index :] for index in range(3)}
         assert (there.network.transfers, there.held) == (1, [Held.READ])
 
 

@@ -21,7 +21,12 @@ def delta(*choices: ChoiceDelta, prompt: PromptReport | None = None) -> GroupDel
 async def test_requests_are_sent_before_they_are_read_with_trace_and_session() -> None:
     async with scene_with_group(group(), leaves=True) as (there, _):
         (call,) = there.calls
-        assert (call.ask.n, call.ask.model, call.ask.trace, call.ask.session_id) == (3, "m", "trace-g", "session-1")
+        assert (call.request.n, call.request.model, call.request.trace, call.request.session_id) == (
+            3,
+            "m",
+            "trace-g",
+            "session-1",
+        )
 
 
 async def test_everything_that_is_ready_is_one_delta_and_the_first_has_the_prompt_report() -> None:

@@ -22,7 +22,7 @@ LAST = piece(0, 10, finish=LENGTH)
 
 def requests(there: VLLMScene) -> list[tuple[str, int, object]]:
     """Returns name, n and ticket of each request."""
-    return [(call.ask.request_id, call.ask.n, call.ask.kv_params) for call in there.calls]
+    return [(call.request.request_id, call.request.n, call.request.kv_params) for call in there.calls]
 
 
 @pytest.mark.parametrize("first", [TOKEN, LAST])
@@ -90,7 +90,7 @@ async def test_if_the_leader_fails_with_a_500_its_ticket_is_released_and_all_are
         there.calls[0].refuse(EngineError("500"))
         await settle()
         assert (there.server.rejected, there.figures.tickets_unused) == ([PARAMS], {"released": 1, "left": 0})
-        assert [call.ask.n for call in there.calls] == [1, 3]
+        assert [call.request.n for call in there.calls] == [1, 3]
         await stream.aclose()
         assert len(there.server.rejected) == 1
 
@@ -140,7 +140,7 @@ async def test_a_stopped_leader_still_fetches_for_the_others_and_is_then_closed(
         assert there.open == [0]
         there.calls[0].say(TOKEN)
         await settle()
-        assert (there.open, there.calls[1].ask.n) == ([1], 2)
+        assert (there.open, there.calls[1].request.n) == ([1], 2)
         there.calls[1].say(piece(0, 11, finish=LENGTH), piece(1, 12, finish=LENGTH))
         assert [choice.index for choice in (await anext(stream)).choices] == [1, 2]
 
@@ -150,7 +150,7 @@ async def test_a_leader_that_is_stopped_and_late_is_not_sent_again() -> None:
         await there.engine.stop_choice(NAME, 0)
         there.leader_wait.time_out()
         await settle()
-        assert [(call.ask.n, call.ask.seed) for call in there.calls] == [(1, 7), (2, 8)]
+        assert [(call.request.n, call.request.seed) for call in there.calls] == [(1, 7), (2, 8)]
 
 
 async def test_choices_that_are_stopped_while_they_wait_are_never_sent() -> None:
@@ -158,7 +158,7 @@ async def test_choices_that_are_stopped_while_they_wait_are_never_sent() -> None
         await there.engine.stop_choice(NAME, 2)
         there.calls[0].say(TOKEN)
         await settle()
-        assert [(call.ask.n, call.ask.seed) for call in there.calls] == [(1, 7), (1, 8), (1, 10)]
+        assert [(call.request.n, call.request.seed) for call in there.calls] == [(1, 7), (1, 8), (1, 10)]
 
 
 async def test_if_all_choices_are_stopped_nothing_is_left_open_and_nothing_follows() -> None:
@@ -177,7 +177,7 @@ async def test_the_token_of_a_scout_belongs_to_no_choice() -> None:
         assert requests(there) == [("g:leader", 1, PARAMS)]
         there.calls[0].say(LAST)
         await settle()
-        assert [call.ask.prompt[4:] for call in there.calls] == [(), (20,), (21,)]
+        assert [call.request.prompt[4:] for call in there.calls] == [(), (20,), (21,)]
         for call in there.calls[1:]:
             call.say(piece(0, 30, finish=LENGTH))
         assert (await anext(stream)).choices == (

@@ -75,9 +75,9 @@ def reader(sampling: SamplingParams = PLAIN) -> VLLMReader:
 
 
 def read(*parts: bytes, sampling: SamplingParams = PLAIN) -> list[object]:
-    whole = reader(sampling)
-    pieces: list[object] = [piece for part in parts for piece in whole.feed(part)]
-    whole.close()
+    complete = reader(sampling)
+    pieces: list[object] = [piece for part in parts for piece in complete.feed(part)]
+    complete.close()
     return pieces
 
 

@@ -98,12 +98,12 @@ def test_layers_of_one_step_may_have_different_windows() -> None:
 def test_a_prompt_in_chunks_has_the_bits_of_the_whole_prompt(shape: Shape, window: int | None) -> None:
     scene, rule = AttentionScene(shape), Rule(window=window)
     chunk = scene.reading(300, 0, 300)
-    (whole,) = scene.attend([], [chunk], rule)
+    (complete,) = scene.attend([], [chunk], rule)
     cuts = [0, 1, 4, 37, 64, 100, 191, 194, 256, 299, 300]
     parts = [
         scene.attend([], [TrunkChunk(chunk.group, begin, end)], rule)[0] for begin, end in itertools.pairwise(cuts)
     ]
-    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(torch.cat(parts), complete)
 
 
 @pytest.mark.slow

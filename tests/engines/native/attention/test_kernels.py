@@ -17,10 +17,10 @@ def vectors(rows: int, keys: int, *, seed: int = 0) -> tuple[torch.Tensor, torch
     return query, key, value
 
 
-def mask_of(*seen: list[int], keys: int) -> torch.Tensor:
+def mask_of(*visible: list[int], keys: int) -> torch.Tensor:
     """Returns a mask [1, 1, rows, keys] in which each row sees the given keys."""
-    mask = torch.full((1, 1, len(seen), keys), MINUS_INFINITY)
-    for row, columns in enumerate(seen):
+    mask = torch.full((1, 1, len(visible), keys), MINUS_INFINITY)
+    for row, columns in enumerate(visible):
         mask[0, 0, row, columns] = 0.0
     return mask
 
@@ -78,9 +78,9 @@ def test_parts_merge_into_the_complete_result() -> None:
 
 def test_a_part_without_weight_leaves_the_others_as_they_are() -> None:
     one, nothing = torch.randn(4, 2, 16, generator=torch.Generator().manual_seed(0)), torch.zeros(4, 2, 16)
-    parts, seen, unseen = [one, nothing], torch.zeros(4, 2), torch.full((4, 2), MINUS_INFINITY)
-    assert torch.equal(merge(torch.stack(parts), torch.stack([seen, unseen])), one)
-    assert torch.equal(merge(torch.stack(parts[::-1]), torch.stack([unseen, seen])), one)
+    parts, visible, unseen = [one, nothing], torch.zeros(4, 2), torch.full((4, 2), MINUS_INFINITY)
+    assert torch.equal(merge(torch.stack(parts), torch.stack([visible, unseen])), one)
+    assert torch.equal(merge(torch.stack(parts[::-1]), torch.stack([unseen, visible])), one)
 
 
 def test_parts_that_other_rows_have_change_no_bits() -> None:

@@ -60,8 +60,8 @@ def test_ragged_groups_with_preemption_chunks_and_graphs_equal_generate(
     for length, n in SIZES.items():
         assert sorted(outcomes[f"{length}"].tokens) == list(range(n))
         for tokens in outcomes[f"{length}"].tokens.values():
-            whole = expected(family, length)[:NEW_TOKENS]
-            assert_greedy_equal(reference(family), prompt_of(length, length), tokens, whole)
+            complete = expected(family, length)[:NEW_TOKENS]
+            assert_greedy_equal(reference(family), prompt_of(length, length), tokens, complete)
 
 
 def test_replayed_steps_give_the_tokens_of_launched_ones(tiny: Tiny) -> None:

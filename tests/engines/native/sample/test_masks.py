@@ -118,8 +118,8 @@ def test_nan_is_found_even_where_a_grammar_forbids_the_token() -> None:
 
 def test_fresh_siblings_share_a_lane_and_others_do_not() -> None:
     fresh = [SampleRow(0, state_of(PLAIN, PERSON, seed=i), 3) for i in range(4)]
-    begun = [SampleRow(i + 1, state_of(PLAIN, PERSON, '{"', seed=i), 5) for i in range(2)]
-    (batch,) = plan_batches([*fresh, *begun], range(6), widths=(VOCAB_SIZE,), max_lanes=9)
+    started = [SampleRow(i + 1, state_of(PLAIN, PERSON, '{"', seed=i), 5) for i in range(2)]
+    (batch,) = plan_batches([*fresh, *started], range(6), widths=(VOCAB_SIZE,), max_lanes=9)
     assert [lane.choices for lane in batch.lanes] == [[0, 1, 2, 3], [4], [5]]
 
 
