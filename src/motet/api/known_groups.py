@@ -164,7 +164,7 @@ class KnownGroups:
         self._forget_expired()
         group = self._open.get(id) or self._kept.get(id)
         if group is None or group.client != client:
-            raise NotFoundError(f"No group {id!r} is under way or kept here.", code="group_not_found")
+            raise NotFoundError(f"No group {id!r} is in progress or kept here.", code="group_not_found")
         return group
 
     def opened(self, group: KnownGroup, answer: OpenAnswer) -> None:

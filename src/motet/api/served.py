@@ -127,7 +127,7 @@ def model_named(models: Mapping[str, ServedModel | TextModel], name: str | None)
         return found
     known = list(models.values())
     if not known:
-        raise NoWorkerError("No model is served at this moment: no worker has come yet that has one.")
+        raise NoWorkerError("No model is served at this moment: no worker has reported one yet.")
     listed = f"Available here: {', '.join(f'`{model.name}`' for model in known)}."
     if name is not None:
         message = f"The model `{name}` does not exist or you do not have access to it. {listed}"

@@ -134,7 +134,7 @@ class Service:
             raise RequestError(f"Too many choices: {numbers} {advice}", param=prompt_param, code="too_many_choices")
         if num_prompts > config.max_waiting_groups:
             maximum = f"at most {config.max_waiting_groups} may wait for their first token on this server"
-            advice = "(--max-waiting-groups), so they would never be taken in together. Send fewer at a time."
+            advice = "(--max-waiting-groups), so they could never be admitted together. Send fewer at a time."
             message = f"Too many prompts: {num_prompts}, while {maximum} {advice}"
             raise RequestError(message, param=prompt_param, code="too_many_prompts")
         self.admission.check_capacity(num_prompts, client=client)

@@ -24,8 +24,8 @@ def test_one_request_too_many_is_refused_and_not_counted() -> None:
     with pytest.raises(RateLimitedError) as raised:
         limits.enter("a", 1)
     assert raised.value.message == (
-        "Rate limit reached for requests of your API key: 2 under way and 1 more requested, while at most 2 may be "
-        "under way at a time. Try again when some have ended."
+        "Rate limit reached for requests of your API key: 2 in progress and 1 more requested, while at most 2 are "
+        "allowed at a time. Try again when some have ended."
     )
     assert (raised.value.status, raised.value.type, raised.value.retry_after_s) == (429, "rate_limit_error", 1)
     assert limits.clients == {"a": ClientLoad(2, 101)}
@@ -37,7 +37,7 @@ def test_choices_are_accepted_up_to_the_last_one() -> None:
     limits = KeyLimits(max_requests=0, max_choices=8)
     limits.enter("a", 5)
     limits.check("a", 3)
-    with pytest.raises(RateLimitedError, match="for choices of your API key: 5 under way and 4 more requested"):
+    with pytest.raises(RateLimitedError, match="for choices of your API key: 5 in progress and 4 more requested"):
         limits.check("a", 4)
     limits.enter("a", 3)
     assert limits.clients == {"a": ClientLoad(2, 8)}
@@ -48,9 +48,9 @@ def test_each_client_has_limits_of_its_own() -> None:
     limits.enter("a", 1)
     limits.enter("b", 1)
     limits.enter(ANONYMOUS, 1)
-    with pytest.raises(RateLimitedError, match="for requests of your API key: 1 under way"):
+    with pytest.raises(RateLimitedError, match="for requests of your API key: 1 in progress"):
         limits.enter("a", 1)
-    with pytest.raises(OverloadedError, match="overloaded: requests: 1 under way and 1 more"):
+    with pytest.raises(OverloadedError, match="overloaded: requests: 1 in progress and 1 more"):
         limits.enter(ANONYMOUS, 1)
 
 
@@ -88,7 +88,7 @@ async def test_a_key_at_its_limit_is_refused_and_the_other_is_not(serve: Serving
     assert refused.headers["retry-after"] == "1"
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-    assert "at most 1 may be under way" in error["message"]
+    assert "at most 1 are allowed" in error["message"]
     other = await started(served, engine, OTHER)
     engine.go()
     assert [(await task).status_code for task in (running, other)] == [200, 200]
@@ -101,7 +101,7 @@ async def test_choices_are_counted_over_all_prompts(serve: Serving) -> None:
     engine = WatchedEngine(gated=True)
     served = await limited(serve, engine, choices=6)
     running = await started(served, engine, ONE, prompt=["a", "b"], n=2)
-    assert "choices of your API key: 4 under way" in (await post(served, ONE, n=3)).json()["error"]["message"]
+    assert "choices of your API key: 4 in progress" in (await post(served, ONE, n=3)).json()["error"]["message"]
     for path, body in (("/v1/chat/completions", {"n": 3}), ("/inference/v1/generate", {"sampling_params": {"n": 3}})):
         refused = await served.http.post(path, json=ROUTES[path] | body, headers={"authorization": f"Bearer {ONE}"})
         assert refused.status_code == 429

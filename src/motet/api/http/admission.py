@@ -202,9 +202,9 @@ class KeySlot:
 def _above(what: str, client: str, *, now: int, more: int, limit: int) -> RequestError | OverloadedError:
     """Returns the error for `more` requests or choices in addition to `now` unanswered ones, above the `limit`."""
     if client == ANONYMOUS and more > limit:
-        numbers = f"{more} in one request, while this server may have {limit} under way in all"
+        numbers = f"{more} in one request, while this server allows {limit} in progress in total"
         return RequestError(f"Too many {what}: {numbers}.", code=f"too_many_{what}")
-    numbers = f"{now} under way and {more} more requested, while at most {limit} may be under way at a time"
+    numbers = f"{now} in progress and {more} more requested, while at most {limit} are allowed at a time"
     if client == ANONYMOUS:
         return OverloadedError(f"The server is overloaded: {what}: {numbers}. Try again when some have ended.")
     return RateLimitedError(

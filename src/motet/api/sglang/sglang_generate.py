@@ -53,7 +53,7 @@ ScoredToken = list[object]
 def sglang_generate_router(service: Service) -> APIRouter:
     router = new_router()
 
-    @post(router, "/generate", body=SglangRequest, summary="SGLang's way to ask")
+    @post(router, "/generate", body=SglangRequest, summary="SGLang's native generation")
     async def generate(body: SglangRequest, request: Request) -> Response:
         named = body.rid if isinstance(body.rid, str) else None
         caller = caller_of(request, named=named, session=body.session_id)
