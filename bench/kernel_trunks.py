@@ -35,8 +35,7 @@ VOCAB_SIZE = 49152
 
 @dataclass(frozen=True)
 class TrunkCase:
-    """A step of `groups` groups with `n` choices each. Their prompts share `common` tokens, and have `own` more tokens
-    each."""
+    """A step of `groups` groups with `n` choices. Each prompt has `common` shared tokens, and `own` more tokens."""
 
     groups: int
     n: int

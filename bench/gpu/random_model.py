@@ -42,8 +42,7 @@ class LlamaShape:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def operations(self, tokens: int, keys_seen: int) -> int:
-        """Returns the multiplications and additions of a pass over `tokens` that attend to `keys_seen` keys in
-        total."""
+        """Returns the multiplications and additions of a pass over `tokens` that attend to `keys_seen` keys."""
         return 2 * tokens * self.block_weights + 4 * keys_seen * self.layers * self.heads * self.head_dim
 
 

@@ -64,8 +64,7 @@ Times = dict[str, float]
 
 
 class WatchedRunner:
-    """A runner that stores its inputs, and the times at which it started, had logits, and was called to verify
-    tokens."""
+    """A runner that stores its inputs, and the times at which it started, had logits, and was called to verify."""
 
     def __init__(self, runner: CpuRunner, clock: Clock) -> None:
         self.device, self.copy_slots, self.settle = runner.device, runner.copy_slots, runner.settle
@@ -213,17 +212,17 @@ class MeasuredEngine:
             for name, linear, rows in self._calls(inputs):
                 weights = linear.depth * linear.columns
                 works[name] += PartWork(2.0 * weights, 2.0 * rows * weights)
-            for name, keys, seen in reads_of(inputs.attention):
-                works[name] += self._attention(keys, seen, layers=len(self.model.layers) - (name == PROMPT))
+            for name, keys, attended in reads_of(inputs.attention):
+                works[name] += self._attention(keys, attended, layers=len(self.model.layers) - (name == PROMPT))
         return dict(works)
 
-    def _attention(self, keys: int, seen: int, *, layers: int) -> PartWork:
-        """Returns the work to read `keys` once. `seen` counts each key once for every row that attends to it. A prompt
+    def _attention(self, keys: int, attended: int, *, layers: int) -> PartWork:
+        """Returns the work to read `keys` once. `attended` counts a key once for each row that attends to it. A prompt
         skips the attention of its last layer, except for one row."""
         struct = self.model.struct
         bytes_of_key = 2.0 * 2 * struct.kv_heads * struct.head_dim
         operations_of_key = 4.0 * struct.heads * struct.head_dim
-        return PartWork(layers * keys * bytes_of_key, layers * seen * operations_of_key)
+        return PartWork(layers * keys * bytes_of_key, layers * attended * operations_of_key)
 
 
 def parts_from(times: Times) -> Times:
@@ -270,7 +269,6 @@ def without_tails(plan: AttentionPlan) -> AttentionPlan:
 
 def without_prompts(plan: AttentionPlan) -> AttentionPlan:
     """Keeps only a few keys for the rows of prompts."""
-
     return replace(plan, prompts=tuple(few for prompt in plan.prompts for few in _cut(prompt)))
 
 
