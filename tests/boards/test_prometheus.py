@@ -39,7 +39,7 @@ def kill_the_generating_engine(server: ChildServer) -> None:
     """Requests a long answer, kills the engine that generates it, and reads the answer to its end."""
     workers = httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()["workers"]
     pids = {one["id"]: one["pid"] for one in workers}  # read first, to kill the engine early in the answer
-    body = BODY | {"max_tokens": 300, "stream": True}
+    body = BODY | {"max_tokens": 2000, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S) as response:
         lines = response.iter_lines()
         next(lines)
@@ -48,13 +48,15 @@ def kill_the_generating_engine(server: ChildServer) -> None:
 
 
 @pytest.fixture(scope="module")
-def watched(folder: Path, forking: ForkingProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def watched(
+    long_folder: Path, forking: ForkingProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
     """A Prometheus that has scraped all metrics of a cell, before and after an engine was killed."""
     program("prometheus")
     port = free_port()
     with (
         reading(f"127.0.0.1:{port}", tmp_path_factory.mktemp("prometheus")) as prometheus,
-        forking.server([str(folder), *TINY, *CELL], port=port) as server,
+        forking.server([str(long_folder), *TINY, *CELL], port=port) as server,
     ):
         prometheus.until("motet:worker_state")  # scrape the counters before they grow
         with ThreadPoolExecutor(2) as clients:

@@ -21,8 +21,8 @@ from tests.tiny_engine import TINY
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 ADMIN_KEY = "boss"
-N, TOKENS, SEED = 8, 400, 7
-SCHEMA = {"type": "array", "minItems": 50, "items": {"type": "string", "minLength": 12, "maxLength": 16}}
+N, TOKENS, SEED = 8, 800, 7
+SCHEMA = {"type": "array", "minItems": 80, "items": {"type": "string", "minLength": 12, "maxLength": 16}}
 """A form so long that every answer ends at its maximum number of tokens."""
 IDLE = [(0, 0), (0, 0)]
 PROMPT = "the hand in the sand and then the other hand"

@@ -32,7 +32,8 @@ CHAT: dict[str, Any] = {
     "ignore_eos": True,
     "stream": True,
 }
-LONG = 400
+LONG = 2000
+"""Number of tokens of an answer, with the model of `long_folder`, that does not end before its engine is killed."""
 HAS_TEXT = re.compile(r'"content":"[^"]').search
 """Matches a line of a stream with text. Before it, each choice has a line with its role and an empty text."""
 
@@ -109,9 +110,9 @@ def test_a_chat_of_eight_on_a_cell_is_one_tree(folder: Path, forking: ForkingPro
 
 
 def test_a_group_that_moves_has_a_span_with_cause_and_worker(
-    folder: Path, forking: ForkingProcess, collector: Collector
+    long_folder: Path, forking: ForkingProcess, collector: Collector
 ) -> None:
-    with traced(forking, folder, collector.url, "--decode", "2") as server:
+    with traced(forking, long_folder, collector.url, "--decode", "2") as server:
         workers = httpx.get(f"{server.url}/status", timeout=PATIENCE_S).json()["workers"]
         pids = {worker["id"]: worker["pid"] for worker in workers}
         body = CHAT | {"max_tokens": LONG, "n": 2}
@@ -162,9 +163,9 @@ def test_a_gateway_and_its_workers_make_one_trace(folder: Path, forking: Forking
 
 
 def test_a_refused_request_and_one_whose_client_leaves_end_their_spans(
-    folder: Path, forking: ForkingProcess, collector: Collector
+    long_folder: Path, forking: ForkingProcess, collector: Collector
 ) -> None:
-    with traced(forking, folder, collector.url) as server:
+    with traced(forking, long_folder, collector.url) as server:
         refused = httpx.post(
             f"{server.url}/v1/chat/completions", json=CHAT | {"top_p": 2}, headers=SENT, timeout=PATIENCE_S
         )
