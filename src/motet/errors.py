@@ -198,7 +198,7 @@ class ConfigError(StartupError, exit_code=2): ...
 
 
 class PortTakenError(ConfigError):
-    """Another program listens on the port, perhaps since a moment ago."""
+    """Another program listens on the port. It can have taken the port just after a check that the port is free."""
 
 
 class ModelLoadError(StartupError, exit_code=3): ...

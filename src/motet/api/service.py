@@ -123,7 +123,7 @@ class Service:
         self, client: str, *, num_prompts: int, n: int, max_n: int, prompt_param: str, count_param: str = "n"
     ) -> None:
         """Raises if a request may not have `num_prompts` prompts with `n` choices each (maximum: `max_n`), or would not
-        be admitted now. Called early, it saves reading prompts. Errors name `prompt_param` and `count_param`."""
+        be admitted now. Routes call this before they read the prompts. Errors name `prompt_param` and `count_param`."""
         if n > max_n:
             flag = "--max-n" if max_n == self.config.max_n else "--max-num-seqs"
             raise above_maximum(count_param, n, maximum=max_n, flag=flag)

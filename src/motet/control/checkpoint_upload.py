@@ -5,8 +5,8 @@
     /update_weights, a safetensors file         contains the tensors; sent before or after the request that names them
     /finish_weight_update                       gives the engines all received tensors
 
-A trainer that sends over NCCL sends no bodies (`api.trainers.trainer_group`). A gateway sends each file in its memory
-to `/engine/checkpoint`, and then an order to prepare the files (`api.worker.engine_routes`)."""
+A trainer that sends over NCCL sends no bodies (`api.trainers.trainer_group`). A gateway sends each file that it holds in
+memory to `/engine/checkpoint`, and then an order to prepare the files (`api.worker.engine_routes`)."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -17,7 +17,7 @@ from motet.models.checkpoint import Checkpoint, MemoryFile
 from motet.models.folder import check_safetensors
 
 ANNOUNCED_S = 300.0
-"""Time in seconds for which announced tensors are awaited: as long as vLLM's client waits for the answer."""
+"""Maximum time in seconds to wait for announced tensors: the time that vLLM's client waits for the answer."""
 MAX_FILES = 4096
 """Maximum number of files of an upload, each of which the server keeps open."""
 

@@ -66,7 +66,7 @@ class EngineControl:
         if mode is PauseMode.WAIT:
             try:
                 await self._router.wait_idle()
-            except asyncio.CancelledError:  # the caller has disconnected before: there is no pause
+            except asyncio.CancelledError:  # the caller disconnected while it waited: the server does not pause
                 self._router.waiting.pause(self.engines.paused)
                 raise
         elif mode is PauseMode.ABORT:

@@ -125,7 +125,7 @@ class Cell:
         for keeper in self._keepers:
             self.router.fleet.expect(keeper.id, "-", role=keeper.role)
         await start_all(self._keepers)
-        # Decode first: each engine that joins is connected to all workers that have joined.
+        # Decode first: each prefill engine that joins is then connected to all decode engines at the same time.
         for keeper in sorted(self._keepers, key=lambda keeper: keeper.role is Role.PREFILL):
             await keeper.join()
         if plan.cell.prefill_urls:
@@ -146,7 +146,7 @@ class Cell:
                 tasks.create_task(self._prefill.watch())
 
     async def close(self) -> None:
-        """Ends open groups with `EngineClosedError`, and all processes, after `watch`. Can be called twice."""
+        """Ends open groups with `EngineClosedError`, then all processes. Called after `watch`. Can be called twice."""
         await self.router.close()
         await asyncio.gather(*(keeper.close() for keeper in self._keepers))
         await self.control.close()
@@ -157,7 +157,7 @@ class Cell:
 async def start_cell(
     plan: ServerPlan, *, address: str, start_engine: StartEngine, client: Client, tracer: Tracer = NO_TRACES
 ) -> Cell:
-    """Starts all engines of the plan, or none. `address`: the server's; `client`: for requests to prefill servers."""
+    """Starts all engines of the plan, or none. `address`: address of this server; `client`: for prefill servers."""
     configs = engine_configs(plan, cores=cores())
     fleet = Fleet(session_expiry_s=plan.routing.session_expiry_s)
     router = Router(fleet, plan.routing, cell=plan.cell, role=plan.role, tracer=tracer)
@@ -194,10 +194,10 @@ def prefill_members(
     connects_workers: bool = True,
     listed: WorkerList | None = None,
 ) -> Gateway:
-    """Makes the gateway part of a server that decodes and serves clients directly: its prefill servers.
+    """Makes a `Gateway` to the prefill servers of a cell, for a server that decodes and serves clients directly.
 
-    They are watched like the workers of a gateway. A decode server names them from the start (`--prefill-url`); on Ray,
-    they join and leave with the directory."""
+    The `Gateway` watches these servers like its own workers. They are named at the start (`--prefill-url`), or on Ray
+    they join and leave with the directory (`listed`)."""
     model = cell.workers[0].engine.info.model
 
     async def prepare(report: EngineReport, server: FoundServer) -> None:
@@ -237,7 +237,7 @@ class RestartSeries:
         """Time at which the engine last became ready."""
 
     def __str__(self) -> str:
-        """Returns the number of the current start, for people."""
+        """Returns the number of the current start in words, for the notes of `/status`."""
         return f"start {self._in_a_row} of {self._max_in_a_row}"
 
     def record_ready(self) -> None:
@@ -309,7 +309,7 @@ class LocalKeeper:
             self._fleet.put(worker)
 
     async def keep(self) -> None:
-        """Watches the engine until it is cancelled, or the engine is given up."""
+        """Watches and restarts the engine, until this call is cancelled or the engine is given up."""
         while self._engine is not None:
             self._restarts.record_ready()
             await self._engine.died.wait()

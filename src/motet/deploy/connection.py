@@ -234,14 +234,14 @@ class ClientConnection(HttpToolsProtocol):
         self._deadline.start(self._limits.receive_s, self._late)
 
     def _late(self) -> None:
-        """Called when no request, or not all of a request, was received in time."""
+        """Called when no request, or only a part of a request, was received in time."""
         if self.flow.read_paused:  # the server does not read
             self._expect_rest()
         elif self._in_body and not self.cycle.response_complete:
             self._end_late("body")
         elif self._in_body or not self._unread_bytes:
             self.transport.abort()
-        elif not self._answering:  # else the start of a next request would end the answer to this one
+        elif not self._answering:  # an incomplete next request must not end the answer to this one
             self._end_late("head")
 
     def _end_late(self, what: str) -> None:

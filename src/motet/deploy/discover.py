@@ -40,13 +40,13 @@ FindTokenizer = Callable[[str], Path]
 
 @dataclass(frozen=True)
 class WorkerProbe:
-    """The way to query a worker as one kind of server."""
+    """Functions that query a worker's server as one kind of server."""
 
     report: Callable[[], Awaitable[EngineReport]]
     """Requests a report. Raises OtherServerError if the server is of another kind, EngineSilentError or EngineDiedError
     if it cannot be reached, and another EngineError if its answer is invalid."""
     make_engine: Callable[[EngineReport], RemoteEngine | VLLMEngine | TextUpstream]
-    """Makes the object for the start of the server that sent this report."""
+    """Makes the engine of the server that sent this report. A server that was restarted needs another one."""
     tokenizer: Callable[[], Awaitable[dict[str, bytes]]] | None = None
     """Fetches the tokenizer's files; needs a report first. None for a text upstream. Raises EngineError."""
     check_tokenizer: Callable[[Tokenizer, str], Awaitable[None]] | None = None
@@ -82,7 +82,7 @@ class FoundServer:
             except OtherServerError:
                 self._found = None  # another server listens there now
             except EngineDiedError as error:
-                # Nearly every server answers as a text upstream: after its end, it can be of another kind.
+                # Nearly every server passes as a text upstream. The next server at this URL can be of another kind.
                 if kind is EngineKind.OPENAI and not isinstance(error, EngineSilentError):
                     self._found = None
                 raise
@@ -116,7 +116,7 @@ class ProbeSettings:
     config: GatewayConfig
     client: Client
     pass_keys: bool = False
-    """True if clients' keys may be passed on to text upstreams; never if they are keys of this server."""
+    """True if clients' keys may be passed on to text upstreams; must be False if they are keys of this server."""
     find_tokenizer: FindTokenizer | None = None
     tickets: TicketLog = field(default_factory=TicketLog)
     worker_key: str = ""
@@ -149,8 +149,8 @@ class ProbeSettings:
 
 
 async def _motet_report(server: EngineServer, keyless: EngineServer) -> EngineReport:
-    """Returns the report of a server whose kind the operator has not named. The server gets no key before `keyless`,
-    the same server without a key, has answered as a Motet server."""
+    """Returns the report of a server whose kind the operator has not named. The first request goes to `keyless`, the
+    same server without a key, so that only a Motet server receives the key."""
     if not server.has_reported:
         try:
             await keyless.report()
@@ -187,12 +187,12 @@ class CompatibilityCheck:
     """Decides if a worker fits the others: a group that moves to another worker must find the same model there.
 
     Workers can have different models, but workers with the same model name must agree on each fact that they report.
-    A new report is compared with the first report of the fact, until all workers that reported it have left."""
+    The value that was reported first counts, until all workers that reported it have left."""
 
     def __init__(self) -> None:
         self._models: dict[ModelName, dict[tuple[str, EngineKind | None], tuple[object, set[str]]]] = {}
-        """Values of facts, each with the ids of the workers that reported it, by model and fact. A fact with an engine
-        kind is compared only among engines of this kind."""
+        """Value of each fact, and ids of the workers that reported it, by model and then by (fact, engine kind). A fact
+        with an engine kind is compared only among engines of this kind."""
 
     def problem(self, id: str, report: EngineReport, *, role: Role | None) -> str | None:
         """Returns the reason why the worker `id` cannot be used; None if it can. `role`: as named by the operator."""

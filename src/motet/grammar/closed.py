@@ -7,16 +7,18 @@ According to the standard, an object can have any additional properties, and sma
     only anyOf, oneOf or $ref                    each part is closed separately
     allOf, or parts in addition to properties    No value could satisfy two closed parts. The parts therefore stay open,
                                                  and the schema that combines them gets all their names and is closed.
-                                                 Such a part also stays open where another schema uses it alone:
-                                                 llguidance accepts no keywords next to a circular reference, so
-                                                 nothing could close the part there.
+                                                 If a `$ref` elsewhere uses such a part alone, the part is open there
+                                                 too: llguidance accepts no keywords next to a circular reference, so
+                                                 the schema with the `$ref` cannot be closed instead.
 
-1. `run` collects the schemas of values (`_value_schemas`), and among them the schemas to close (`_closable_schemas`).
+1. `run` collects the schemas of values (`_value_schemas`), and from them the schemas that can be closed
+   (`_closable_schemas`).
 2. It collects the parts that these schemas combine.
-3. It closes each schema to close that is not such a part.
+3. It closes each schema of step 1 that is not a part of another one.
 
-A schema that decides itself is unchanged: if one part has `additionalProperties`, all parts that apply to the same
-object stay as they are. Schemas are closed before they are checked, so errors in them are left for the check.
+A schema that states itself which other properties are allowed (`DECIDING`) is unchanged: if one part does, all parts
+that apply to the same object stay as they are. Schemas are closed before they are checked, so invalid parts are left as
+they are for the check.
 """
 
 import json
@@ -30,7 +32,7 @@ from motet.grammar.json_schema import SchemaPath, dict_at, inner_schemas, list_a
 from motet.grammar.limits import MAX_OPTIONAL, MAX_SOURCE_CHARS
 
 MAX_WORK: Final = 10_000
-"""Maximum number of parts and property names that are processed for one root schema. Objects after that stay open."""
+"""Maximum number of parts and property names that are processed for one root schema. Objects beyond that stay open."""
 COMBINING: Final = ("allOf", "anyOf", "oneOf")
 """Keywords with a list of schemas that apply to the same value as the schema itself, like the schema of a `$ref`."""
 OBJECT_KEYWORDS: Final = frozenset(
@@ -118,7 +120,8 @@ class _ObjectCloser:
         return [*parts.values()]
 
     def _close(self, schema: Schema) -> None:
-        """Closes a schema, unless it is invalid, decides itself, or would then allow no value or exceed a limit."""
+        """Closes a schema, unless it is invalid, has a keyword of `DECIDING`, or would then allow no value or exceed a
+        limit."""
         parts = self._parts(schema)
         properties = [part["properties"] for part in parts if "properties" in part]
         patterns = [part["patternProperties"] for part in parts if "patternProperties" in part]
@@ -139,7 +142,7 @@ class _ObjectCloser:
             schema.update(properties=dict.fromkeys(names, True) | own, additionalProperties=False)
 
     def _members(self, schema: Schema) -> list[Schema]:
-        """Returns the schemas that this one directly applies to the same value."""
+        """Returns the schemas that `schema` applies to the same value directly, not through another schema."""
         members = [each for key in COMBINING for each in list_at(schema, key) if isinstance(each, dict)]
         return members + self._referred(schema)
 

@@ -51,7 +51,7 @@ class RoutingFigures:
     overlap_tokens: int = counter_field(
         "routing_overlap_tokens",
         "tokens",
-        "Prompt tokens of those groups whose KV the worker had, or was already computing, as far as the router knew.",
+        "Prompt tokens whose KV the assigned worker already had, or was computing, as far as the router knew.",
     )
     spreads: int = counter_field("group_spreads", "groups", "Groups split over several decode workers.")
     queued: int = gauge_field("groups_queued", "groups", "Groups that wait for capacity on a worker.")

@@ -1,7 +1,8 @@
 """Checkpoints: the tensors that engines read, in safetensors files in a folder or in memory.
 
 A file in memory (Linux's memfd) is in no folder. Processes open it as `/proc/PID/fd/FD`, and it exists while a process
-has it open. A complete file is sealed: no process can write to it or cut it, so all readers read the same."""
+has it open. A complete file is sealed: no process can write to it or truncate it, so all readers read the same
+data."""
 
 import contextlib
 import errno
@@ -95,7 +96,7 @@ class MemoryFile:
             if fcntl.fcntl(file._descriptor, fcntl.F_GET_SEALS) & SEALS == SEALS:
                 return file
         file.close()
-        raise ModelLoadError(f"{path} is not a file in memory that is sealed against writing and cutting")
+        raise ModelLoadError(f"{path} is not a file in memory that is sealed against writing and truncation")
 
     def write(self, data: bytes | memoryview, at: int) -> int:
         """Writes all of `data`, and returns the offset after it."""
@@ -123,7 +124,7 @@ class CheckpointKind(StrEnum):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by their names: all of a model, or some. `close` closes the files in memory."""
+    """All tensors of a model, or some of them. `close` closes the files in memory."""
 
     kind: CheckpointKind
     paths: tuple[Path, ...] = ()
@@ -160,7 +161,7 @@ def checkpoint_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def available_bytes() -> int:
-    """Returns the memory that is available by the system's own estimate."""
+    """Returns the system's estimate of the available memory, in bytes."""
     with Path("/proc/meminfo").open() as lines:
         free = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     return int(free) * 1024

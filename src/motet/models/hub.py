@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub, stored in its own cache; without a connection, only from that cache.
+"""Models from the Hugging Face hub, stored in the hub's cache. Without a connection, only that cache is used.
 
 The hub's client is imported where it is used: the import takes 0.2 s, and a local folder does not need it."""
 

@@ -1,4 +1,4 @@
-"""A resolved value with its source, and the resolved settings of one command, which make the records of its parts."""
+"""A resolved value with its source, and the resolved settings of one command, as records for the parts of a server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

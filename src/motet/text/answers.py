@@ -33,7 +33,7 @@ class ReasoningState(Enum):
     OPENED = auto()
     """The prompt ends with the opening tag."""
     STARTED = auto()
-    """The prompt ends in the reasoning."""
+    """The prompt ends within the reasoning."""
     ENDED = auto()
     """The answer has no reasoning."""
 
@@ -72,7 +72,7 @@ class TaggedParser:
     """The `AnswerParser` of one choice."""
 
     def __init__(self, reasoning: ReasoningRules | None, calls: CallRules | None, *, content_ends: StopStrings) -> None:
-        """`content_ends`: tags that open calls, and tags around the content, which are not shown."""
+        """`content_ends`: the tags that end a piece of content: opening tags of calls, and tags around the content."""
         self._reasoning = ReasoningReader(reasoning) if reasoning else None
         self._tokens = 0
         """Number of tokens up to the end of the reasoning, with its tags."""
@@ -238,8 +238,8 @@ class CallRegion:
     """A region of tool calls, from a tag that opens it to a tag that closes it.
 
     Text that cannot be parsed as a call becomes content, with its tags; complete calls before this text stay calls.
-    Parts of a call that were shown are not withdrawn. The region is parsed again each time it has grown by a sixteenth,
-    wherever the text is divided. So the work is linear, and the parts do not depend on the division."""
+    Parts of a call that were shown are not withdrawn. The region is parsed again each time its length has grown by a
+    sixteenth. So the total time is linear, and the parts do not depend on the pieces in which the text arrives."""
 
     def __init__(self, calls: ShownCalls, opening: str) -> None:
         """`opening`: the opening tag with the white space before it, which is shown if the region is not a call."""

@@ -6,9 +6,9 @@
                             become a stop   reasoning and calls
                             string          are separated
 
-An event contains a token, and its log-probability, if it shows the end of the token's text. So the events of a choice
-are consistent wherever the stream is cut. Tokens are processed one by one, so how an engine bundles tokens into deltas
-changes neither the text nor its end.
+A token and its log-probability are in the event that shows the end of the token's text. So ids and text agree after
+each event, even if the stream breaks there. Tokens are processed one by one, so how an engine bundles tokens into
+deltas changes neither the text nor its end.
 """
 
 from collections import deque
@@ -36,8 +36,8 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     """Minimum number of output tokens before a stop string ends a choice."""
     logprobs: bool = False
     client_sent_output: bool = False
-    """True if the client sent the output tokens that choices start with. Events leave these tokens out, also if they
-    were held back, and counts do not include them."""
+    """True if the client sent the output tokens that choices start with. Events leave these tokens out, even if
+    their text was held back, and counts do not include them."""
     prompt_only: bool = False
     """True if only the prompt was requested: a choice ends before its first token."""
     format: AnswerFormat | None = None
@@ -54,14 +54,14 @@ class ChoiceEvent(msgspec.Struct, frozen=True, gc=False):
     logprobs: tuple[TokenLogprob, ...] | None = None
     """Log-probability of each of `token_ids`, except tokens that were generated before the choice was resumed."""
     offsets: tuple[int, ...] | None = None
-    """Positions in the answer at which the texts of the same tokens start, also of texts that were cut off."""
+    """Start of each of these tokens' texts in the answer, in characters. Texts that were cut off count too."""
     finish: FinishReason | None = None
     """Set only on the last event of a choice."""
     stop_reason: str | int | None = None
     """Stop string, or token of `stop_token_ids`, that ended the choice."""
     parts: tuple[Part, ...] | None = None
-    """Parts in `text` and in text that was held back before; None if parts are not separated. There can be text without
-    parts, since text that can still become a tag is held back."""
+    """Parts in `text` and in text that the parser held back before; None if parts are not separated. Can be empty
+    although there is text, because the parser holds back text that can still become a tag."""
     weight_versions: tuple[WeightSpan, ...] = ()
     """On the last event, the weight versions that generated the tokens; empty if the first version generated all."""
 
@@ -69,9 +69,9 @@ class ChoiceEvent(msgspec.Struct, frozen=True, gc=False):
 class ChoiceStream:
     """Takes the deltas of one choice. A resumed choice continues as if it had been fed its output tokens.
 
-    The log-probabilities of these tokens are not known and left out. If they end with a stop string, the choice has
-    ended: the engine that generated them was lost before it was requested to stop. Raises `AnswerParserError` if the
-    parser fails."""
+    The log-probabilities of these tokens are unknown, so events leave them out. If these tokens end with a stop string,
+    the choice has ended: their engine was lost before it received the request to stop. Raises `AnswerParserError` if
+    the parser fails."""
 
     def __init__(self, start: ChoiceStart, prompt: Sequence[int], *, tokenizer: Tokenizer, rules: TextRules) -> None:
         self.index = start.index
@@ -92,11 +92,11 @@ class ChoiceStream:
         self._parser = rules.format.parser() if rules.format else None
         self._held = HeldTokens()
         self._quick = False
-        """True if the next token can pass alone: no token waits for its text, and offsets are not requested."""
+        """True if a single token can take the fast path: no token waits for its text, and none needs an offset."""
         self._shown = 0
         """Number of characters of the answer that events have shown."""
         self._num_known = 0
-        """Number of held tokens that events leave out."""
+        """Number of held tokens that events leave out, because the client sent them."""
         self.feed(ChoiceDelta(self.index, start.output_tokens[begin:]))  # its text was shown before
         self._num_known = self._held.num_tokens if rules.client_sent_output else 0
 
@@ -143,7 +143,7 @@ class ChoiceStream:
         return _joined(list(map(self.feed, delta.single_tokens())))
 
     def _take(self, delta: ChoiceDelta) -> ChoiceEvent | None:
-        """Takes a delta whose tokens all go to one event."""
+        """Returns one event for all tokens of a delta, or None."""
         ids, logprobs = delta.token_ids, delta.logprobs
         ending, text = self._without_text(delta), ""
         for number in range(len(ids) - len(ending)):

@@ -1,7 +1,7 @@
-"""OpenTelemetry's own variables that the server itself uses: which traces it records, and how they are sent.
+"""OpenTelemetry's environment variables that the server itself uses: which traces it records, and how they are sent.
 
-The process that sends spans uses all others (`export`). OpenTelemetry's library warns of an unknown value and continues
-with another one; this module raises ConfigError, so that the server does not start."""
+The process that sends spans uses all other variables (`export`). OpenTelemetry's library warns of an unknown value and
+continues with another one; this module raises ConfigError, so that the server does not start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -12,7 +12,7 @@
 3. PROVING: compares the proof with the ticket, and acknowledges the lease.
 4. SETTLING: the pull has failed and was reported, but its read is not final.
 
-Until the pull settles or fails, it sends heartbeats for its lease.
+Until the pull has landed or failed, it sends heartbeats for its lease.
 """
 
 import math

@@ -96,7 +96,7 @@ def _tool_choice(choice: MessageToolChoice | None) -> dict[str, object]:
 
 
 def _thinking(body: MessagePrompt) -> dict[str, object]:
-    """Returns the fields of a chat that control reasoning, and its place in the answer."""
+    """Returns the fields of a chat that control reasoning, and whether the answer includes it."""
     thinking, effort = body.thinking, body.output_config.effort
     fields: dict[str, object] = {"reasoning_effort": "xhigh" if effort == "max" else effort}  # a chat has no `max`
     if thinking is None:
@@ -109,7 +109,8 @@ def _thinking(body: MessagePrompt) -> dict[str, object]:
 
 
 def turns(system: Sequence[TextBlock], messages: Sequence[TurnInput]) -> list[dict[str, object]]:
-    """Returns a chat's turns. As in Anthropic's API, consecutive messages of a role are one; a tool result is one."""
+    """Returns the turns of a chat. As in Anthropic's API, consecutive messages of one role are one turn. A tool
+    result is a turn of its own."""
     chat: list[ChatTurn] = []
     if system:
         chat.append(ChatTurn("system", texts=[block.text for block in system]))

@@ -32,7 +32,7 @@ from motet.merge import BATCH, Merge, Take, in_batches
 log = logging.getLogger("motet.api")
 
 HELD_STEPS = 32
-"""Number of unread steps above which several groups wait for the reader, but at least two steps for each group."""
+"""Maximum number of unread steps of several groups, or two for each group if that is more. Above it, groups wait."""
 WORKER_HEADER = "x-motet-worker"
 
 
@@ -49,8 +49,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         num_choices: int,
         names: MakeNames | None = None,
     ) -> None:
-        """`client`: the client whose limits apply; None if another Motet server has counted the choices. `names`: the
-        client's names of the fields that an engine's errors name; None if they are the same."""
+        """`client`: the client whose limits apply; None if another Motet server has counted the choices. `names`:
+        returns the client's names for fields in an engine's errors; None if they are the same."""
         self.status_code = 200
         self.background = None
         self.init_headers(
@@ -68,7 +68,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self._merged: Merge[StepT] | None = None
         """The steps of all groups. None if the only group is read without a merge."""
         self._failure: Exception | None = None
-        """An error before the headers were sent. It has its own status."""
+        """An error before the headers were sent: it becomes the response, with its own status."""
 
     @property
     def started(self) -> bool:

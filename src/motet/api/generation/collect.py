@@ -78,8 +78,8 @@ class LogprobMean(msgspec.Struct, gc=False):
 
 
 class CollectedChoice(msgspec.Struct, gc=False):
-    """One choice of an unstreamed answer. A request can have thousands of choices. So the garbage collector does not
-    track a choice that has ended, and such a choice has no reference cycles."""
+    """One choice of an unstreamed answer. A request can have thousands of choices, so garbage collection skips them
+    (`gc=False`). A choice is in no reference cycle."""
 
     index: int
     """Number of the choice inside its group."""
@@ -157,7 +157,7 @@ class CollectedChoice(msgspec.Struct, gc=False):
                     self.calls[part.number][1].append(part.text)
 
     def so_far(self) -> "CollectedChoice":
-        """Returns the choice with the content of all its events, also before its end."""
+        """Returns the choice with the content of its events so far, even before its end."""
         if self.pieces is None:
             return self
         joined = msgspec.structs.replace(self, pieces=None)
@@ -165,7 +165,7 @@ class CollectedChoice(msgspec.Struct, gc=False):
         return joined
 
     def join(self, pieces: CollectedEvents) -> None:
-        """Sets the fields that are the sums of `pieces`."""
+        """Sets the fields to the joined content of `pieces`."""
         self.text, self.content = "".join(pieces.texts), "".join(pieces.content)
         self.reasoning = "".join(pieces.reasoning)
         self.token_ids = msgspec.Raw(msgspec.json.encode(pieces.token_ids))

@@ -55,7 +55,7 @@ ExtractField = Annotated[
 
 
 class StopWhen(Schema):
-    """The condition under which a group ends before all its choices have ended; exactly one."""
+    """The condition under which a group ends early. Exactly one field must be given in addition to `extract`."""
 
     finished: int | None = Field(None, ge=1)
     """The group ends when this many choices have finished."""

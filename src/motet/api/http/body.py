@@ -2,7 +2,7 @@
 
     1. count    objects, arrays and members, before decoding: the time to check a schema grows with their number
     2. decode   with json if the body is short; with msgspec, which is several times as fast, if it is long
-    3. check    the schema; for a long body in the one thread for long work, so that the event loop runs too
+    3. check    the schema; for a long body in the one thread for long work, so that the event loop continues
 
 Token ids, numbers and letters are cheap, so only the size of the body limits them."""
 
@@ -46,7 +46,7 @@ SHORT_BYTES, SHORT_CONTAINERS = 64 * 1024, 100
 """Maximum number of bytes, and of objects and arrays, of a body that is read on the event loop. This takes at most 2 to
 4 ms, less than a thread would delay the streams."""
 _LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (MAX_VALUES, "values")}
-"""The maximum number in a body and the name of each kind of part, by the character that follows or ends it."""
+"""Maximum number and name of each kind of part, by the character that ends or follows each such part."""
 _DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)
 _NAME = re.compile(rb'"([^"]*)"\s*$')
@@ -60,7 +60,7 @@ TENSOR_ROUTES = ("/update_weights", "/engine/checkpoint")
 
 
 class BodyLimit:
-    """ASGI middleware that refuses a body that is too large; if its length is announced, before a byte is read. All
+    """ASGI middleware that refuses a body that is too large; if its length is announced, before it is read. All
     bodies together can have `max_open_bytes`. The first `SMALL_BODY_BYTES` of each body do not count, so that short
     requests are accepted while other clients send long requests."""
 
@@ -81,7 +81,7 @@ class BodyLimit:
         num_read = num_held = 0
 
         async def receive_counted() -> Message:
-            """Raises HTTPException to the reader of the body, as the framework turns any other error into a 400."""
+            """Receives a message. Raises HTTPException, since the framework turns other errors into a 400."""
             nonlocal num_read, num_held
             message = await receive()
             num_read += len(message.get("body", b""))
@@ -111,7 +111,8 @@ def is_tensors(headers: Headers) -> bool:
 
 
 async def read_json(raw: bytes, schema: type[Body]) -> Body:
-    """Raises ValidationError; RequestError for too many parts; ValueError and RecursionError if it is not JSON."""
+    """Returns the checked body. Raises ValidationError, RequestError for too many parts, ValueError and RecursionError
+    if it is not JSON."""
     if len(raw) <= SHORT_BYTES and raw.count(b"{") + raw.count(b"[") <= SHORT_CONTAINERS:
         return schema.model_validate(json.loads(raw))
     return await in_thread(partial(_read_long, raw, schema))
@@ -164,7 +165,7 @@ def _place_of(marks: Marks, number: int) -> int | None:
 
 
 def _long_number(letters: npt.NDArray[np.uint8], outside: Marks) -> int | None:
-    """Returns the position of the first digit above the limit."""
+    """Returns the position of the first digit above the limit; None if no number is too long."""
     between = np.flatnonzero(~(outside & (letters >= ord("0")) & (letters <= ord("9"))))
     num_digits = np.diff(between, prepend=-1, append=len(letters)) - 1
     found = _place_of(num_digits > MAX_DIGITS, 0)
@@ -172,7 +173,7 @@ def _long_number(letters: npt.NDArray[np.uint8], outside: Marks) -> int | None:
 
 
 def _field_at(text: bytes, place: int, *, outside: Marks, opening: Marks, members: Marks) -> str:
-    """Returns the name of the body's field that contains the letter at `place`; empty if it is in no field."""
+    """Returns the name of the body's field that contains the byte at `place`; empty if it is in no field."""
     letters = np.frombuffer(text, np.uint8)[: place + 1]
     closing = outside[: place + 1] & ((letters == ord("}")) | (letters == ord("]")))
     depth = np.cumsum(opening[: place + 1].astype(np.int32) - closing.astype(np.int32))

@@ -66,7 +66,7 @@ class PostRoute(Route):
 
 async def read_body(request: Request, schema: type[Body]) -> Body:
     """Returns the request's JSON body, checked against its schema. Raises RequestError for a body that does not match,
-    and for a content type other than JSON, which browsers let pages of any site post."""
+    and for a content type other than JSON: browsers allow pages of any site to post other types."""
     content_type = request.headers.get("content-type", "")
     if content_type.strip() and not JSON_TYPE.match(content_type):
         message = f"Unsupported content type {content_type[:MAX_NAME_CHARS]!r}: the body must be application/json."
@@ -83,7 +83,7 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
 
 
 def with_body(schema: type[Body], answer: Answer[Body]) -> Handler:
-    """Returns a handler that reads the body, calls `answer`, and frees the body's memory before it is answered."""
+    """Returns a handler that reads the body, calls `answer`, and frees the body before the response is sent."""
 
     async def handle(request: Request) -> Response:
         response = await answer(await read_body(request, schema), request)

@@ -27,7 +27,7 @@ INCOMPLETE = {
     FinishReason.CONTENT_FILTER: "content_filter",
     FinishReason.ABORT: None,
 }
-"""Finish reasons that leave the last item and the Response incomplete, and the Response's reason if OpenAI has one."""
+"""Finish reasons of an incomplete Response, with `incomplete_details.reason`; None if OpenAI has no such reason."""
 
 
 class ItemStatus(StrEnum):
@@ -76,7 +76,7 @@ class OpenItem:
         return {"type": self.kind.type, "id": self.id, "status": status, **self._constant, **content}
 
     def _joined(self) -> Members:
-        """Returns the members of the event after the last delta: the text of all deltas."""
+        """Returns the members of the `.done` event, which repeat what all `.delta` events have sent."""
         text = "".join(self._texts)
         if self.kind is CALL:
             return {"arguments": text}
@@ -111,7 +111,7 @@ class OpenItem:
 
 
 class ResponseOutput:
-    """The output so far. Takes the events of the choice, and returns them as events of OpenAI's API."""
+    """The output items so far. Turns the events of the choice into events of OpenAI's API."""
 
     def __init__(
         self,
@@ -201,9 +201,9 @@ class PartLogprobs:
     Call `feed` with an event of the choice, then `take` for each part of the event, in order. The parts are consecutive
     pieces of the choice's text, with other text between them, such as tags.
 
-    A part can start in text of earlier events that was held back. It never ends before the event's own text, so older
-    text is not mistaken for it. If text outside of the parts equals a part, a step of several tokens can be assigned
-    wrongly."""
+    A part can start in text of earlier events, which the parser held back. It always ends in text of the last event, so
+    earlier text that equals the part is not found. If the last event itself has such text before the part, as only an
+    event with several tokens can, the wrong tokens are returned."""
 
     def __init__(self) -> None:
         self._text = ""

@@ -21,8 +21,8 @@ ENTIRE_PROMPT, NO_PROMPT = 0, -1
 """The accepted values of `logprob_start_len`."""
 
 MAX_STREAMED = 65_536
-"""Maximum number of tokens of all choices of a stream, including alternatives. Each event has its choice so far, so the
-time of a step grows with the length of the choices, to 10 ms at this number."""
+"""Maximum number of tokens of all choices of a stream, including alternatives. Each event repeats its choice so far, so
+the time of a step grows with the length of the choices, up to 10 ms at this limit."""
 OTHER_DATA = (
     *("return_bytes", "return_entropy", "return_flat_raw_top_logprobs", "return_hidden_states", "return_indexer_topk"),
     *("return_prompt_token_ids", "return_routed_experts", "return_sampling_mask"),
@@ -88,7 +88,7 @@ def _rids(value: object) -> str | list[str]:
 
 
 class Prompts(NamedTuple):
-    """The prompts of a request. A prompt in a list gets a list of answers, also if it is the only one."""
+    """The prompts of a request. A list of prompts gets a list of answers, even if it has only one prompt."""
 
     prompts: tuple[Prompt, ...]
     listed: bool
@@ -186,7 +186,7 @@ class SglangRequest(RequestFields, StreamingFields):
             listed = 1 + self.top_logprobs_num + len(self.token_ids_logprob)
             tokens = len(self.given.prompts) * self.sampling_params.n * (self.sampling_params.max_tokens or 0) * listed
             if tokens > MAX_STREAMED:
-                why = f"prompts x n x 'max_new_tokens', with alternatives, may be {MAX_STREAMED} here, and are {tokens}"
+                why = f"prompts x n x 'max_new_tokens', with alternatives, is {tokens}; the maximum is {MAX_STREAMED}"
                 raise FieldError(invalid_value, "stream", f"{why}; /v1/completions streams more")
         return self
 

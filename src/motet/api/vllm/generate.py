@@ -119,7 +119,7 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
             raise FieldError(invalid_value, "group", "it cannot be used with 'choices': a policy needs entire answers")
         n = self.sampling_params.n
         if indices and "n" in self.sampling_params.model_fields_set and n != len(indices):
-            raise FieldError(invalid_value, "sampling_params.n", f"it is {n}, and 'choices' are {len(indices)}")
+            raise FieldError(invalid_value, "sampling_params.n", f"it is {n}, but 'choices' has {len(indices)} entries")
         return self
 
     @model_validator(mode="after")
@@ -307,7 +307,7 @@ def render_router(service: Service) -> APIRouter:
 
 def _caller(body: ChatRequest | CompletionRequest, request: Request) -> Caller:
     if body.kv_transfer_params is not None:
-        raise unsupported_parameter(PARAM, "is for requests that are answered")
+        raise unsupported_parameter(PARAM, "cannot be used here: the request is only rendered")
     return caller_of(request, session=body.session_id)
 
 

@@ -5,10 +5,11 @@
    version waits for a change
 3. a directory that was restarted does not know all workers at first: for `EXPIRY_S`, its listings are not `settled`,
    and a worker that is missing in them can still be running
-4. a worker that has withdrawn stays away: an announcement that arrives later was sent earlier
-5. time during which the directory did not run, on a machine that was suspended, does not count towards `EXPIRY_S`
+4. a withdrawn worker is not listed again: an announcement that arrives after the withdrawal was sent before it
+5. time during which the directory's machine was suspended does not count towards `EXPIRY_S`
 6. messages stay short: changes within `GATHER_S` are sent together, the answer to an announcement has the workers only
-   if the listing is new, and a worker names the workers that it has connected to only while they wait for it
+   if the listing is new, and a decode worker names the prefill workers it has connected to only while they are
+   `CONNECTING`
 
     Directory           the list
     DirectoryReplica    the replica with the list; its messages are bytes, encoded with msgspec
@@ -16,8 +17,8 @@
     DirectoryCopy       a copy of the list in another replica, kept up to date
     ListedWorkers       provides the copy to a gateway
 
-Nothing here imports Ray, engines or servers, so that the directory's replica starts quickly: before that, no worker
-finds another."""
+Nothing here imports Ray, engines or servers, so that the directory's replica starts quickly: until it runs, workers
+cannot find each other."""
 
 import asyncio
 import contextlib
@@ -45,8 +46,8 @@ WITHDRAWN_S = 60.0
 """Time for which a withdrawn worker is remembered: longer than the delivery of an announcement can take."""
 RETRY_S = 0.5
 REPEAT_S = 1.0
-"""Time after which an unchanged list is returned again, for a gateway that could not add a worker before: an earlier
-worker at its URL was still leaving."""
+"""Time after which an unchanged list is returned again. A gateway then retries to add a worker that it could not add
+while an earlier worker at the same URL was still leaving."""
 CALL_TIMEOUT_S = 3.0
 """Time limit of a call; short, so that a worker whose announcement was lost sends another one before it expires."""
 WAIT_S = 30.0
@@ -332,7 +333,7 @@ class DirectoryCopy:
                 self.apply(listing)
                 if listing.version.epoch == self.version.epoch:
                     continue
-            await self._sleep(RETRY_S)  # an old directory that is ending answers at once, every time
+            await self._sleep(RETRY_S)  # an earlier directory that is shutting down answers every call at once
 
     def _is_newer(self, version: DirectoryVersion) -> bool:
         if version.epoch == self.version.epoch:

@@ -1,7 +1,7 @@
 """An engine that sleeps: it computes nothing and releases memory to the system, for a trainer on the same machine.
 
     level 1   the KV cache. Kept groups wait, and recompute their KV afterwards
-    level 2   the weights too. Weights, of the engine's start or from a trainer, must be applied before the next step
+    level 2   the weights too. The initial weights, or a trainer's, must be applied before the next step
 
 Addresses do not change, so nothing in the engine must be built again. Network cards that read KV can have pinned its
 pages, so the pages are deregistered from the transfers before they are released, and registered again when the engine
@@ -33,7 +33,7 @@ class Sleeper:
         if self._withdraw():
             self._storage.release_pages()
         else:
-            logger.warning("a hanging worker could still write into the KV cache, so its memory is not released")
+            logger.warning("the KV cache is not released: a transfer by a hanging worker could still write into it")
         if weights:
             self._weights.release_pages()
         trim_heap()

@@ -142,7 +142,7 @@ class VLLMServer:
             raise OtherServerError(f"{self._id} is not a vLLM server that takes tokens: {error.message}") from error
 
     async def open(self, vllm_request: VLLMRequest) -> "VLLMAnswer":
-        """Sends a request and returns when the server has taken it. Raises MotetError."""
+        """Sends a request and returns when the server has accepted it. Raises MotetError."""
         start = self._start
         body, headers = body_of(self.dialect, vllm_request), _headers_of(vllm_request)
         reply = await self._diagnosed(self._calls.open(self.dialect, body, headers=headers))
@@ -161,8 +161,9 @@ class VLLMServer:
         return prompt_logprobs_in(body, vllm_request.prompt, k=vllm_request.sampling.prompt_logprobs or 0)
 
     async def reject(self, params: KVParams, model: str, *, trace: str = "") -> bool:
-        """Frees the blocks of a ticket on the server that made it. This server, which could use the ticket, gets a
-        request that it must refuse, and then releases the ticket. Returns True if it refused. Never raises."""
+        """Frees the blocks of an unused ticket on the server that made it: sends this server a request that has the
+        ticket and that it must refuse (`REFUSED_TOKENS`). vLLM then releases the ticket. Returns True if the request
+        was refused. Never raises."""
         request_id = new_request_id("release")
         body = {
             "model": model,

@@ -8,8 +8,8 @@
 A server with many children sends thousands of events per second, so they are decoded into structs with only the
 required fields.
 
-A list of log-probabilities has the sampled token (or the prompt token) first, then the other k best, best first. So it
-has k + 1 entries if that token is not among the k best, and k if it is.
+A list of log-probabilities has the sampled token (or the prompt token) first, then the k best tokens without it, best
+first. So it has k + 1 entries if that token is not among the k best, and k if it is.
 
     /v1/completions           {"token_logprobs": [-0.1], "top_logprobs": [{"token_id:5": -0.1, "token_id:7": -2.0}]}
     /inference/v1/generate    {"content": [{"token_id", "logprob", "rank", "top_logprobs": [...]}]}
@@ -179,7 +179,7 @@ class _PromptAnswer(msgspec.Struct):
 
 
 def prompt_logprobs_in(body: bytes, prompt: Sequence[int], *, k: int) -> tuple[TokenLogprob | None, ...]:
-    """Parses the answer to a `prompt_logprobs_request`: one per token, the first is None. Raises WorkerFaultError."""
+    """Parses the answer to a `prompt_logprobs_request`: one entry per token, first None. Raises WorkerFaultError."""
     answer = read_json(
         body, _PromptAnswer, error=WorkerFaultError, what="vLLM's answer to a request for prompt_logprobs"
     )
@@ -219,8 +219,8 @@ def _sampled(
 
 
 def _entry(token: int, logprob: float | None, *, rank: int | None, listed: Listed, k: int) -> TokenLogprob:
-    """Returns the log-probability of a token. A `rank` that is None or impossible is counted in the list, so it is
-    k + 1 if the token is not among the k best."""
+    """Returns the log-probability of a token. If `rank` is None or impossible, the rank is counted in the list:
+    it is k + 1 if the token is not among the k best."""
     own = LOWEST if logprob is None else logprob
     others = [(other, LOWEST if value is None else value) for other, value in listed if other != token]
     if rank is None or not 1 <= rank < MAX_RANK:

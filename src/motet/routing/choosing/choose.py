@@ -1,7 +1,7 @@
 """Chooses the worker for the next group. Pure, so that the rule can be read and tested in one place.
 
-1. Workers to be avoided are left out, then workers without capacity for the group. If that would leave out all workers,
-   none is left out.
+1. Workers to be avoided are left out, then workers without capacity for the group. Each of these two filters is skipped
+   if no worker would be left.
 2. The policy chooses among the others.
 3. Equal workers take turns. The same loads and the same turn always give the same choice."""
 

@@ -62,7 +62,7 @@ class Journey:
 
     @property
     def num_choices(self) -> int:
-        """Number of choices that the group generates, as long as it waits."""
+        """Number of choices that the group will generate. Valid only while it waits."""
         return len(self._unfinished)
 
     @property
@@ -75,7 +75,8 @@ class Journey:
         return self._ending is not None
 
     def start(self) -> None:
-        """Gives the group to workers. Raises an error if it is refused before anything runs; then it is over."""
+        """Gives the group to workers. Raises an error if it is refused before anything runs; then the group
+        is over."""
         try:
             prefilled = self._prefill.pays()
             request = self.request if self.request.ticket is not None else self._unfinished.remaining_request(0)

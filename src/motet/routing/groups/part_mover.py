@@ -1,7 +1,7 @@
-"""Places a part of a group on a worker and, each time that the worker is lost, on another worker.
+"""Places a part of a group on a worker, and on another worker each time that its worker is lost.
 
 1. `place`      gives the part to its first worker. If that worker refuses it, `lose` tries others
-2. `lose`       the worker is lost. If the part may move (`Moves`), a task starts; otherwise the part is over
+2. `lose`       the worker is lost. If `Moves` allows a move, a task starts (`_move`); otherwise the part is over
 3. the task     waits for a worker, prefills the prompt again if that pays, and places the unfinished choices. If the
                 reader is cancelled, the task continues
 4. `resumed`    the first delta of the new worker has arrived: the move is over
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Ended(Exception):
-    """Raised when a part is over: with an error, or because nothing is left to generate."""
+    """Raised when a part cannot move: it is over, with an error or because nothing is left to generate."""
 
     def __init__(self, error: MotetError | None) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class PartMover:
             self._moving.cancel()
 
     def abandon(self) -> None:
-        """Ends a wait for a worker, because the server is closing. The part does not wait again."""
+        """Ends a move in progress, because the server is closing. The part cannot move any more."""
         self._closing = True
         if self._moving is not None and not self._moving.done():
             self.interrupt(EngineClosedError("the server is closing"))
@@ -151,7 +151,7 @@ class PartMover:
             held.release()
 
     def _cause_to_move(self, error: MotetError) -> Cause:
-        """Returns the cause of a move. Raises _Ended if the part may not move."""
+        """Returns the cause of the move after `error`. Raises _Ended if the part must not move."""
         if not self._unfinished:
             raise _Ended(None)
         if self._closing:
@@ -186,7 +186,7 @@ class PartMover:
             self.end(end.error)
 
     async def _submit(self) -> None:
-        """Gives the part to another worker, after a prefill if that pays."""
+        """Gives the part to a worker. Requests a prefill of its prompt first, if that pays."""
         request = self._unfinished.remaining_request(self._placements)
         prefiller = self._dispatcher.prefiller
         if prefiller.pays(request):

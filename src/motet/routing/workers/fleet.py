@@ -133,8 +133,8 @@ class Fleet:
             self._record_change()
 
     def record_replaced_weights(self, old: str, new: str) -> None:
-        """Records that all members with the old weights have the new weights now, with which groups of the old weights
-        continue. `old`, `new`: `model_digest` of the weights."""
+        """Records that all members with the old weights have the new weights now, so that groups which started with the
+        old weights continue with the new ones. `old`, `new`: `model_digest` of the weights."""
         self.successors.replace(old, new)
         for member in self._members.values():
             if member.worker is not None:
@@ -142,7 +142,7 @@ class Fleet:
         self._record_change()
 
     def record_worker_weights(self, id: str) -> None:
-        """Records new weights of a worker on another server, with which its groups continue there or elsewhere."""
+        """Records new weights of a worker on another server. Its groups continue with them, there or elsewhere."""
         member = self._members.get(id)
         if member is None or member.worker is None:
             return
@@ -175,7 +175,7 @@ class Fleet:
             if member.groups:
                 raise AssertionError(f"{member.id}: {len(member.groups)} groups left")
         if waiting := self.changes.count + self.capacity.count:
-            raise AssertionError(f"{waiting} wait for the fleet to change")
+            raise AssertionError(f"{waiting} tasks still wait for a change of the fleet")
 
     def _returned(self, member: Member, worker: Worker | None) -> Member:
         self._forget_cache(member.id)
@@ -200,7 +200,7 @@ class WeightSuccessors:
 
     def __init__(self) -> None:
         self._present: dict[str, str] = {}
-        """The present digest for each replaced one."""
+        """Digest of the current weights, by the digest of the weights that they replaced."""
 
     def replace(self, old: str, new: str) -> None:
         """Records that all workers with the old weights have the new weights now."""

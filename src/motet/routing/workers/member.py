@@ -98,7 +98,7 @@ class Member:
         return msgspec.structs.replace(info, model=card.name, max_model_len=card.max_model_len)
 
     def returned(self, worker: Worker | None) -> None:
-        """Records that the worker has become available, also again. `worker`: None if it takes texts."""
+        """Records that the worker is available, for the first time or again. `worker`: None if it takes texts."""
         self.load, self.groups = self.load.next_start(), self.groups.next_start()
         self.given_up = False
         self.faults.forget_refusal()

@@ -30,7 +30,7 @@ class Roster:
     ids: tuple[str, ...]
     by_id: dict[str, Member]
     block_kinds: frozenset[tuple[int, str]]
-    """Block sizes and names of the weights in the block names of the members that have ever been reached."""
+    """(block size, `EngineInfo.block_weights`) of the members: prompts have other block names for each combination."""
 
     def without(self, ids: Collection[str]) -> "Roster":
         """Returns the roster without these members. Ids that are not in it change nothing."""
@@ -51,7 +51,7 @@ def roster(members: Iterable[Member]) -> Roster:
         members=tuple(by_id.values()),
         ids=tuple(by_id),
         by_id=by_id,
-        block_kinds=frozenset((one.block_size, one.block_weights) for one in facts if one.block_size),
+        block_kinds=frozenset((each.block_size, each.block_weights) for each in facts if each.block_size),
     )
 
 
@@ -65,7 +65,7 @@ class ModelServing:
     paired_prefill: Roster
     """The workers of `prefill` whose KV a ready decode worker can fetch."""
     readers: dict[PairKey, Roster]
-    """Ready workers that fetch KV, by the key that they share with the workers that compute it."""
+    """Ready workers that fetch KV, by `PairKey`. They can fetch it from prefill workers with the same key."""
     ticket_readers: int
     """Maximum number of readers of a ticket, no matter which worker of `paired_prefill` makes it."""
     shares_prompts: bool

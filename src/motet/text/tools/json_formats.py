@@ -1,5 +1,5 @@
-"""Formats with arguments in JSON: calls as objects (Hermes, Llama, Mistral), or names before an object (Mistral, Kimi
-K2, DeepSeek).
+"""Formats with arguments in JSON. A call is an object with a name and arguments (Hermes, Llama, Mistral), or a name
+before an object (Mistral, Kimi K2, DeepSeek).
 
 A call as an object is `{"name": ..., "arguments": {...}}`, in either order; the key can also be `parameters`. Some
 errors of models have only one possible meaning, and are accepted:
@@ -170,9 +170,9 @@ def _named_format(
     template_marks: Sequence[str],
     numbered: bool = False,
 ) -> ToolFormat:
-    """Makes a format with calls as a name and a JSON object. `call`: the tags and texts before the name, between the
-    name and the object, and after the object; any white space can surround each of them. `numbered`: True if names have
-    the form `functions.NAME:NUMBER`."""
+    """Makes a format in which a call is a name before a JSON object. `call`: three tuples of tags and texts: before the
+    name, between the name and the object, and after the object. Any white space can surround each text. `numbered`:
+    True if names have the form `functions.NAME:NUMBER`."""
     before, between, after = call
 
     def calls(cursor: Cursor, tools: Sequence[Tool]) -> CallStream:
@@ -342,7 +342,8 @@ def json_arguments_of(cursor: Cursor, tool: Tool) -> CallStream:
 
 
 def _from_value(text: str, name: str, *, span: TextSpan, closed: bool) -> ParsedCall | None:
-    """Returns a call with the arguments in `span`. `closed`: the call is complete if its arguments are."""
+    """Returns a call with the arguments in `span`, or None until they are known. `closed`: True if the call is complete
+    as soon as its arguments are."""
     start = text[span.start]
     if start == "{":
         return _from_object(text, name, span=span, closed=closed)
@@ -357,8 +358,8 @@ def _from_value(text: str, name: str, *, span: TextSpan, closed: bool) -> Parsed
 
 
 def _from_object(text: str, name: str, *, span: TextSpan, closed: bool) -> ParsedCall | None:
-    """Returns a call with the object in `span`. Returns None while there is only a brace: the next character shows
-    whether the text is JSON."""
+    """Returns a call with the object in `span` as its arguments; None while there is only the opening brace, since only
+    the next character shows if the text is JSON."""
     arguments = repaired(text[span.start : span.end])
     if span.complete and closed:
         return ParsedCall(name, arguments, complete=True)

@@ -28,7 +28,7 @@ class SharingGain:
     """Parameters of a device that decide whether it is faster to read a branch together."""
 
     rows_at_once: int
-    """Number of rows for which a key is read once. Groups with this number of rows gain nothing from sharing."""
+    """Number of rows that one read of a key serves. Trunks with this number of rows each gain nothing from sharing."""
     min_keys_saved: int
     """Minimum number of key reads that a branch must save."""
 
@@ -43,7 +43,7 @@ class SharingGain:
 
 @dataclass(frozen=True)
 class Branch:
-    """Stretches [first, last) of trunks that have the same blocks there, which are keys [begin_key, end_key). Rows
+    """Stretches [first, last), that is keys [begin_key, end_key), of trunks that have the same blocks there. Rows
     [begin, end) of the batch read them."""
 
     trunks: Sequence[TrunkRead]
@@ -110,7 +110,7 @@ def branches(trunks: Sequence[TrunkRead], *, block_size: int, gain: SharingGain)
 
 
 def keys_joined(branches: Sequence[Branch]) -> int:
-    """Returns the number of keys that trunks do not read themselves, because another trunk of the branch reads them."""
+    """Returns the number of keys that need not be read again, because the trunks of a branch read them together."""
     return sum((len(branch.trunks) - 1) * (branch.end_key - branch.begin_key) for branch in branches)
 
 

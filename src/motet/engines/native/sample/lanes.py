@@ -129,7 +129,7 @@ class FilterParams(NamedTuple):
     """Temperature and filters of a choice as the torch operators and the compiled kernels need them."""
 
     temperature: float
-    """At least `MIN_TEMPERATURE`, also for greedy choices."""
+    """At least `MIN_TEMPERATURE`, even for greedy choices."""
     top_k: int
     """The vocabulary size where top-k is off."""
     top_p: float
@@ -195,10 +195,10 @@ class LaneParamsCache:
 
 
 def softmax(x: Tensor, lane_params: LaneParams, *, with_min_p: bool, out: Tensor) -> Tensor:
-    """Computes the probabilities [lanes, width] float32 of the logits `x` at their temperature in `out`, and returns
-    it. Can overwrite `x`. The maximum logit is subtracted before the division, so that no temperature overflows. With
-    `with_min_p`, tokens that min-p removes have weight 0: min-p is a bound on the probability relative to the maximum,
-    so it is an exact bound on the logit minus the maximum."""
+    """Stores the probabilities [lanes, width] float32 of the logits `x` at their temperature in `out`, and returns
+    `out`. Can overwrite `x`. The maximum logit is subtracted before the division, so that no temperature overflows.
+    With `with_min_p`, tokens that min-p removes have weight 0: min-p is a bound on the probability relative to the
+    maximum, so it is an exact bound on the logit minus the maximum."""
     masked = with_min_p and lane_params.any_min_p
     if masked or not lane_params.all_unscaled:
         x.sub_(x.amax(-1, keepdim=True)).div_(lane_params.temperature)

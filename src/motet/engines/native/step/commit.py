@@ -140,7 +140,7 @@ class Commit:
         ]
 
     def end(self, sequence: ChoiceSequence) -> None:
-        """Frees a sequence that has finished or was stopped. Stores its answer if that is set (`AnswerCache`)."""
+        """Frees a sequence that has finished or was stopped. Stores its answer if there is an `AnswerCache`."""
         if self.answers is not None:
             self.answers.store(sequence)
         self.scheduler.finish(sequence)

@@ -2,7 +2,8 @@
 
     rows        | tails, group by group | trunk chunks | padding to a multiple of 4 |
 
-Rows are padded because, on the CPU, matrix products with fewer than 4 rows or an odd number of rows have other bits.
+Rows are padded because, on the CPU, matrix products with fewer than 4 rows or an odd number of rows give
+results with other bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +50,7 @@ class NextToken(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Logits rows [begin, end) are for the prompt positions from `position` on of a group with prompt_logprobs."""
+    """Logits rows [begin, end) of a group with `prompt_logprobs`: for its prompt positions from `position` on."""
 
     group: Group
     begin: int
@@ -130,10 +131,12 @@ class _BatchBuilder:
         self.trunks.append(TrunkRead(first_row, len(self.token_ids), positions, trunk_tokens, group.trunk.blocks))
 
     def add_trunk(self, chunk: TrunkChunk) -> None:
-        """Adds a chunk of a prompt, divided where the padded number of keys changes."""
+        """Adds a chunk of a prompt. Attention reads it in pieces of rows with the same padded number of keys."""
         group, row, blocks = chunk.group, len(self.token_ids), chunk.group.trunk.blocks
         self._add_rows(group.prompt[chunk.begin : chunk.end], chunk.begin, base=0, table=blocks)
-        if group.trunk.joined:  # the KV of the last row is already stored, in a block that other groups read
+        if group.trunk.joined:
+            # Other groups read the block with the KV of this token. The step's own copy goes to the first slot of a
+            # tail, where the first output token overwrites it.
             self.slots[-1] = group.fresh[0].blocks[0] * self.block_size
         self.prompts += [
             PromptRead(row + first - chunk.begin, row + last - chunk.begin, first, keys, blocks)
@@ -158,7 +161,7 @@ class _BatchBuilder:
         self.slots.append(table[offset // size] * size + offset % size)
 
     def _add_several(self, chunk: TailChunk, trunk_tokens: int) -> None:
-        """Adds several tokens of a sequence, divided where the padded number of keys changes."""
+        """Adds several tokens of a sequence, in pieces of rows with the same padded number of keys."""
         sequence, row = chunk.sequence, len(self.token_ids) - chunk.begin
         for first, last, keys in pieces(chunk.begin, chunk.begin + chunk.num_rows):
             self.tails.add(row + first, first, count=last - first, num_keys=keys, table=sequence.blocks)

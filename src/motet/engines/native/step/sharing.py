@@ -8,8 +8,8 @@ A computed trunk is never written again, because tails start in blocks of their 
 only the last prompt token, for the logits from which its first tokens are sampled. Attention reads a trunk once a step
 for all groups that hold it.
 
-A group does not depend on its followers. If it leaves, fails or is preempted, its followers wait as if they had never
-followed it, and the first follower that is admitted computes the blocks for the other followers.
+A group does not depend on its followers. If it leaves, fails or is preempted, its followers return to the queue, and
+the first of them that is admitted computes the blocks for the others.
 """
 
 from bisect import bisect_left
@@ -43,7 +43,7 @@ class SharedTrunk:
 
 
 class Sharing:
-    """The trunks and blocks that running groups compute, and their followers. The work for each block is constant."""
+    """The trunks and blocks that running groups compute, and their followers. Each block takes constant time."""
 
     def __init__(self) -> None:
         self._trunks: dict[TrunkKey, SharedTrunk] = {}
@@ -127,7 +127,8 @@ class Sharing:
         self._forget_unused(shared)
 
     def clear(self) -> list[Group]:
-        """Ends all sharing with the groups that run now. Returns all followers."""
+        """Removes all trunks and followers, so that no later group shares KV with a group that runs now. Returns the
+        followers."""
         followers = list(self.followers)
         for group in followers:
             group.followed = None
@@ -158,6 +159,7 @@ class Sharing:
 
 
 def _num_common(names: list[BlockName], others: list[BlockName]) -> int:
-    """Returns the number of leading blocks with equal names. A name covers all blocks before it, so halving works."""
+    """Returns the number of leading blocks with equal names. A name covers all blocks before it, so
+    binary search finds the first difference."""
     shorter = range(min(len(names), len(others)))
     return bisect_left(shorter, True, key=lambda place: names[place] != others[place])
