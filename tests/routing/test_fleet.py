@@ -135,7 +135,7 @@ async def test_each_change_wakes_every_waiter() -> None:
     fleet.mark("decode-0", WorkerState.READY)
     fleet.remove("decode-1")
     assert not unchanged.done()
-    with pytest.raises(AssertionError, match="1 wait"):
+    with pytest.raises(AssertionError, match="1 tasks still wait"):
         fleet.check()
     unchanged.cancel()
     fleet.changes.wake()

@@ -5,7 +5,7 @@
     /update_weights, a safetensors file         contains the tensors; sent before or after the request that names them
     /finish_weight_update                       gives the engines all received tensors
 
-A trainer that sends over NCCL sends no bodies (`api.trainers.trainer_group`). A gateway sends each file that it holds in
+A trainer that sends over NCCL sends no bodies (`api.trainers.trainer_group`). A gateway sends each of its files in
 memory to `/engine/checkpoint`, and then an order to prepare the files (`api.worker.engine_routes`)."""
 
 import asyncio

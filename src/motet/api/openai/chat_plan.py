@@ -158,7 +158,7 @@ def form_of(chat: ChatRequest, context: RequestContext) -> AnswerForm | None:
         why = "cannot be used together with this model; 'tool_choice' 'none' can"
         raise RequestError(f"'{form.param}' and 'tools' {why}.", param=form.param)
     if form.grammar.kind is not GrammarKind.JSON or rules.mode is ToolMode.REQUIRED:
-        why = "can only be used together if the form is JSON and 'tool_choice' is 'auto', or if it is 'none'"
+        why = "can only be used together for JSON with 'tool_choice' 'auto', or with 'tool_choice' 'none'"
         raise RequestError(f"'{form.param}' and 'tools' {why}.", param=form.param)
     calls = _calls(tools, replace(rules, mode=ToolMode.REQUIRED), context=context)
     return _calls_or(form.closed_for(closes_objects=context.closes_objects), calls)
