@@ -22,7 +22,9 @@ from tests.tiny_tokenizer import save_tiny_tokenizer
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 BODIES = [(CHAT, chat("a chat", n=3)), (COMPLETIONS, completion("texts", n=2, prompts=2))]
-LONG = chat("under way", STREAMED, n=4, max_tokens=380)
+LONG = chat("under way", STREAMED, n=4, max_tokens=1000)
+"""Runs long enough for a sleep in its middle."""
+LONG_TEXTS: dict[str, Any] = {"max_model_len": 2048}
 RL: dict[str, object] = {"rl": True}
 KV_GB = 0.1
 WORKERS = ("prefill-0", "decode-0", "decode-1")
@@ -57,9 +59,9 @@ async def fetched(cell: RunningCell) -> int:
 
 @pytest.mark.parametrize("level", [1, 2])
 async def test_kept_streams_continue_and_kv_moves_between_engines_after_the_sleep(
-    level: int, folder: Path, forking: ForkingProcess
+    level: int, long_folder: Path, forking: ForkingProcess
 ) -> None:
-    async with RunningCell(folder, spawn=forking.spawn, server=RL, kv_cache_gb=KV_GB) as cell:
+    async with RunningCell(long_folder, spawn=forking.spawn, server=RL, kv_cache_gb=KV_GB, **LONG_TEXTS) as cell:
         before = {worker: resident(cell, worker) for worker in WORKERS}
         complete, expected = await fetch_answer(cell.http, CHAT, LONG), await answers_of(cell)
         for _ in range(2):
@@ -147,8 +149,8 @@ async def test_requests_wait_while_engines_sleep_and_then_are_refused(
         await cell.check_nothing_left()
 
 
-async def test_a_server_that_is_stopped_asleep_lets_its_answers_end(folder: Path, forking: ForkingProcess) -> None:
-    async with RunningCell(folder, spawn=forking.spawn, server=RL) as cell:
+async def test_a_server_that_is_stopped_asleep_lets_its_answers_end(long_folder: Path, forking: ForkingProcess) -> None:
+    async with RunningCell(long_folder, spawn=forking.spawn, server=RL, **LONG_TEXTS) as cell:
         complete = await fetch_answer(cell.http, CHAT, LONG)
         async with cell.started_stream(CHAT, LONG) as stream:
             await order(cell, "/sleep", level=2, mode="keep")
@@ -157,9 +159,9 @@ async def test_a_server_that_is_stopped_asleep_lets_its_answers_end(folder: Path
 
 
 async def test_an_emptied_prefix_cache_is_recomputed_on_all_engines_and_the_router_knows(
-    folder: Path, forking: ForkingProcess
+    long_folder: Path, forking: ForkingProcess
 ) -> None:
-    async with RunningCell(folder, spawn=forking.spawn, server=RL, routing=MANY_RESTARTS) as cell:
+    async with RunningCell(long_folder, spawn=forking.spawn, server=RL, routing=MANY_RESTARTS, **LONG_TEXTS) as cell:
         complete, expected = await fetch_answer(cell.http, CHAT, LONG), await answers_of(cell)
         async with cell.started_stream(CHAT, LONG) as stream:
             assert await order(cell, "/reset_prefix_cache") == {"success": True}
