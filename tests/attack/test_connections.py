@@ -2,7 +2,11 @@
 checked."""
 
 import asyncio
+import gc
+import socket
+import struct
 import tracemalloc
+import weakref
 from contextlib import AsyncExitStack
 
 import pytest
@@ -216,6 +220,22 @@ async def test_with_a_request_on_each_connection_health_is_still_reported() -> N
         writer.write(GET % b"/health" + b"\r\n")
         assert await status(reader) == 200
         assert len(server.server_state.connections) <= 2 + RESERVE
+
+
+async def test_a_connection_that_is_reset_while_it_is_idle_is_not_kept_in_memory() -> None:
+    """Its timer for idle connections kept it, and what it had received, for a minute."""
+    async with serving(app) as (server, reader, writer):
+        writer.write(GET % b"/" + b"\r\n")
+        assert await status(reader) == 200
+        (connection,) = server.server_state.connections
+        gone = asyncio.Event()
+        weakref.finalize(connection, gone.set)
+        del connection
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        while not gone.is_set():
+            await asyncio.sleep(0.01)
+            gc.collect()
 
 
 async def refused(server: HttpServer, stack: AsyncExitStack) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

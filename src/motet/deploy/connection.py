@@ -136,6 +136,7 @@ class ClientConnection(HttpToolsProtocol):
             self._answered.disconnected = True
             self._answered.message_event.set()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # after a reset, uvicorn's timer would keep the connection in memory
 
     def displace(self) -> None:
         """Closes the connection at once, so that another one can take its place."""
