@@ -33,7 +33,7 @@ class ClockedRunner:
     """A model that takes no time. It stores when it returned, and when the step's tokens were sampled."""
 
     device = torch.device("cpu")
-    trunk_tokens_joined = 0
+    trunk_tokens_saved = 0
 
     def __init__(self) -> None:
         self._logits = torch.randn(512, VOCAB_SIZE, generator=torch.Generator().manual_seed(0)).bfloat16()

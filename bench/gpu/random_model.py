@@ -63,7 +63,7 @@ class ModelLimits:
 class TimedRunner:
     """A runner that measures the time of each pass on the device."""
 
-    trunk_tokens_joined = 0
+    trunk_tokens_saved = 0
 
     def __init__(self, runner: ModelRunner) -> None:
         self.device = runner.device

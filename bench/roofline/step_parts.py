@@ -73,8 +73,8 @@ class WatchedRunner:
         self.forward_s = self.sampler_s = self._left_s = 0.0
 
     @property
-    def trunk_tokens_joined(self) -> int:
-        return self._runner.trunk_tokens_joined
+    def trunk_tokens_saved(self) -> int:
+        return self._runner.trunk_tokens_saved
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
         self.ran.append(inputs)

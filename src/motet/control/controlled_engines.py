@@ -87,7 +87,7 @@ class ControlledEngines:
                 raise answer
             if isinstance(answer, MotetError) and isinstance(engine, ServerEngine):
                 which = "a pause" if held else "the end of a pause"
-                engine.disown(EngineDiedError(f"the worker did not get {which}: {answer.message}"))
+                engine.force_rejoin(EngineDiedError(f"the worker did not get {which}: {answer.message}"))
 
     async def sync_pause(self, engine: ControlledEngine) -> None:
         """Pauses an engine that joins during a pause. Ends the pause of a worker on another server that can have missed

@@ -37,7 +37,7 @@ from motet.types import FIRST_VERSION
 logger = logging.getLogger(__name__)
 
 PREPARED_S = 600.0
-"""Time in seconds for which prepared weights are kept for a gateway, which can wait for other servers or have died."""
+"""Time in seconds for which prepared weights are kept for a gateway: it can wait for other servers, or have died."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class AppliedCheckpoint:
     checkpoint: Checkpoint
     version: str
     digest: str
-    """The `model_digest` of the engines that have it."""
+    """The `model_digest` of engines that have applied it."""
     complete: bool
     """True if it has all tensors of the model."""
 
@@ -297,7 +297,7 @@ class WeightUpdates:
         self._count += 1
         for old in before:
             self._fleet.record_replaced_weights(old, digest)
-        self._disown_old(update.engines, digest)
+        self._force_rejoin_of_old(update.engines, digest)
         took_s = time.monotonic() - update.started_s
         self._figures.weight_updates["applied"] += 1
         self._figures.weight_update_seconds_sum += took_s
@@ -318,12 +318,12 @@ class WeightUpdates:
                 return engine.info.model_digest
         raise next(answer for answer in answers if isinstance(answer, BaseException))
 
-    def _disown_old(self, engines: Sequence[NamedEngine], digest: str) -> None:
+    def _force_rejoin_of_old(self, engines: Sequence[NamedEngine], digest: str) -> None:
         """Makes each worker on another server without the new weights join again, which gives it the weights."""
         for id, engine in engines:
             if isinstance(engine, ServerEngine) and engine.info.model_digest != digest:
                 logger.warning("%s does not have the new weights: it joins again", id)
-                engine.disown(EngineDiedError(f"{id} does not have the new weights"))
+                engine.force_rejoin(EngineDiedError(f"{id} does not have the new weights"))
 
     async def _fail(self, checkpoint: Checkpoint, engines: Sequence[tuple[ControlledEngine, str]]) -> None:
         self._figures.weight_updates["failed"] += 1

@@ -1,13 +1,14 @@
 """The workers of a gateway: servers of any kind on any machine, which join, leave, die and return at any time.
 
     --worker URL          workers from the start
-    --workers-file FILE   workers that are added there or removed join or leave; the same for any other `WorkerList`
+    --workers-file FILE   a worker joins when it is added to the file, and leaves when it is removed from it; the same
+                          for any other `WorkerList`
     POST /workers         operators do the same over HTTP (`Membership`)
 
 1. each worker has a keeper (`remote_keeper`), which requests its report every second and updates the fleet
 2. a worker that has started, or started again, is put in the fleet by `FleetEntry`
-3. a worker that leaves gets no new groups. When its groups have ended, or have moved to other workers because their
-   time is over, its keeper ends and the worker is removed. The server itself continues to run
+3. a worker that leaves gets no new groups. When its groups have ended, or have moved to other workers at the end of
+   their time, its keeper ends and the worker is removed. The server itself continues to run
 4. a gateway without workers is not dead: it answers 503 until a worker joins or returns
 """
 
@@ -52,7 +53,7 @@ class FleetEntry:
 
     1. its model and the facts in its report must fit the other workers (`CompatibilityCheck`), and everything that the
        model needs here is fetched, such as its tokenizer
-    2. the object for this start of the worker is made, and gets the weights that the other engines have
+    2. an engine object is made for the worker's server, and the worker gets the weights that the other engines have
     3. it is connected to the workers with which it exchanges KV, and put in the fleet
     """
 
@@ -101,7 +102,7 @@ class FleetEntry:
                     self._fleet.put(worker)
                     if not is_motet:  # connects by a first transfer, for which it must be in the fleet
                         await connect_to_fleet(worker, self._fleet)
-        except BaseException:  # the keeper does not have the engine, which can already have groups
+        except BaseException:  # the keeper does not own the engine yet, and the engine can already have groups
             engine.lost(WorkerLeavingError(f"{id} has left"))
             await engine.close()
             raise

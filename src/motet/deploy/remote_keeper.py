@@ -33,17 +33,17 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 MAX_COUNTED_HEARTBEATS = 2
-"""Maximum heartbeat periods that an unanswered request adds to a silence. In more time, this process did not run."""
+"""Maximum heartbeat periods that an unanswered request adds to a silence. In a longer time, this process was stopped."""
 STALL_S = 300.0
 TAKEN_OUT = "an operator drains it"
 ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 """Exceptions that end a task on purpose. All others are defects, including the panic of a Rust library, whose exception
 is not derived from `Exception`."""
 BUSY = 6
-"""Factor for the maximum silence of a worker that sends tokens during this time: it is busy."""
+"""Factor by which `silence_s` is longer for a worker that sends tokens during this time, because it is busy."""
 
 KeptEngine = ServerEngine[Any] | TextUpstream
-"""The object for one start of a worker."""
+"""The engine object of one worker process. A worker that was restarted gets another one."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class WorkerCalls:
     report: Callable[[], Awaitable[EngineReport]]
     """Requests a report. Raises EngineSilentError, EngineDiedError, or another EngineError for an invalid answer."""
     problem: Callable[[EngineReport], str | None]
-    """Returns the reason why a worker with this report cannot be used; None if it can, which holds until `left`."""
+    """Returns the reason why a worker with this report cannot be used; None if it can, until `left` is called."""
     join: Callable[[EngineReport], Awaitable[KeptEngine]]
-    """Puts a start of the worker in the fleet. Raises EngineError if it cannot be used."""
+    """Puts the worker in the fleet after each of its starts. Raises EngineError if it cannot be used."""
     left: Callable[[], None] = lambda: None
     """Called when the worker is lost or closed."""
 

@@ -32,7 +32,8 @@ G = TypeVar("G", bound=ServerGroup)
 
 
 class ServerEngine(Generic[G]):
-    """Owns the groups and calls for one start of a server. `close` ends them, but not the server."""
+    """Owns the groups and calls of one server process. `close` ends them, but not the server. A restarted server gets
+    another object."""
 
     def __init__(self, name: str, report: EngineReport) -> None:
         """`name`: names the server in messages."""
@@ -63,7 +64,7 @@ class ServerEngine(Generic[G]):
                 self._calls[call] = error
                 call.reschedule(asyncio.get_running_loop().time())
 
-    def disown(self, error: MotetError) -> None:
+    def force_rejoin(self, error: MotetError) -> None:
         """Ends all groups with `error`, and makes the keeper join the server again, as if it had been restarted."""
         self.engine_id = ""
         self.lost(error)

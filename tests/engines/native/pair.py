@@ -28,7 +28,7 @@ from tests.tiny_engine import engine_config
 class CountingRunner:
     """A runner that counts the calls of `settle`."""
 
-    trunk_tokens_joined = 0
+    trunk_tokens_saved = 0
 
     def __init__(self, runner: ModelRunner) -> None:
         self.settled = 0

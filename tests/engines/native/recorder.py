@@ -23,8 +23,8 @@ class WrappedRunner:
         return self._runner.device
 
     @property
-    def trunk_tokens_joined(self) -> int:
-        return self._runner.trunk_tokens_joined
+    def trunk_tokens_saved(self) -> int:
+        return self._runner.trunk_tokens_saved
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
         return self._runner.run(inputs)

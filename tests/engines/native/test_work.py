@@ -29,7 +29,7 @@ class BlankRunner:
     """A runner for which every token is equally likely."""
 
     device = torch.device("cpu")
-    trunk_tokens_joined = 0
+    trunk_tokens_saved = 0
 
     def __init__(self, max_num_seqs: int) -> None:
         self._logits = torch.zeros(-(-max_num_seqs // 4) * 4, VOCAB_SIZE)

@@ -237,7 +237,7 @@ class EngineCore:
             # Only rows of drafts were not finite, and these drafts can be wrong.
             self._scheduler.drafter.update_rates(plan.tails, dict.fromkeys((chunk.sequence for chunk in plan.tails), 0))
             return self._run(plan.without_drafts())
-        self._commit.advance(plan, trunk_tokens_joined=self._runner.trunk_tokens_joined)
+        self._commit.advance(plan, trunk_tokens_saved=self._runner.trunk_tokens_saved)
         for rows in inputs.prompt_rows:
             score_prompt(rows, logits)
         if drafted := [*filter(_DRAFTS, plan.tails)]:

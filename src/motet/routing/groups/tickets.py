@@ -50,17 +50,16 @@ class TicketReleases:
 
 
 def releasing_worker(ticket: Ticket, fleet: Fleet) -> Worker | None:
-    """Returns a worker that can end the lease of a ticket, or None if no worker can, so that the lease expires. A
-    ticket of a Motet engine is released by its maker, or through any Motet engine, which reaches the maker over the
-    side channel; a ticket of a third-party engine through a decode worker that could read it, or else any third-party
-    worker."""
+    """Returns a worker that can end the lease of a ticket, or None if no worker can, so that the lease expires. For a
+    Motet engine's ticket, this is the engine that made it, or any Motet engine, which reaches the maker over the side
+    channel. For a third-party ticket, it is a decode worker that could read it, or else any third-party worker."""
     answering = [member for member in fleet.members if member.state in ANSWERING and member.worker is not None]
     motet = [member for member in answering if member.facts.kind is EngineKind.MOTET]
     if ticket.foreign:
         others = [member for member in answering if member not in motet]
         maker = fleet.catalog.maker(ticket.remote_engine_id)
         key = None if maker is None else maker.facts.pair_key
-        able = [one for one in others if one.facts.can_fetch and key in (None, one.facts.pair_key)] or others
+        able = [other for other in others if other.facts.can_fetch and key in (None, other.facts.pair_key)] or others
     else:
         able = [member for member in motet if member.facts.engine_id == ticket.remote_engine_id] or motet
     return able[0].worker if able else None

@@ -36,7 +36,7 @@ class WorkerFacts:
     can_fetch: bool = False
     """True if it generates choices and can fetch KV that another engine has computed."""
     shares_prompts: bool = False
-    """True if its groups share a prompt from the arrival of the first one."""
+    """True if its groups share a prompt that is still being computed for the first of them."""
     block_size: int = 0
     block_weights: str = ""
     """Name of the weights in the names of its blocks."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from motet.engines.native.attention.attention_plan import STRETCH, TrunkRead, num_stretches
 from motet.engines.native.attention.group_attention import StepAttention
-from motet.engines.native.attention.trees import MAX_BRANCH_LEVELS, SharingGain, branches, keys_joined
+from motet.engines.native.attention.trees import MAX_BRANCH_LEVELS, SharingGain, branches, keys_saved
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import LayerAttention
@@ -76,7 +76,7 @@ def test_the_depth_of_a_tree_and_the_number_of_its_rows_change_no_bits() -> None
     outputs = scene.assert_step_right(tails, [])
     for tail, output in list(zip(tails, outputs, strict=True))[::3]:
         assert torch.equal(scene.attend([tail], [], Rule())[0], output)
-    assert watch.step.trunk_tokens_joined == 0, "the last row was alone"
+    assert watch.step.trunk_tokens_saved == 0, "the last row was alone"
     assert joined(tails, scene, watch) > 4 * STRETCH
 
 
@@ -92,7 +92,7 @@ def test_keys_that_are_read_together_are_counted() -> None:
 
 def joined(tails: Sequence[TailChunk], scene: AttentionScene, watch: Watch) -> int:
     scene.attend(tails, [], Rule())
-    return watch.step.trunk_tokens_joined
+    return watch.step.trunk_tokens_saved
 
 
 def trunks(*tables: Sequence[int], rows: int = 1, missing: int = 0) -> list[TrunkRead]:
@@ -115,7 +115,7 @@ STEM, LEFT, RIGHT = range(20), range(100, 120), range(200, 220)  # two stretches
 def test_common_keys_of_trunks_are_read_once_up_to_the_last_full_stretch() -> None:
     reads = trunks([*STEM, *LEFT], [*STEM, *RIGHT])  # 640 keys in common
     assert grown(reads) == [(0, 2, 0, 512), (0, 1, 512, 1280), (1, 2, 512, 1280)]
-    assert keys_joined(branches(reads, block_size=SIZE, gain=ALWAYS)) == 512
+    assert keys_saved(branches(reads, block_size=SIZE, gain=ALWAYS)) == 512
 
 
 def test_branches_fork_again() -> None:

@@ -155,7 +155,7 @@ def joined(*trunks: tuple[Sequence[int], int]) -> int:
     here = stage(KINDS[-1], "llama", "float32", 16)
     groups = [Group(tuple(blocks), num_keys, ((3, 1),) * 2) for blocks, num_keys in trunks]
     here.run(groups, tables_for(groups, block_size=16), num_threads=1)
-    return here.runners[1].trunk_tokens_joined
+    return here.runners[1].trunk_tokens_saved
 
 
 def test_keys_in_common_are_read_once_in_every_stretch() -> None:

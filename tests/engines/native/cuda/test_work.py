@@ -58,7 +58,7 @@ def test_what_trunks_have_in_common_is_read_once_for_their_rows() -> None:
     second = scene.decoding(1100, [(5, 6)] * 3, stem=first[0].sequence.group, common=100)
     few = Geometry(32, 8, 1, BLOCK_SIZE)  # a device that is busy without cutting keys
     work = plan_work(build_inputs(StepPlan((*first, *second), ()), BLOCK_SIZE), few)
-    assert work.trunk_tokens_joined == 768, "three stretches of 800 keys"
+    assert work.trunk_tokens_saved == 768, "three stretches of 800 keys"
     assert [item[:6] for item in work.ints.wide.tolist()] == [[0, 6, 0, 0, 0, 768]], "six rows x 4 heads are wide"
     trunks = [item for item in work.ints.narrow.tolist() if item[5] > 64]
     assert [item[:2] + item[4:7] for item in trunks] == [[0, 3, 768, 1100, 1], [3, 3, 768, 1100, 1]]

@@ -24,7 +24,7 @@ from motet.engines.native.attention.attention_plan import (
     TailRead,
     num_stretches,
 )
-from motet.engines.native.attention.trees import SharingGain, branches, keys_joined
+from motet.engines.native.attention.trees import SharingGain, branches, keys_saved
 from motet.engines.native.kv.storage import KVStorage
 
 Read = PromptRead | StretchRead | TailRead
@@ -78,7 +78,7 @@ class StepAttention:
         self._locations: dict[Read, slice | Tensor] = {}
         """Location of each read's keys: a contiguous slice of slots, or block ids [tables, blocks]."""
         tree = branches(plan.trunks, block_size=storage.block_size, gain=_GAIN)
-        self.trunk_tokens_joined = keys_joined(tree)
+        self.trunk_tokens_saved = keys_saved(tree)
         self._stretches = [read for branch in tree for read in branch.reads(storage.block_size)]
         self._num_parts = 1 + max((num_stretches(trunk.num_keys) for trunk in plan.trunks), default=0)
         """Maximum number of parts of a row: the stretches of its trunk, and its tail."""

@@ -109,7 +109,7 @@ def branches(trunks: Sequence[TrunkRead], *, block_size: int, gain: SharingGain)
     return found
 
 
-def keys_joined(branches: Sequence[Branch]) -> int:
+def keys_saved(branches: Sequence[Branch]) -> int:
     """Returns the number of keys that need not be read again, because the trunks of a branch read them together."""
     return sum((len(branch.trunks) - 1) * (branch.end_key - branch.begin_key) for branch in branches)
 

@@ -32,7 +32,7 @@ class CpuRunner:
         self._logits = torch.empty(0, model.vocab_size)
         self._non_finite: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._trunk_keys_read: npt.NDArray[np.int64] = np.zeros(1, np.int64)
-        self.trunk_tokens_joined = 0
+        self.trunk_tokens_saved = 0
         self._open(model)
 
     @property
@@ -70,7 +70,7 @@ class CpuRunner:
         )
         self._run(self._forward, ctypes.byref(batch))
         trunk_tokens = sum(trunk.num_keys for trunk in inputs.attention.trunks)
-        self.trunk_tokens_joined = trunk_tokens - int(self._trunk_keys_read[0])
+        self.trunk_tokens_saved = trunk_tokens - int(self._trunk_keys_read[0])
         return logits
 
     def verify(self) -> None:

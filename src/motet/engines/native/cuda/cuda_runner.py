@@ -93,7 +93,7 @@ class CudaRunner:
         self.storage = storage
         self.device = storage.keys.device
         self.copy_slots = storage.copy
-        self.trunk_tokens_joined = 0
+        self.trunk_tokens_saved = 0
         self.model = model
         self._geometry = geometry
         self._pinned = self.device.type == "cuda"
@@ -107,7 +107,7 @@ class CudaRunner:
     def run(self, inputs: StepInputs) -> Tensor:
         """Returns logits [num_logits, vocab_size] in the model's dtype, on the device; valid until the next run."""
         planned = work.plan_work(inputs, self._geometry)
-        step, self.trunk_tokens_joined = planned.ints, planned.trunk_tokens_joined
+        step, self.trunk_tokens_saved = planned.ints, planned.trunk_tokens_saved
         lengths, graphs = work.Sections(*map(len, step)), self._graphs
         if graphs is not None and not inputs.attention.prompts and (bucket := graphs.bucket_for(lengths)) is not None:
             capacity, replay = bucket

@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from motet.engines.native.attention.attention_plan import Ints, PromptRead, Table, TrunkRead, ints
-from motet.engines.native.attention.trees import MAX_BRANCH_LEVELS, SharingGain, branches, keys_joined
+from motet.engines.native.attention.trees import MAX_BRANCH_LEVELS, SharingGain, branches, keys_saved
 from motet.engines.native.step.inputs import StepInputs
 
 NARROW, WIDE = 16, 64
@@ -148,7 +148,7 @@ class StepWork:
     """All inputs of a step for the device."""
 
     ints: Sections[Ints]
-    trunk_tokens_joined: int
+    trunk_tokens_saved: int
     """See `ModelRunner`."""
 
 
@@ -215,7 +215,7 @@ def _trunk_reads(trunks: Sequence[TrunkRead], geometry: Geometry) -> tuple[list[
     reads = [
         _Tile(at.begin, at.end - at.begin, 0, at.trunks[0].table, at.end_key, at.begin_key, causal=False) for at in tree
     ]
-    return reads, keys_joined(tree)
+    return reads, keys_saved(tree)
 
 
 def _tail_reads(inputs: StepInputs) -> Iterator[_Tile]:

@@ -98,8 +98,8 @@ class Commit:
     answers: "AnswerCache | None" = None
     """Set with `--cache-answers`."""
 
-    def advance(self, plan: StepPlan, *, trunk_tokens_joined: int = 0) -> None:
-        """Counts the tokens of a step as computed: their KV is stored. `trunk_tokens_joined`: see `ModelRunner`."""
+    def advance(self, plan: StepPlan, *, trunk_tokens_saved: int = 0) -> None:
+        """Counts the tokens of a step as computed: their KV is stored. `trunk_tokens_saved`: see `ModelRunner`."""
         self.counters.steps += 1
         for chunk in plan.trunks:
             group, num_tokens = chunk.group, chunk.end - chunk.begin
@@ -108,7 +108,7 @@ class Commit:
             if group.request.ticket is not None:
                 self.counters.recomputed_tokens += num_tokens
             self.scheduler.publish(group)
-        self.counters.trunk_tokens_read -= trunk_tokens_joined
+        self.counters.trunk_tokens_read -= trunk_tokens_saved
         self._advance_tails(plan.tails)
 
     def _advance_tails(self, tails: Iterable[TailChunk]) -> None:

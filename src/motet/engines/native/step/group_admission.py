@@ -121,20 +121,20 @@ class GroupAdmission:
             followed = self.sharing.group_computing(group, num_hits, max_hits=self._max_hits(group))
         else:
             followed = shared.first
-        # A less urgent group can be delayed by groups that are less urgent than this one.
+        # Do not follow a less urgent group: it could be delayed by other groups that are less urgent than this one.
         return followed if followed is not None and followed.request.priority <= group.request.priority else None
 
     def _count(self, group: Group) -> None:
         """Counts the first admission of a group."""
         if group.facts.num_cached is not None:
             return  # a suspended group is admitted again
-        trunk, counters, joined = group.trunk, self.counters, max(0, len(group.sequences) - 1)
+        trunk, counters, num_forks = group.trunk, self.counters, max(0, len(group.sequences) - 1)
         group.facts.num_cached = trunk.num_computed
         counters.prompt_tokens += len(group.prompt)
         counters.cached_tokens += trunk.num_computed
-        counters.forks += joined
-        counters.blocks_shared += joined * len(trunk.blocks)
-        counters.bytes_saved += joined * len(trunk.blocks) * self.limits.bytes_per_block
+        counters.forks += num_forks
+        counters.blocks_shared += num_forks * len(trunk.blocks)
+        counters.bytes_saved += num_forks * len(trunk.blocks) * self.limits.bytes_per_block
         counters.greedy_choices_shared += sum(len(sequence.indices) - 1 for sequence in group.sequences)
 
 

@@ -31,8 +31,8 @@ class ModelRunner(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def trunk_tokens_joined(self) -> int:
-        """Number of trunk positions that the last run did not read again after reading them for another group."""
+    def trunk_tokens_saved(self) -> int:
+        """Number of trunk positions that the last run did not have to read again, because groups read them together."""
         ...
 
     def run(self, inputs: StepInputs) -> Tensor:
@@ -99,7 +99,7 @@ class TorchRunner:
         self.storage = storage
         self.device = storage.keys.device
         self.copy_slots = storage.copy
-        self.trunk_tokens_joined = 0
+        self.trunk_tokens_saved = 0
         self._non_finite = torch.zeros(0, dtype=torch.bool)
 
     @torch.inference_mode()
@@ -114,7 +114,7 @@ class TorchRunner:
             step=attention.attend,
         )
         self._non_finite = attention.non_finite
-        self.trunk_tokens_joined = attention.trunk_tokens_joined
+        self.trunk_tokens_saved = attention.trunk_tokens_saved
         logits = output.logits[0]
         if not isinstance(logits, Tensor):
             raise TypeError(f"the model returned {type(logits).__name__} for logits")

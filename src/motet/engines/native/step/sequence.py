@@ -1,7 +1,7 @@
 """Groups and sequences inside the engine: a group has one trunk, and one sequence for each choice.
 
-Known tokens and computed tokens are two counts. A token is computed once its KV is stored. All work of the engine makes
-the number of computed tokens catch up with the number of known tokens:
+Tokens are first known and then computed: a token is computed once its KV is stored. All work of the engine makes the
+number of computed tokens catch up with the number of known tokens:
 
     prompt   p0 p1 p2 ... p(P-1)              output tokens   o0 o1 o2 ... o(k-1)
              └─ group.trunk.num_computed ─┘                   └ sequence.num_computed ┘
