@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 MAX_COUNTED_HEARTBEATS = 2
-"""Maximum heartbeat periods that an unanswered request adds to a silence. In a longer time, this process was stopped."""
+"""Maximum heartbeat periods that an unanswered request adds to a silence. Beyond this, this process was stopped."""
 STALL_S = 300.0
 TAKEN_OUT = "an operator drains it"
 ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)

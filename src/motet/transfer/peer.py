@@ -9,8 +9,8 @@
 4. A lost peer stays connected until no read from it can write any more, and is then closed: a transport that
    disconnects does not stop what the peer is doing. The next order that needs the worker makes a new Peer.
 
-A pull polls its read until the read is final, and then closes it. A read whose time is over first becomes overdue: its
-bytes can still arrive, so it stays open here until it is final.
+A pull polls its read until the read is final, and then closes it. If the time of a read is over before, the read becomes
+overdue: its bytes can still arrive, so it stays open here until it is final.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class ReaderTerms:
 
 @dataclass(eq=False)
 class PeerChannel:
-    """The messages to one start of another worker, and its answers to Hello. Owns the client of the side channel."""
+    """The messages to one process of another worker, and its answers to Hello. Owns the client of the side channel."""
 
     address: TransferAddress
     terms: ReaderTerms
@@ -154,7 +154,7 @@ class PeerConnection:
 
 @dataclass(eq=False)
 class Peer:
-    """One start of another worker. Owns its side channel and the connection to its memory."""
+    """One process of another worker; a restarted worker is another peer. Owns its side channel and the connection to its memory."""
 
     channel: PeerChannel
     transport: Transport
@@ -163,7 +163,7 @@ class Peer:
         self.error: TransferError | None = None
         """Reason why the peer is lost; None while it is not."""
         self.connection: PeerConnection | None = None
-        """The connection, once the worker's Welcome has come."""
+        """The connection, once the worker's Welcome has arrived."""
         self.closed = False
         """True if the peer is lost and no read from it is open."""
         self._first_read: PostedRead | None = None

@@ -1,4 +1,4 @@
-"""The reader's side of the transfer thread: pulls, heartbeats and connections to the workers that are read from.
+"""The reader's side of the transfer thread: pulls, heartbeats and connections to the workers from which it reads.
 
 KeepAlive ──► heartbeats ──► PullOrder ──► Pull ──► PullLanded or PullFailed (──► PullSettled)
                   └────────► ReleaseTicket: the lease is released
@@ -28,7 +28,7 @@ FIRST_READ_S = 2.0
 
 @dataclass(eq=False, kw_only=True)
 class TrunkReader:
-    """Follows the orders that concern trunks of other workers. Owned by the transfer thread; never blocks. An
+    """Carries out the orders that concern trunks of other workers. Owned by the transfer thread; never blocks. An
     unexpected error in a pull ends only that pull. Its blocks are settled when the transport is closed."""
 
     engine_id: str

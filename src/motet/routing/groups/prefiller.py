@@ -6,11 +6,11 @@ parts.
 3. `ticket`   sends the prompt to the prefill worker that will finish it first. Without a ticket, decode computes the
               prompt
 
-The first of several groups with the same prompt has it prefilled. Once a decode worker has the prompt, the next
-group chooses its worker. If it chooses the same worker, it shares the prompt without prefill or transfer, and so do
-the groups after it. If that worker has no capacity, another decode worker gets the prompt by one more transfer, of
-blocks that the prefill worker still has. If prefill fails, all waiting groups continue, so a worker that hangs
-delays each only once.
+Of several groups with the same prompt, the first one is prefilled while the others wait. When a decode worker has the
+prompt, the next group chooses a worker. On the same worker it shares the prompt without prefill or transfer, and so do
+the groups after it. If that worker has no capacity, another decode worker fetches the prompt, with one more transfer
+of the blocks that the prefill worker has cached. If prefill fails, no group waits any more, so a worker that hangs
+delays each group only once.
 """
 
 import asyncio
