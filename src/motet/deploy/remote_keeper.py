@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 MAX_COUNTED_HEARTBEATS = 2
-"""Maximum heartbeat periods that an unanswered request adds to a silence. Beyond this, this process was stopped."""
+"""Maximum number of heartbeat periods that an unanswered request adds to a silence. A longer time is not counted: it
+shows that this process itself did not run."""
 STALL_S = 300.0
 TAKEN_OUT = "an operator drains it"
 ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
