@@ -9,8 +9,8 @@
 4. A lost peer stays connected until no read from it can write any more, and is then closed: a transport that
    disconnects does not stop what the peer is doing. The next order that needs the worker makes a new Peer.
 
-A pull polls its read until the read is final, and then closes it. If a read is not final in time, it becomes overdue: its
-bytes can still arrive, so it stays open here until it is final.
+A pull polls its read until the read is final, and then closes it. If a read is not final in time, it becomes overdue:
+its bytes can still arrive, so it stays open here until it is final.
 """
 
 import contextlib

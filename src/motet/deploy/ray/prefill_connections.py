@@ -51,7 +51,7 @@ class PrefillConnections:
         self._connecting: dict[str, asyncio.Task[None]] = {}
 
     def connected_of(self, workers: Iterable[Announcement]) -> tuple[str, ...]:
-        """Returns the sorted engine ids of prefill workers that wait for connections, but no longer for this worker."""
+        """Returns the value of `Announcement.connected`: sorted engine ids. `workers`: the listed workers."""
         waiting = [worker for worker in workers if worker.stage is WorkerStage.CONNECTING]
         return tuple(sorted(self._connected & _prefill(waiting).keys()))
 

@@ -40,7 +40,7 @@ MAX_PORTS = 64
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """The parts of one prefill or decode replica."""
+    """The plan of one prefill or decode replica."""
 
     server: ServerPlan
     """Plan of the server, with the worker's id and role, and the node's address for HTTP and the side channel."""
@@ -113,7 +113,8 @@ class RayWorker:
         self._server.check()
 
     async def load(self) -> dict[str, float]:
-        """Returns the load for Serve's scaling; in a long step of the engine the previous one, or an empty one."""
+        """Returns the load for Serve's scaling. If the engine does not report it in time, as in a long step, returns the
+        last known load, which is empty at first."""
         with contextlib.suppress(MotetError, TimeoutError):
             async with asyncio.timeout(self._limits.stats_s):
                 stats = [await worker.engine.stats() for worker in self.serving.workforce.workers if worker.local]

@@ -58,7 +58,8 @@ class KeptTrunks:
         return [trunk.blocks for trunk in self._end_of]
 
     def keep(self, trunk: SharedTrunk, seconds: float) -> None:
-        """Keeps a complete trunk of at most `max_blocks` for `seconds` from now, or until its present end if later."""
+        """Keeps a complete trunk of at most `max_blocks` for `seconds` from now, or until its present end if that is
+        later."""
         if len(trunk.blocks) > self._max_blocks:
             self._counters.trunks_given_up += 1
             return
@@ -99,7 +100,7 @@ class KeptTrunks:
         self._end(list(self._end_of))
 
     def check(self) -> None:
-        """Raises AssertionError unless each block is counted, and the limit and the next end hold."""
+        """Raises AssertionError unless the counts of blocks, their limit, and `next_end_s` are correct."""
         if self._holders != Counter(chain.from_iterable(self.tables())):
             raise AssertionError("the counted blocks are not the blocks of the kept trunks")
         if len(self._holders) > self._max_blocks:
