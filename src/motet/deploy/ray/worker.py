@@ -113,8 +113,8 @@ class RayWorker:
         self._server.check()
 
     async def load(self) -> dict[str, float]:
-        """Returns the load for Serve's scaling. If the engine does not report it in time, as in a long step, returns the
-        last known load, which is empty at first."""
+        """Returns the load for Serve's scaling. If the engine does not report it in time, as in a long step,
+        returns the last known load, which is empty at first."""
         with contextlib.suppress(MotetError, TimeoutError):
             async with asyncio.timeout(self._limits.stats_s):
                 stats = [await worker.engine.stats() for worker in self.serving.workforce.workers if worker.local]

@@ -14,7 +14,7 @@ class Waiters:
     `wait`, so a wake between that call and the await is not missed."""
 
     def __init__(self, *, also: "Waiters | None" = None) -> None:
-        """`also`: other waiters that each `wake` of these wakes too."""
+        """`also`: other waiters, which each `wake` of this object wakes too."""
         self._futures: list[asyncio.Future[None]] = []
         self._also = also
 

@@ -10,8 +10,8 @@ One rule: computed tokens catch up with known tokens (see `sequence`), within a 
     5. New groups are admitted in order (`group_admission`).
     6. If no prompt is in the step and it has few choices, they get draft tokens (`drafts`).
 
-In 2 and 3 too few blocks can be free. Then kept trunks end, and after them the youngest group loses blocks
-(`running_groups`).
+If too few blocks are free, kept trunks end. If that does not suffice for 2, the youngest group loses blocks
+(`running_groups`); in 1 and 5, the sequences and groups wait.
 
 The work is constant for each scheduled token: the scheduler never iterates over output tokens, the blocks of a table,
 or waiting groups and sequences.
