@@ -245,11 +245,10 @@ def test_each_group_generates_the_same_tokens_as_alone_even_with_little_memory(
     for i in range(24):
         outputs = [tuple(prompt_of(dice.choice((0, 0, 0, 5)), seed + i + c)) for c in range(dice.choice((1, 1, 2, 4)))]
         starts = [ChoiceStart(c, 31 * i + c, tokens) for c, tokens in enumerate(outputs)]
-        words = dice.choice(
-            ((), (5, 6, 7))
-        )  # with few allowed tokens an answer repeats itself, and drafts are accepted
-        request = request_for(f"g{i}", dice.choice(prompts), starts=starts, allowed_token_ids=words)
+        few = dice.choice(((), (5, 6, 7)))  # with few allowed tokens an answer repeats itself, and drafts are accepted
+        request = request_for(f"g{i}", dice.choice(prompts), starts=starts, allowed_token_ids=few)
         requests.append(replace(request, keep_s=dice.choice((0.0, 0.0, 1000.0))))
+    last = request_for("repeats", prompts[0], allowed_token_ids=(5, 6, 7), temperature=0.0)  # runs alone, with drafts
     budget, itemsize = dice.choice((16, 48, 512)), 2 if numbers["dtype"] == "bfloat16" else 4
     keep_gb = gb_of(12, itemsize) if seed % 2 else None
     core = make_core(tiny(family), blocks=34, max_model_len=200, budget=budget, keep_gb=keep_gb, **numbers)
@@ -263,11 +262,12 @@ def test_each_group_generates_the_same_tokens_as_alone_even_with_little_memory(
             gone.add(leaving)
             core.abort(leaving)
         take_step(core, outcomes)
+    outcomes |= run(core, [last])
     core.forget_prefixes(recompute=False)
     assert core.stats().blocks_used == 0
     assert core.stats().preemptions > 0 and core.stats().cached_tokens > 0
     assert core.stats().accepted_tokens > 0
-    expected = alone(plain_core(tiny(family), **numbers), requests)
+    expected = alone(plain_core(tiny(family), **numbers), [*requests, last])
     for name, tokens in expected.items():
         for index, own in outcomes[name].tokens.items():
             assert own == tokens[index][: len(own)], f"choice {index} of {name}"
