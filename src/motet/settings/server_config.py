@@ -139,7 +139,7 @@ class EngineConfig:
         None,
         "Maximum memory for prompts that one engine keeps for more choices (keep_s).",
         unit="GiB",
-        unset="the whole cache; running groups evict kept prompts",
+        unset="the entire cache; running groups evict kept prompts",
         minimum=0,
         zero="none is kept",
     )

@@ -49,6 +49,11 @@ def test_the_error_for_a_cache_larger_than_the_machine_names_the_flag(tiny: Tiny
         build_parts(engine_config(tiny("llama"), kv_cache_gb=1e6))
 
 
+def test_the_error_for_a_cache_of_one_block_suggests_no_length() -> None:
+    with pytest.raises(KVMemoryError, match=r"hold 1 blocks, .*: raise --kv-cache-gb$"):
+        num_blocks_for(1.0, 1 << 30, max_model_len=64, block_size=8)
+
+
 def test_an_unknown_rope_type_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with pytest.raises(UnsupportedModelError, match="dynamic"):

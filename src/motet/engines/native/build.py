@@ -239,9 +239,9 @@ def num_blocks_for(kv_cache_gb: float, bytes_per_block: int, *, max_model_len: i
     needed = blocks_for(max_model_len, block_size) + 1
     if num_blocks >= needed:
         return num_blocks
-    fits = max(0, num_blocks - 1) * block_size
+    fits = (num_blocks - 1) * block_size
+    shorter = f" or set --max-model-len to {fits} or less" if fits > 0 else ""
     raise KVMemoryError(
         f"{kv_cache_gb:g} GB of KV cache hold {num_blocks} blocks, but one sequence of {max_model_len} tokens needs "
-        f"{needed} ({needed * bytes_per_block / GB:.3f} GB): raise --kv-cache-gb or set --max-model-len to {fits} "
-        "or less"
+        f"{needed} ({needed * bytes_per_block / GB:.3f} GB): raise --kv-cache-gb{shorter}"
     )
