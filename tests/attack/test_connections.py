@@ -223,7 +223,7 @@ async def test_with_a_request_on_each_connection_health_is_still_reported() -> N
 
 
 async def test_a_connection_that_is_reset_while_it_is_idle_is_not_kept_in_memory() -> None:
-    """Its timer for idle connections kept it, and what it had received, for a minute."""
+    """The timer of an idle connection would keep it, and what it has received, for a minute."""
     async with serving(app) as (server, reader, writer):
         writer.write(GET % b"/" + b"\r\n")
         assert await status(reader) == 200

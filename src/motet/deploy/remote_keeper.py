@@ -41,7 +41,7 @@ ENDS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 """Exceptions that end a task on purpose. All others are defects, including the panic of a Rust library, whose exception
 is not derived from `Exception`."""
 BUSY = 6
-"""Factor by which `silence_s` is longer for a worker that sends tokens during this time, because it is busy."""
+"""Multiple of `silence_s` that is allowed to a worker that sends tokens during this time, because it is busy."""
 
 KeptEngine = ServerEngine[Any] | TextUpstream
 """The engine object of one worker process. A worker that was restarted gets another one."""
