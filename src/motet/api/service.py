@@ -38,7 +38,7 @@ from motet.types import EngineInfo
 
 @dataclass(frozen=True)
 class Membership:
-    """How operators change the workers of a gateway. `leave` and `drain` raise NotFoundError for an unknown id."""
+    """Lets operators change the workers of a gateway. `leave` and `drain` raise NotFoundError for an unknown id."""
 
     join: Callable[[NamedWorker, str | None], Awaitable[str]]
     """Adds a server as a worker with an id; None to generate one. Returns the id as soon as the worker is listed: as
@@ -67,7 +67,7 @@ class Service:
     figures: Callable[[], RoutingFigures] = RoutingFigures
     """Returns the counts of routing."""
     membership: Membership | None = None
-    """How workers join and leave; None if the workers are fixed."""
+    """Lets workers join and leave. None if the workers are fixed."""
     control: EngineControl | None = None
     """Weights, pauses and sleep of the engines; None if the server has none to control."""
     receiver: NcclReceiver | None = None

@@ -19,7 +19,7 @@ from motet.models.folder import check_safetensors
 ANNOUNCED_S = 300.0
 """Maximum time in seconds to wait for announced tensors: the time that vLLM's client waits for the answer."""
 MAX_FILES = 4096
-"""Maximum number of files of an upload, each of which the server keeps open."""
+"""Maximum number of files of an upload. The server keeps all of them open."""
 
 
 class CheckpointUpload:

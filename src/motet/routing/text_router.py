@@ -53,7 +53,7 @@ class TextRouter:
         return lambda request: self.generate(msgspec.structs.replace(request, model=model))
 
     def choose(self, request: TextRequest, *, tried: Sequence[Member]) -> tuple[Member, TextGenerate]:
-        """Returns the worker; one in `tried` only if there is no other. Raises NoWorkerError if none has the model."""
+        """Returns the worker, one in `tried` only as a last choice. Raises NoWorkerError if none has the model."""
         members = [member for member in self.fleet.catalog.texts(request.model) if member.id in self._sources]
         if not members:
             raise NoWorkerError(f"No server that has the model `{request.model}` is available now.")

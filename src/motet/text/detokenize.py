@@ -128,7 +128,7 @@ class Detokenizer:
     def _release_invalid(self) -> str:
         """Returns the text of the held tokens, except the last ones, which can still start a character. The tokens can
         be split where the texts of both sides, decoded alone, are the text of both together. The new stream starts with
-        the second side. Its first byte is invalid, so there is no leading space to lose."""
+        the second side. Its first byte is invalid, so the text has no leading space that could be lost."""
         held, text_of_all = self._held, self._text_after(self._context, self._held)
         if not text_of_all:
             self._held, self._stream = [], None

@@ -58,7 +58,7 @@ class TransferLoop:
             self._reject(order, TransferError(f"the order cannot be followed: {error!r}", FailureKind.REFUSED))
 
     def run_round(self) -> int | None:
-        """Returns the milliseconds until the next round is needed; None if there is no limit."""
+        """Returns the milliseconds until the next round must start; None if it can wait for an event."""
         if self.listener.receive(self.publish):
             self._poll_until_s = self.clock() + POLL_AFTER_MESSAGE_S
         self.reader.advance()

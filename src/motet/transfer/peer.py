@@ -47,7 +47,7 @@ connections to workers that have ended."""
 
 @dataclass(frozen=True)
 class ReaderTerms:
-    """What a reader sends to other workers about itself, and how long it waits for them."""
+    """The description that a reader sends to other workers, and the time limits for their answers."""
 
     facts: KVFacts
     answer_s: float

@@ -76,7 +76,7 @@ def _check_biases(value: object) -> object:
 
 
 class SamplingFields(Schema):
-    """How the tokens of choices are sampled, and where choices end."""
+    """The fields that control the sampling of tokens and the ends of choices."""
 
     # The fields of `SamplingParams` that a request has unchanged (`motet.types.VERBATIM_FIELDS`).
     temperature: float = declared("temperature")
@@ -174,7 +174,7 @@ class RequestFields(Schema):
 
     model: str | None = None
     session_id: SessionId = None
-    """The conversation, if there is no header `x-session-id`. -1 means none, as in LMDeploy."""
+    """Id of the conversation, for clients that do not send `x-session-id`. -1 means none, as in LMDeploy."""
     cache_salt: Annotated[str, UNICODE] = ""
     keep_s: float = Field(0.0, ge=0, le=MAX_KEEP_S)
     priority: int = Field(0, ge=MIN_PRIORITY, le=MAX_PRIORITY)

@@ -6,7 +6,7 @@
 
 Serve passes the load of each replica (`load_of`) to its controller. The controller calls the policy for the number of
 replicas, limits it to the minimum and the maximum, and acts when it has stayed the same for the configured delay. If
-there is no replica, Serve starts the first one as soon as a call waits (`clients.request_prefill`).
+no replica runs, Serve starts the first one as soon as a call waits (`clients.request_prefill`).
 
 Serve pickles the policy by value for its controller: the modules that it uses must be installed there."""
 

@@ -39,7 +39,7 @@ this."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupNeeds:
-    """What a group needs on a worker."""
+    """The resources that a group needs on a worker."""
 
     work: WorkKind
     choices: int

@@ -34,7 +34,7 @@ class WorkerFaults:
 
     @property
     def refused(self) -> bool:
-        """True for `REFUSAL_S` after the worker refused a group: it is chosen only if there is no other worker."""
+        """True for `REFUSAL_S` after the worker refused a group: it is chosen only if no other is available."""
         return self._clock() < self._refused_until_s
 
     def record_refusal(self) -> None:

@@ -61,7 +61,7 @@ class ModelServing:
 
     prefill: Roster
     generate: Roster
-    """Workers that are ready to generate choices. Includes prefill workers only if there is no other worker."""
+    """Workers that are ready to generate choices. Includes prefill workers only if no other worker is ready."""
     paired_prefill: Roster
     """The workers of `prefill` whose KV a ready decode worker can fetch."""
     readers: dict[PairKey, Roster]
