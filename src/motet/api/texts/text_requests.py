@@ -282,6 +282,7 @@ class SteeredPrompt:
         self._n = n
         self._driver = PolicyDriver(policy, range(n))
         self._reasons: dict[int, FinishReason] = {}
+        """Finish reason of each choice that has ended, by index."""
 
     async def feed(self, pieces: Sequence[TextPiece]) -> Sequence[int]:
         """Passes this prompt's pieces to the policy, and ends and starts choices as it decides. Returns the numbers of

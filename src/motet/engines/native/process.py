@@ -156,12 +156,12 @@ class EngineLoop:
 
     def _give_order(self, number: int, order: orders.EngineOrder) -> None:
         try:
-            if (answer := self._obey(number, order)) is not None:
+            if (answer := self._execute(number, order)) is not None:
                 self._answer(number, answer)
         except MotetError as error:
             self._answer(number, error)
 
-    def _obey(self, number: int, order: orders.EngineOrder) -> orders.OrderAnswer | None:  # noqa: C901  one case for each order
+    def _execute(self, number: int, order: orders.EngineOrder) -> orders.OrderAnswer | None:  # noqa: C901  one case for each order
         """Returns the answer to an order; None if it is sent later. Raises MotetError if the order is refused."""
         match order:
             case orders.PrepareWeights() | orders.SumWeights():
