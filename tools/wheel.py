@@ -35,13 +35,13 @@ def build(out: Path) -> tuple[Path, Path]:
     with tempfile.TemporaryDirectory() as made:
         run("build", "--outdir", made, str(ROOT))
         (archive,), (wheel,) = (sorted(Path(made).glob(kind)) for kind in ("*.tar.gz", "*.whl"))
-        if missing := missing_kernels(wheel):
+        if missing := missing_libraries(wheel):
             raise NotForUsers(f"{wheel.name} has no {' and no '.join(missing)}: is there a C++ compiler?")
         wheel = tagged(wheel, out)
         return moved(archive, out), wheel
 
 
-def missing_kernels(wheel: Path) -> list[str]:
+def missing_libraries(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as opened:
         return sorted({f"{KERNELS}/{file_name(kind)}" for kind in KINDS} - set(opened.namelist()))
 

@@ -20,7 +20,7 @@ from motet.engines.native.compiled_kernels import KINDS, file_name
 from tests.packages.conftest import ROOT, bare
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import TINY
-from tools.wheel import KERNELS, missing_kernels
+from tools.wheel import KERNELS, missing_libraries
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.kernels]  # `make wheel` runs them in spite of their marks
 
@@ -55,12 +55,12 @@ def test_one_wheel_is_for_every_python_from_3_11_on_and_linux_since_2021(wheel: 
 
 
 def test_a_wheel_without_one_kind_of_kernels_is_detected(wheel: Path, tmp_path: Path) -> None:
-    assert missing_kernels(wheel) == []
+    assert missing_libraries(wheel) == []
     with zipfile.ZipFile(wheel) as complete, zipfile.ZipFile(tmp_path / "part.whl", "w") as part:
         for name in complete.namelist():
             if "avx2" not in name:
                 part.writestr(name, complete.read(name))
-    assert missing_kernels(tmp_path / "part.whl") == [f"{KERNELS}/{file_name('avx2')}"]
+    assert missing_libraries(tmp_path / "part.whl") == [f"{KERNELS}/{file_name('avx2')}"]
 
 
 def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:

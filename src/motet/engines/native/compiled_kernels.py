@@ -2,6 +2,7 @@
 `csrc/api.cpp` do. The installation builds the kernels if there is a compiler."""
 
 import ctypes
+import platform
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_uint64, c_void_p
 from functools import cache
 from hashlib import blake2b
@@ -90,10 +91,63 @@ FUNCTIONS = (
 KINDS = ("avx512", "avx2")
 """Instruction sets for which kernels are compiled, the faster one first."""
 
+FOLDER = Path(__file__).parent / "cpu"
+"""Folder of the libraries."""
+FAILURE_FILE = "not_compiled.txt"
+"""Name of the file in `FOLDER` in which `setup.py` states why it could not compile the kernels."""
+FLAGS_FILE = Path("/proc/cpuinfo")
+"""File in which Linux lists the processor's instruction sets."""
+
 
 def library() -> ctypes.CDLL | None:
     """Returns the kernels, or None if none were built or this processor lacks instructions that they need."""
     return next((kernels for kind in KINDS if (kernels := of_kind(kind)) is not None), None)
+
+
+def missing_kernels() -> str | None:
+    """Returns None if this machine can run the compiled kernels, and otherwise one sentence with the reason, the cost
+    and the remedy, to be shown to the user as it is. Reads a few files and loads neither torch nor a model.
+
+    The kernels are optional, so neither pip nor the server fails without them, and pip hides what a build prints.
+    Everything that a user sees first therefore shows this sentence: the end of set-up, the start of a server, `/status`
+    and `motet doctor`. It says nothing about a model that the kernels do not support (see `obstacle`)."""
+    if library() is not None:
+        return None
+    if (reason := _unsupported_machine()) is not None:
+        return f"{reason}: torch's operators run instead, which are several times slower."
+    return (
+        f"The compiled kernels are missing ({_build_failure()}), so torch's operators run instead, which are several "
+        f"times slower: install g++ 11 or newer (apt-get install g++) and then {_repeat_installation()}."
+    )
+
+
+def _unsupported_machine() -> str | None:
+    """Returns why no compiler can help on this machine, or None if a compiler can."""
+    system, machine = platform.system(), platform.machine()
+    if (system, machine) != ("Linux", "x86_64"):
+        return f"Compiled kernels exist only for Linux on x86-64 and not for {system} on {machine}"
+    if any(_path(kind) for kind in KINDS) or not {"avx2", "fma"} <= _processor_flags():
+        return "This processor lacks AVX2, which the compiled kernels need"
+    return None
+
+
+def _processor_flags() -> set[str]:
+    """Returns the names of the processor's instruction sets, as Linux calls them."""
+    lines = FLAGS_FILE.read_text().splitlines()
+    return set(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+def _build_failure() -> str:
+    try:
+        return (FOLDER / FAILURE_FILE).read_text().strip()
+    except FileNotFoundError:
+        return "Motet was installed without compiling them"
+
+
+def _repeat_installation() -> str:
+    """Returns what compiles the kernels. In a checkout, this module is in src/motet/engines/native."""
+    in_checkout = (Path(__file__).parents[4] / "csrc").is_dir()
+    return "run make setup" if in_checkout else "install Motet again from its source archive, or install its wheel"
 
 
 def digest() -> str:
@@ -118,7 +172,7 @@ def of_kind(kind: str) -> ctypes.CDLL | None:
 
 
 def _path(kind: str) -> Path | None:
-    path = Path(__file__).parent / "cpu" / file_name(kind)
+    path = FOLDER / file_name(kind)
     return path if path.is_file() else None
 
 
