@@ -3,11 +3,13 @@
 import io
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from motet.log import ONCE_A_MINUTE, LogFormat, setup_logging
+from motet.log import ONCE_A_MINUTE, LogFormat, failure, notice, setup_logging
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +107,48 @@ def test_a_line_that_would_be_repeated_is_written_once() -> None:
         logging.getLogger("motet.api").error("no file is left", extra=ONCE_A_MINUTE)
         logging.getLogger("motet.api").error("another line")
     assert (stream.getvalue().count("no file is left"), stream.getvalue().count("another line")) == (1, 3)
+
+
+def for_people(format: LogFormat, level: str = "info", *, color: bool = False) -> list[str]:
+    stream = io.StringIO()
+    setup_logging(format=format, level=level, stream=stream, color=color)
+    notice("loading the model", size_gb=0.27)
+    failure("there is\nno model")
+    return stream.getvalue().splitlines()
+
+
+def test_lines_for_people_have_no_time_and_follow_format_and_level() -> None:
+    assert for_people(LogFormat.TEXT) == ["loading the model", "motet: there is", "no model"]
+    assert for_people(LogFormat.TEXT, "error") == ["motet: there is", "no model"]
+    first, second = map(json.loads, for_people(LogFormat.JSON))
+    assert (first["message"], first["level"], first["size_gb"]) == ("loading the model", "info", 0.27)
+    assert (second["message"], second["level"]) == ("there is\nno model", "error")
+    assert [json.loads(line)["level"] for line in for_people(LogFormat.JSON, "error")] == ["error"]
+
+
+def test_only_the_failure_is_red_on_a_terminal() -> None:
+    assert for_people(LogFormat.TEXT, color=True)[:2] == ["loading the model", "\x1b[31mmotet: there is"]
+
+
+PROGRAM = """
+import logging, warnings
+from motet.log import capture_process, setup_logging
+setup_logging(format="json"); capture_process(); setup_logging(format="json")
+warnings.warn("old")
+logging.getLogger("uvicorn.error").error("broken")
+raise ValueError("odd")
+"""
+
+
+@pytest.mark.slow
+def test_a_process_prints_everything_as_json() -> None:
+    """Starts a process, since the hooks stay until the process ends."""
+    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    assert [(line["logger"], line["level"]) for line in lines] == [
+        ("py.warnings", "warning"),
+        ("uvicorn.error", "error"),
+        ("motet", "critical"),
+    ]
+    assert lines[0]["message"] == "UserWarning: old"
+    assert "ValueError: odd" in lines[2]["exception"]

@@ -1,4 +1,8 @@
-"""Log lines: text by default, one JSON object per line with `--log-format json`.
+"""What a process prints on standard error: text by default, one JSON object per line with `--log-format json`.
+
+    notice          progress for people: a line without time and name in text, silent if `--log-level` is above info
+    setup_logging   the lines of Motet's loggers
+    capture_process the lines of other libraries, Python's warnings and uncaught exceptions, in the same format
 
 Values that come from clients and workers are escaped, so that they cannot start a new line, move a terminal's cursor
 or change the writing direction. Code logs with `logging.getLogger(__name__)` and passes values as
@@ -8,9 +12,11 @@ import json
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
+from types import TracebackType
 from typing import Any, TextIO
 
 import msgspec
@@ -21,6 +27,8 @@ MAX_FIELD_CHARS = 2_000
 ONCE_A_MINUTE = {"once_a_minute": True}
 """`extra` of a line that is logged at most once a minute."""
 REPEAT_INTERVAL_S = 60.0
+RED, PLAIN = "\x1b[31m", "\x1b[0m"
+"""Escape sequences of a terminal."""
 
 
 class RepeatFilter(logging.Filter):
@@ -47,15 +55,76 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-def setup_logging(*, format: str = LogFormat.TEXT, level: str = "info", stream: TextIO = sys.stderr) -> None:
-    """Sends the lines of Motet's loggers to `stream`; loggers of other libraries are not changed."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter() if format == LogFormat.JSON else TextFormatter())
+LOG_LEVELS = ("debug", "info", "warning", "error")
+MOTET = logging.getLogger("motet")
+NOTICES = logging.getLogger("motet.notice")
+FOR_PEOPLE = {"for_people": True}
+"""`extra` of a line that has neither time, level nor name in the text format."""
+
+
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to `sys.stderr` as it is when a line is logged: programs and tests can replace it later."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def setup_logging(
+    *, format: str = LogFormat.TEXT, level: str = "info", stream: TextIO | None = None, color: bool = False
+) -> None:
+    """Sends the lines of Motet's loggers to `stream`, by default standard error; loggers of other libraries are not
+    changed, unless `capture_process` was called. `color`: show errors for people in red."""
+    handler = StderrHandler() if stream is None else logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if format == LogFormat.JSON else TextFormatter(color=color))
     handler.addFilter(RepeatFilter(lambda line: line.msg if getattr(line, "once_a_minute", False) else None))
-    logger = logging.getLogger("motet")
-    logger.handlers = [handler]
-    logger.setLevel(level.upper())
-    logger.propagate = False
+    others = logging.getLogger()
+    for former in MOTET.handlers:
+        if former in others.handlers:
+            others.removeHandler(former)
+            others.addHandler(handler)
+    MOTET.handlers = [handler]
+    MOTET.setLevel(level.upper())
+    MOTET.propagate = False
+
+
+def capture_process() -> None:
+    """Sends log lines of other libraries, Python's warnings and uncaught exceptions to Motet's handler, until the
+    process ends. Called once, by Motet's own processes, after `setup_logging`."""
+    for handler in MOTET.handlers:
+        logging.getLogger().addHandler(handler)
+    warnings.showwarning = _log_warning
+    sys.excepthook = _log_uncaught
+
+
+def _log_warning(  # sizes: called by Python
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    logging.getLogger("py.warnings").warning("%s: %s", category.__name__, message)
+
+
+def _log_uncaught(  # sizes: called by Python
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    MOTET.critical("this process ends with an unexpected error: %r", error, exc_info=(kind, error, trace))
+
+
+def notice(text: str, **fields: object) -> None:
+    """Prints a line for people on standard error, through logging. In JSON, the object also has the `fields`."""
+    NOTICES.info("%s", text, extra={**FOR_PEOPLE, "fields": fields})
+
+
+def failure(text: str) -> None:
+    """Prints the reason for which a command ends, as `motet: REASON`, through logging."""
+    MOTET.error("%s", text, extra=FOR_PEOPLE)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
@@ -87,12 +156,21 @@ def _shown(value: object) -> str:
 class TextFormatter(logging.Formatter):
     """`12:30:59 INFO motet.api: group finished request_id=... n=8`."""
 
-    def __init__(self, line: str = "%(asctime)s %(levelname)s %(name)s: %(message)s") -> None:
+    def __init__(self, line: str = "%(asctime)s %(levelname)s %(name)s: %(message)s", *, color: bool = False) -> None:
         super().__init__(line, datefmt="%H:%M:%S")
+        self._color = color
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        if getattr(record, "for_people", False):
+            return self._for_people(record)
         pairs = "".join(f" {key}={_shown(value)}" for key, value in fields_of(record).items())
         return escaped(super().formatMessage(record) + pairs)
+
+    def _for_people(self, record: logging.LogRecord) -> str:
+        text = escaped(record.getMessage(), keep="\n")
+        if record.levelno < logging.ERROR:
+            return text
+        return f"{RED}motet: {text}{PLAIN}" if self._color else f"motet: {text}"
 
     def formatException(self, ei: Any) -> str:
         return escaped(super().formatException(ei), keep="\n\t")
