@@ -3,6 +3,8 @@
 import re
 import subprocess
 import sys
+import tomllib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +21,12 @@ markers =
     hosts: x
     clients: x
     slow: x
+filterwarnings =
 """
+FILTERS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
 
+WARNS = "import warnings\ndef test_a(): exec('warnings.warn(\"old\", DeprecationWarning)', {module})"
+"""A test in which a module with the given name warns about its own line."""
 REFUSED = {
     "inside_a_test": 'import pytest\ndef test_a(): pytest.skip("not today")',
     "by_a_mark": 'import pytest\n@pytest.mark.skip(reason="not today")\ndef test_a(): pass',
@@ -29,12 +35,27 @@ REFUSED = {
     "gpu_without_a_reason": "import pytest\n@pytest.mark.gpu\n@pytest.mark.skip\ndef test_a(): pass",
     "hosts_without_a_reason": "import pytest\n@pytest.mark.hosts\n@pytest.mark.skip\ndef test_a(): pass",
 }
+LEAKING = {
+    "a_warning_of_motet": WARNS.format(module='{"warnings": warnings, "__name__": "motet.engine"}'),
+    "an_unclosed_file": "def test_a(): open(__file__)",
+    "an_unclosed_loop": "import asyncio, gc\ndef test_a():\n    asyncio.new_event_loop()\n    gc.collect()",
+    "a_coroutine_never_awaited": "async def work(): ...\ndef test_a(): work()",
+    "a_thread_that_fails": (
+        "import threading\n"
+        "def test_a():\n"
+        "    thread = threading.Thread(target=lambda: 1 / 0)\n"
+        "    thread.start()\n"
+        "    thread.join()"
+    ),
+}
+"""Tests that fail through a warning."""
 ALLOWED = {
     "gpu_with_a_reason": 'import pytest\n@pytest.mark.gpu\ndef test_a(): pytest.skip("no device here")',
     "real_with_a_reason": 'import pytest\n@pytest.mark.real\ndef test_a(): pytest.skip("no weights here")',
     "hosts_with_a_reason": 'import pytest\n@pytest.mark.hosts\ndef test_a(): pytest.skip("no root here")',
     "clients_with_a_reason": 'import pytest\n@pytest.mark.clients\ndef test_a(): pytest.skip("no such package here")',
     "an_expected_failure": "import pytest\n@pytest.mark.xfail\ndef test_a(): assert False",
+    "a_warning_of_another_package": WARNS.format(module='{"warnings": warnings, "__name__": "triton.compiler"}'),
 }
 
 
@@ -47,7 +68,8 @@ class Run:
 
 
 def run_pytest(folder: Path, files: dict[str, str]) -> Run:
-    (folder / "pytest.ini").write_text(SETTINGS)
+    filters = "".join(f"    {one}\n" for one in FILTERS["filterwarnings"])
+    (folder / "pytest.ini").write_text(SETTINGS + filters)
     for name, text in files.items():
         (folder / f"test_{name}.py").write_text(text)
     options = ["-rA", "-p", "tests.strict", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
@@ -86,7 +108,28 @@ def test_missing_kernels_that_could_be_built_here_are_a_failure() -> None:
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_pytest(tmp_path_factory.mktemp("refused"), REFUSED)
+    return run_pytest(tmp_path_factory.mktemp("refused"), REFUSED | LEAKING)
+
+
+@pytest.mark.parametrize("module", ["motet", "motet.engine", "tests.api.test_app", "tools.sizes", "bench.fork"])
+def test_a_warning_of_an_own_module_is_an_error(module: str) -> None:
+    """The filters of this run are in force in this test."""
+    with pytest.raises(DeprecationWarning, match="old"):
+        warnings.warn_explicit("old", DeprecationWarning, "a.py", 1, module=module)
+
+
+@pytest.mark.parametrize("module", ["triton.compiler.code_generator", "motet_client", "numpy.tests", "asyncio"])
+def test_a_warning_of_another_module_is_not_an_error(module: str) -> None:
+    with warnings.catch_warnings(record=True) as recorded:
+        warnings.warn_explicit("old", DeprecationWarning, "a.py", 1, module=module)
+        warnings.warn_explicit("strange", UserWarning, "a.py", 1, module=module)
+    assert [str(one.message) for one in recorded] == ["strange"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEAKING)
+def test_a_warning_of_motet_or_a_leak_is_a_failure(refused: Run, name: str) -> None:
+    assert name in refused.failed, refused.output
 
 
 @pytest.mark.slow

@@ -12,11 +12,7 @@ from motet.settings.declaration import ServerCommand
 from motet.settings.resolve import names_of, resolve_settings
 from tests.deploy.ray.test_serve_config import FLAGS
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:Using extra keyword arguments"),  # Ray uses pydantic so
-]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def test_a_taken_port_is_reported_before_anything_is_started() -> None:
