@@ -19,7 +19,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from motet.errors import GrammarError
 from motet.grammar.forced import NO_FORCING, forces_much, schema_forces_much
-from motet.grammar.json_schema import Multiples, check_schema
+from motet.grammar.json_schema import TOO_DEEP, Multiples, check_schema, schema_error
 from motet.grammar.limits import MAX_LEVELS, MAX_SOURCE_CHARS, MAX_TEXT_CHARS
 from motet.grammar.rewrite import rewrite
 from motet.types import Grammar, GrammarKind, Thinking
@@ -83,8 +83,10 @@ def read_schema(source: str, multiples: Multiples | None = None) -> Mapping[str,
     _check_length(source, MAX_SOURCE_CHARS)
     try:
         schema = msgspec.json.decode(source)
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise GrammarError(f"it is not valid JSON, or is nested too deeply: {exc}") from exc
+    except RecursionError as exc:  # the depth at which it is raised depends on the interpreter
+        raise schema_error((), TOO_DEEP) from exc
+    except msgspec.DecodeError as exc:
+        raise GrammarError(f"it is not valid JSON: {exc}") from exc
     if not isinstance(schema, dict):
         raise GrammarError("it must be an object")
     schemas, targets = check_schema(schema, multiples)
@@ -201,5 +203,7 @@ def _prepared(piece: str, found: re.Match[str], *, special: Mapping[str, int]) -
 def _end_of_json(lark: str, start: int) -> int:
     try:
         return json.JSONDecoder().raw_decode(lark, start)[1]
-    except (json.JSONDecodeError, RecursionError) as exc:
+    except RecursionError as exc:
+        raise GrammarError(f"the JSON at character {start} is nested too deeply") from exc
+    except json.JSONDecodeError as exc:
         raise GrammarError(f"the JSON at character {start} is invalid: {exc}") from exc

@@ -35,6 +35,7 @@ ONE_LINE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_se
 """The only allowed value of `x-guidance`, a keyword with options for llguidance. Formats of tool calls use it."""
 SCHEMA_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 SCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+TOO_DEEP: Final = f"the schema is nested deeper than {MAX_NESTING} levels"
 _DEFS = ("$defs", "definitions")
 Path = tuple[str | int, ...]
 
@@ -103,7 +104,7 @@ def _check_nesting(root: object) -> None:
     for _ in range(MAX_NESTING):
         level = [((*path, key), inner) for path, value in level for key, inner in _members(value)]
     if level:
-        raise schema_error(level[0][0][:6], f"the schema is nested deeper than {MAX_NESTING} levels")
+        raise schema_error(level[0][0][:6], TOO_DEEP)
 
 
 def _members(value: object) -> list[tuple[str | int, object]]:
