@@ -19,7 +19,7 @@ PYTEST := $(ONE_PYTEST) -n 2 --dist worksteal
 # come first.
 RAY_PYTEST := $(PYTEST) --dist loadscope --no-loadscope-reorder tests/ray tests/deploy/ray
 
-.PHONY: setup model demo serve check check-half check-rest check-text test test-long clients wheel image triton bench clean
+.PHONY: setup model demo serve check check-half check-rest check-text test test-long clients wheel image debian triton bench clean
 
 setup: $(READY)
 
@@ -68,10 +68,11 @@ test: $(READY) model
 	$(PYTEST) -m "not ray and not long and not clients" $(ARGS)
 	$(if $(ARGS),,$(RAY_PYTEST) -m "ray and not long")
 
-# Every test, also those marked `long`, and property tests with ten times the examples.
+# Every test, also those marked `long`, property tests with ten times the examples, and `make debian`.
 test-long: $(READY) model
-	$(PYTEST) -m "not ray and not clients" --hypothesis-profile=long --timeout=1200 $(ARGS)
+	$(PYTEST) -m "not ray and not clients and not debian" --hypothesis-profile=long --timeout=1200 $(ARGS)
 	$(if $(ARGS),,$(RAY_PYTEST) -m ray)
+	$(if $(ARGS),,$(MAKE) --no-print-directory debian)
 
 # Clients of others, each in an environment of its own that is made once and kept in the cache folder (6 GB); needs a
 # network then, and npm for three of them.
@@ -86,6 +87,11 @@ wheel: $(READY)
 # Every line of the Dockerfile, carried out without a container engine; needs root, and debootstrap of Debian. 3 minutes.
 image: $(READY)
 	$(ONE_PYTEST) -m image tests/packages/test_dockerfile.py $(ARGS)
+
+# `make demo` and `make test` on new Debians with other versions of Python; needs root, and debootstrap of Debian. Part of
+# `make test-long` and so of a release. CI does not run it: it takes an hour, and CI as a whole has 90 minutes.
+debian: $(READY)
+	$(ONE_PYTEST) -m debian tests/packages/test_debian.py $(ARGS)
 
 # The GPU's kernels without a GPU: in Triton's interpreter, and compiled for an H100. Not in `test`: it fetches 290 MB.
 triton: $(READY)

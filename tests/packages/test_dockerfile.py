@@ -76,20 +76,22 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.mark.timeout(3000)
 def test_all_instructions_can_be_executed_and_the_image_answers_as_its_user(image: Stage, folder: Path) -> None:
     """`--kernels compiled` refuses to start without kernels, and the image has no compiler."""
-    model = shutil.copytree(folder, image.folder / MODEL.strip("/"))
+    model = shutil.copytree(folder, image.system.folder / MODEL.strip("/"))
     subprocess.run(["chmod", "-R", "a+rX", str(model)], check=True)  # the image's user reads it
-    assert image.run(*image.entrypoint, "version").strip() == motet.__version__
-    assert image.run("id", "--user", "--name").strip() == "motet"
-    assert "no compiler" in image.run("/bin/sh", "-c", "command -v g++ gcc cc || echo no compiler")
+    assert image.system.run(*image.entrypoint, "version").strip() == motet.__version__
+    assert image.system.run("id", "--user", "--name").strip() == "motet"
+    assert "no compiler" in image.system.run("/bin/sh", "-c", "command -v g++ gcc cc || echo no compiler")
 
     def start(command: Sequence[str], **more: Any) -> "subprocess.Popen[str]":
-        inside = image.inside(*image.entrypoint, *command[command.index("serve") :], environ={"MOTET_PORT": str(PORT)})
+        inside = image.system.inside(
+            *image.entrypoint, *command[command.index("serve") :], environ={"MOTET_PORT": str(PORT)}
+        )
         return subprocess.Popen(inside, **more)
 
     body = {"model": "tiny", "prompt": "a", "n": 3, "max_tokens": 4, "seed": 1, "ignore_eos": True}
     with ChildServer([MODEL, *TINY, "--kernels", "compiled"], port=PORT, popen=start) as server:
-        image.run(*image.healthcheck, environ={"MOTET_PORT": str(PORT)})
+        image.system.run(*image.healthcheck, environ={"MOTET_PORT": str(PORT)})
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     with pytest.raises(AssertionError, match="refused"):
-        image.run(*image.healthcheck, environ={"MOTET_PORT": str(PORT)})
+        image.system.run(*image.healthcheck, environ={"MOTET_PORT": str(PORT)})

@@ -1,0 +1,83 @@
+"""The two set-up commands on new Debians with other versions of Python, as a new user types them. `make debian` runs
+this file; it takes half an hour and 10 GB of disk for each Debian, which are freed at the end.
+
+Each Debian has this tree's last commit, and no optional tool: no Prometheus, browser, emulator, debootstrap or `ip`.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.packages.conftest import ROOT
+from tests.packages.debian import System, bootstrap, pip_settings
+
+PACKAGES = ("python3", "python3-venv", "make", "git", "g++", "ca-certificates")
+TEST_TIMEOUT_S = 5400
+MAX_MB = 3500
+"""Maximum size of the environment with the CPU build of torch."""
+CUDA_BUILD = "import torch; print(torch.version.cuda is not None)"
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A user of a new Debian, and the folder of the checkout."""
+
+    suite: str
+    user: str
+    checkout: str
+
+
+NEWCOMERS = [Newcomer("trixie", "root", "/root/motet"), Newcomer("testing", "user", "/home/user/mö tet")]
+
+
+@pytest.fixture
+def system(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[System]:
+    newcomer: Newcomer = request.param
+    folder = tmp_path / newcomer.suite
+    try:
+        bootstrap(folder, newcomer.suite, PACKAGES)
+        yield checked_out(folder, newcomer)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # no mount is left: they end with the processes
+
+
+def checked_out(folder: Path, newcomer: Newcomer) -> System:
+    """Clones the last commit, and returns the system in which the newcomer's commands run."""
+    checkout = folder / newcomer.checkout.strip("/")
+    system = System(folder, workdir="/")
+    system.environ |= pip_settings() | {"PIP_NO_CACHE_DIR": "1"}
+    if newcomer.user != "root":
+        system.run("useradd", "--create-home", newcomer.user)
+    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(checkout)], check=True)
+    system.run("chown", "--recursive", newcomer.user, newcomer.checkout)
+    return System(folder, environ=system.environ, user=newcomer.user, workdir=newcomer.checkout)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.debian
+@pytest.mark.timeout(3 * TEST_TIMEOUT_S)
+@pytest.mark.parametrize("system", NEWCOMERS, indirect=True, ids=lambda newcomer: f"{newcomer.suite}-{newcomer.user}")
+def test_the_two_commands_work_on_a_new_debian(system: System, pytestconfig: pytest.Config) -> None:
+    demo = system.run("make", "demo")
+    assert "Traceback" not in demo
+    check_size(system)
+    output = system.run("make", "test", timeout_s=TEST_TIMEOUT_S)
+    runs = re.findall(r"^(?:\d+ \w+, )*?(\d+) passed.* in .*$", output, re.MULTILINE)
+    assert len(runs) == 2, output[-3000:]  # without Ray, and with Ray
+    assert not re.search(r"^(FAILED|ERROR) ", output, re.MULTILINE)
+    shown = [line for line in output.splitlines() if re.match(r"SKIPPED|.*\d passed", line)]
+    pytestconfig.get_terminal_writer().write("\n" + "\n".join(shown) + "\n")
+
+
+def check_size(system: System) -> None:
+    """Checks the size of the environment. The limit holds only for the CPU build of torch: where the index with CPU
+    builds cannot be reached, set-up installs the CUDA build, with gigabytes of libraries."""
+    size, _ = system.run("du", "--summarize", "--block-size=1M", ".venv").split("\t")
+    cuda = system.run(".venv/bin/python", "-c", CUDA_BUILD).strip() == "True"
+    assert cuda or int(size) < MAX_MB, f"the environment takes {size} MB"
