@@ -1,4 +1,8 @@
-"""Allocates main memory in huge pages, and returns pages to the system while their addresses stay valid.
+"""Reserves main memory in huge pages, and returns pages to the system while their addresses stay valid.
+
+Reserved memory costs nothing until it is first written: then the system provides a page of zeros (2 MiB if it has huge
+pages, which takes 0.1 to 0.2 ms). If the system has no page left, it kills a process, so callers reserve only what the
+machine has (`motet.machine`).
 
 Structs of the kernels, views, and other processes that read the memory can keep pointing to returned pages. The content
 of these pages is lost: the system fills a page with zeros when it is next used.
@@ -7,6 +11,7 @@ of these pages is lost: the system fills a page with zeros when it is next used.
 import ctypes
 import logging
 import mmap
+import sys
 from contextlib import suppress
 
 import torch
@@ -18,15 +23,22 @@ def huge_pages(num_bytes: int) -> torch.Tensor:
     """Returns zeros [num_bytes] uint8, in huge pages if the system supports them. A step reads weights and KV from
     start to end; with small pages it would miss the processor's translation lookaside buffer every few kilobytes.
     Raises OSError if the system refuses the memory."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):  # macOS, Windows
+        return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # the system has no huge pages
+    with suppress(OSError):  # the kernel was built without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def release_pages(tensor: torch.Tensor) -> None:
     """Returns the pages of a contiguous tensor in main memory to the system. A page at either end that also contains
-    other data is not returned."""
+    other data is not returned. Only Linux takes pages back and provides zeros at the next use."""
+    if not sys.platform.startswith("linux"):
+        logger.warning(
+            "%d bytes of memory stay in use: only Linux takes back pages of a running process", tensor.nbytes
+        )
+        return
     begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     num_bytes = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
     if num_bytes <= 0:
@@ -38,5 +50,7 @@ def release_pages(tensor: torch.Tensor) -> None:
 
 def trim_heap() -> None:
     """Returns the heap memory of freed objects to the system, if the C library is glibc."""
+    if not sys.platform.startswith("linux"):
+        return
     if (malloc_trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         malloc_trim(ctypes.c_size_t(0))

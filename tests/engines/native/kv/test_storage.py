@@ -1,5 +1,6 @@
 """The KV memory: where keys and values go, and that nothing in it can break a score."""
 
+import psutil
 import pytest
 import torch
 
@@ -23,6 +24,15 @@ def test_a_block_is_as_large_as_its_layout_says() -> None:
     memory = KVStorage(layout, 3, device=CPU)
     used = 2 * memory.keys[:, : 3 * 4].numel() * memory.keys.element_size()
     assert used == 3 * layout.bytes_per_block == 3 * 64
+
+
+def test_pages_become_memory_when_they_are_first_written() -> None:
+    process, before = psutil.Process(), psutil.Process().memory_info().rss
+    layout = KVLayout(4, 16, 8, 128, torch.bfloat16)
+    memory = KVStorage(layout, 2**32 // layout.bytes_per_block, device=CPU)
+    memory.keys[:, :16], memory.values[:, :16] = 1, 1
+    assert not memory.keys[:, 16:32].any()
+    assert process.memory_info().rss - before < 2**26, "4 GiB of KV of which one block of 4 layers is used"
 
 
 def test_each_token_goes_to_its_slot_in_its_layer() -> None:

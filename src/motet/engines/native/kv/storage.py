@@ -56,7 +56,11 @@ class KVLayout:
 
 
 class KVStorage:
-    """Keys and values of all layers, allocated and zeroed once, on one device."""
+    """Keys and values of all layers, allocated once, on one device.
+
+    On the CPU only addresses are reserved. A page becomes memory when one of its slots is first written, so an engine
+    that runs few sequences at once uses a fraction of its cache: the pool takes blocks that were freed, and then
+    blocks next to them, before it takes blocks that were never used."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, *, device: torch.device) -> None:
         self.num_blocks = num_blocks
@@ -85,7 +89,7 @@ class KVStorage:
         )
 
     def release_pages(self) -> None:
-        """Returns the memory to the system until it is next used, on the CPU only. The content is lost."""
+        """Returns the memory to the system until it is next written, on the CPU only. The content is lost."""
         release_pages(self.keys)
         release_pages(self.values)
 
@@ -104,8 +108,7 @@ class KVStorage:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device) -> Tensor:
-    """Returns zeroed memory whose pages are all allocated, so that no step waits for a page or fails to get one. Raises
-    RuntimeError or OSError if the device has too little memory."""
+    """Returns zeros. Raises RuntimeError or OSError if a GPU has too little memory, or a machine too few addresses."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return huge_pages(math.prod(shape) * dtype.itemsize).zero_().view(dtype).view(shape)
+    return huge_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
