@@ -13,8 +13,9 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from motet.api.http.streaming import WRITE_EXTENSION
-from motet.deploy.connection import connection_limits
-from motet.deploy.listen import allow_open_files, listen, port_of, url_at, url_of, writer_of
+from motet.deploy import connection
+from motet.deploy.connection import allow_open_files, connection_limits
+from motet.deploy.listen import listen, port_of, url_at, url_of, writer_of
 from motet.deploy.server import favour_streams
 from motet.errors import ConfigError
 from motet.settings.server_config import ServerConfig
@@ -146,6 +147,36 @@ def test_connections_leave_half_of_the_open_files_to_workers(hard: int) -> None:
 def test_a_higher_limit_is_not_changed(hard: int) -> None:
     assert allow_open_files(100) == 512
     assert resource.getrlimit(NOFILE) == (512, hard)
+
+
+class MacLimits:
+    """The limits of macOS: it reports that there is no hard limit, and refuses 10,241 descriptors."""
+
+    RLIMIT_NOFILE, RLIM_INFINITY = 8, 2**63 - 1
+
+    def __init__(self) -> None:
+        self.soft = 256
+
+    def getrlimit(self, kind: int) -> tuple[int, int]:
+        return self.soft, self.RLIM_INFINITY
+
+    def setrlimit(self, kind: int, limits: tuple[int, int]) -> None:
+        if limits[0] > 10_240:
+            raise ValueError("current limit exceeds maximum limit")
+        self.soft = limits[0]
+
+
+def test_a_limit_that_the_system_refuses_is_lowered_to_the_highest_of_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "resource", limits := MacLimits())
+    assert allow_open_files() == limits.soft == 10_240
+    assert allow_open_files() == 10_240
+
+
+def test_a_system_without_a_limit_of_descriptors_permits_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "resource", None)
+    assert allow_open_files() is None
+    config = ServerConfig(served_model_name="", max_connections=100_000)
+    assert connection_limits(config).max_connections == 100_000
 
 
 @pytest.mark.slow

@@ -4,13 +4,14 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import pytest
 
 from motet.deploy.listen import listen, port_of
 from motet.deploy.server import Outcome
-from motet.deploy.shutdown import StopSignals
+from motet.deploy.shutdown import SIGNALS, StopSignals
 from motet.errors import ConfigError, ModelLoadError
 from motet.types import Role
 from tests.deploy.dying import Starter
@@ -146,6 +147,17 @@ async def test_the_first_signal_of_the_process_drains_and_the_second_stops_at_on
         assert not signals.at_once.is_set()
         os.kill(os.getpid(), signal.SIGINT)
         await signals.at_once.wait()
+
+
+async def test_signals_are_handled_where_the_event_loop_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise NotImplementedError
+
+    loop, before = asyncio.get_running_loop(), [signal.getsignal(number) for number in SIGNALS]
+    monkeypatch.setattr(type(loop), "add_signal_handler", refuse)
+    monkeypatch.setattr(type(loop), "remove_signal_handler", refuse)
+    await test_the_first_signal_of_the_process_drains_and_the_second_stops_at_once()
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 async def test_the_end_of_standard_input_stops_at_once() -> None:

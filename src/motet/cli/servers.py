@@ -9,10 +9,9 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
-import uvloop
 from rich.console import Console
 from rich.table import Table
 from typer.core import TyperCommand
@@ -202,8 +201,16 @@ def run_until_stopped(
                 signals.watch_stdin(sys.stdin)
             return await run(signals=signals)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(run_with_signals())
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Returns uvloop's event loop, or asyncio's own where uvloop does not exist (Windows): a stream then costs more."""
+    try:
+        return cast(asyncio.AbstractEventLoop, importlib.import_module("uvloop").new_event_loop())
+    except ImportError:
+        return asyncio.new_event_loop()
 
 
 def print_settings(settings: Settings, command: str) -> None:

@@ -45,7 +45,7 @@ class ChildServer:
         ]  # fmt: skip
 
     def __enter__(self) -> "ChildServer":
-        self._log = tempfile.TemporaryFile(mode="w+")
+        self._log = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")
         self._process = self._popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=self._environ, text=True
         )
@@ -89,9 +89,8 @@ class ChildServer:
         raise StartupError(f"the server ended with exit code {code} before it was ready:\n{last_lines}")
 
     def _end(self) -> None:
-        self._process.terminate()
         try:
-            # Also closes standard input, which ends a server that is still draining.
+            # Closes standard input, which ends the server at once, as two signals would. Windows has no such signals.
             self._process.communicate(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()

@@ -9,9 +9,10 @@ There are up to `max_connections`. When another client connects, the connection 
 closed. If all have a request, `RESERVE` more are accepted: all their requests get 503, except for health routes."""
 
 import asyncio
+import contextlib
 import http
+import importlib
 import logging
-import resource
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,17 @@ STALLED_S = 300.0
 """Time after which the connection of a client that does not read its answer is closed."""
 LINGER_S = 2.0
 """Time that a client has to read the error with which its connection is closed."""
+OPEN_FILES = 65_536
+"""Requested limit of file descriptors. A gateway uses five for each worker, and two for each group."""
+OPEN_FILES_MACOS = 10_240
+"""Highest limit that macOS accepts, although it reports that there is no hard limit."""
+
+resource: Any
+"""The module with the limits of this process. None on Windows, where sockets are not file descriptors."""
+try:
+    resource = importlib.import_module("resource")
+except ImportError:
+    resource = None
 
 
 @dataclass
@@ -62,9 +74,27 @@ class ConnectionLimits:
 def connection_limits(config: ServerConfig) -> ConnectionLimits:
     """Returns the limits of a server. Half of the file descriptors are reserved for workers and engines: without a free
     one, a connection can be neither accepted nor refused."""
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    maximum = config.max_connections if descriptors == resource.RLIM_INFINITY else max(1, descriptors // 2)
-    return ConnectionLimits(config.receive_timeout_s, min(config.max_connections, maximum))
+    maximum = config.max_connections
+    if resource is not None and (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) != resource.RLIM_INFINITY:
+        maximum = min(maximum, max(1, limit // 2))
+    return ConnectionLimits(config.receive_timeout_s, maximum)
+
+
+def allow_open_files(requested: int = OPEN_FILES) -> int | None:
+    """Raises this process's limit of file descriptors to `requested`, or the permitted maximum. Returns the limit; None
+    if the system has none."""
+    if resource is None:
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    permitted = requested if hard == unlimited else min(requested, hard)
+    for limit in (permitted, min(permitted, OPEN_FILES_MACOS)):
+        if soft == unlimited or soft >= limit:
+            break
+        with contextlib.suppress(OSError, ValueError):  # higher than the system accepts
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return limit
+    return int(soft)
 
 
 class HeadTooLargeError(RequestError, status=431, code="request_header_fields_too_large"): ...

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import resource
 import socket
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
@@ -30,8 +29,9 @@ LINGER_S = 3
 CUT_S = 0.1
 """Time from the end of the server until open connections are closed, if the server ends at once."""
 POLL_S = 0.005
-OPEN_FILES = 65_536
-"""Requested limit of file descriptors. A gateway uses five for each worker, and two for each group."""
+PORT_OPTION = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+"""Socket option with which the port of a server that has just ended can be bound, but not the port of one that listens.
+On Windows, SO_REUSEADDR would allow both."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -44,7 +44,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--host {host}: no such host: {exc}") from exc
     listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, PORT_OPTION, 1)
         # Every connection inherits this option: without it, a burst of small writes waits 40 ms for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
@@ -162,14 +162,3 @@ def writer_of(send: Send) -> Write | None:
         return None
 
     return write_chunk
-
-
-def allow_open_files(requested: int = OPEN_FILES) -> int:
-    """Raises this process's limit of file descriptors to `requested`, or the permitted maximum. Returns the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = resource.RLIM_INFINITY
-    limit = requested if hard == unlimited else min(requested, hard)
-    if soft == unlimited or soft >= limit:
-        return soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return limit

@@ -33,11 +33,11 @@ from motet.api.served import Models, one_model
 from motet.api.service import Membership, Service
 from motet.control.nccl_receiver import NcclReceiver, cuda_device
 from motet.deploy.cell import Cell, StartEngine, start_cell
-from motet.deploy.connection import connection_limits
+from motet.deploy.connection import allow_open_files, connection_limits
 from motet.deploy.discover import ProbeSettings, read_files
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import GatewayModels, Tokenizers
-from motet.deploy.listen import HttpServer, allow_open_files, listen, port_of, url_of
+from motet.deploy.listen import HttpServer, listen, port_of, url_of
 from motet.deploy.server_plan import GatewayPlan, ServerPlan
 from motet.deploy.shutdown import StopSignals, first_of
 from motet.deploy.worker_list import WorkersFile
@@ -286,5 +286,6 @@ def favour_streams() -> None:
 def share_arena() -> None:
     """Makes all threads allocate memory from one arena, if glibc is the C library. By default each thread can have an
     arena of its own, which keeps the memory of the thread's largest task: 50 MB more after some thousand grammars."""
-    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
-        mallopt(M_ARENA_MAX, 1)
+    # Not on macOS, which has no `mallopt`, nor on Windows, where a process has no library of its own.
+    with contextlib.suppress(AttributeError, TypeError):
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)

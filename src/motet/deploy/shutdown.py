@@ -1,18 +1,21 @@
 """Communication between a server and the program that started it: signals that end the server, and its ready line.
 
-The first SIGTERM or SIGINT makes the server drain, the second one makes it stop at once."""
+The first SIGTERM or SIGINT makes the server drain, the second one makes it stop at once. On Windows only the console
+sends them, for Ctrl-C and Ctrl-Break: a program that ends another one there kills it."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
+import threading
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TextIO
 
 from motet.engine import Worker, WorkerReport, WorkerState
 from motet.types import Role
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 GIB = 2**30
 READY = re.compile(r"^Motet(?: gateway| on Ray)? is ready: .* at (?P<url>http://\S+) ")
 """The line with which a server reports that it is ready, for people and for programs that started it."""
@@ -32,22 +35,30 @@ class StopSignals:
         self.drain.set()
 
     def watch_stdin(self, stdin: TextIO) -> None:
-        """Stops at once when the program at the other end of standard input has ended."""
+        """Stops at once when the program at the other end of standard input has ended. A thread reads it, since event
+        loops on Windows cannot wait for a pipe."""
+
+        def stop() -> None:
+            self.drain.set()
+            self.at_once.set()
 
         def read() -> None:
-            if not os.read(stdin.fileno(), 4096):
-                loop.remove_reader(stdin)
-                self.drain.set()
-                self.at_once.set()
+            while os.read(descriptor, 4096):
+                pass
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(stop)
 
-        loop = asyncio.get_running_loop()
-        loop.add_reader(stdin, read)
+        loop, descriptor = asyncio.get_running_loop(), stdin.fileno()
+        threading.Thread(target=read, name="standard input", daemon=True).start()
 
     def take(self) -> None:
         """Handles the signals from now on, replacing any other handler."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            loop.add_signal_handler(number, self.receive)
+            try:
+                loop.add_signal_handler(number, self.receive)
+            except NotImplementedError:  # on Windows; the loop wakes up for the interpreter's own handler
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(self.receive))
 
     def __enter__(self) -> "StopSignals":
         self.take()
@@ -56,7 +67,10 @@ class StopSignals:
     def __exit__(self, *error: object) -> None:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            loop.remove_signal_handler(number)
+            try:
+                loop.remove_signal_handler(number)
+            except NotImplementedError:
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 async def first_of(*waits: Awaitable[object], timeout_s: float | None = None) -> None:

@@ -76,7 +76,7 @@ def check_safetensors(file: Path) -> tuple[dict[str, Any], int]:
 def read_object(file: Path) -> dict[str, object]:
     """Reads a JSON object from a file."""
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise ModelLoadError(f"{file} is missing: {file.parent} is not a model folder") from exc
     except OSError as exc:

@@ -57,14 +57,14 @@ def weights_digest(paths: Sequence[Path], cache: Path | None) -> str:
         return _checked(headers)
     kept = cache / KEPT / _key(files)
     with contextlib.suppress(OSError):
-        if len(digest := kept.read_text()) == 64:
+        if len(digest := kept.read_text(encoding="utf-8")) == 64:
             return digest
     digest = _checked(headers)
     partial = kept.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # then it is computed again the next time
         kept.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(digest)
-        partial.rename(kept)
+        partial.write_text(digest, encoding="utf-8")
+        partial.replace(kept)
     return digest
 
 

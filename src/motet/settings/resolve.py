@@ -48,7 +48,7 @@ def names_of(command: ServerCommand) -> tuple[str, ...]:
 
 def from_file(file: Path) -> Iterator[Setting]:
     try:
-        content = tomllib.loads(file.read_text())
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise ConfigError(f"--config {file}: there is no such file") from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:

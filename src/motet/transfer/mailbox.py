@@ -1,8 +1,8 @@
-"""A queue between two threads with a pipe that is readable while the queue holds an item. So its reader can wait for it
-and for sockets in one `poll`, which `queue.Queue` does not allow."""
+"""A queue between two threads with a socket that is readable while the queue holds an item. So its reader can wait for
+it and for other sockets in one `poll`, which `queue.Queue` does not allow. A pipe cannot be polled on Windows."""
 
 import contextlib
-import os
+import socket
 import threading
 from typing import Generic, TypeVar
 
@@ -16,14 +16,15 @@ class Mailbox(Generic[Item]):
         self._items: list[Item] = []
         self._lock = threading.Lock()
         """Held for a few instructions and a system call that does not block."""
-        self._readable, self._writable = os.pipe()
-        os.set_blocking(self._readable, False)
-        os.set_blocking(self._writable, False)
+        self._readable, self._writable = socket.socketpair()
+        self._readable.setblocking(False)
+        self._writable.setblocking(False)
+        self._descriptor = self._readable.fileno()
         self._closed = False
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable while there are items, or after `wake`."""
-        return self._readable
+        return self._descriptor
 
     def put(self, item: Item) -> None:
         """Adds an item. A closed mailbox accepts it too, and `take` still returns it."""
@@ -40,7 +41,7 @@ class Mailbox(Generic[Item]):
         with self._lock:
             items, self._items = self._items, []
             with contextlib.suppress(BlockingIOError):
-                while not self._closed and os.read(self._readable, 4096):
+                while not self._closed and self._readable.recv(4096):
                     pass
         return items
 
@@ -49,10 +50,10 @@ class Mailbox(Generic[Item]):
         with self._lock:
             if not self._closed:
                 self._closed = True
-                os.close(self._readable)
-                os.close(self._writable)
+                self._readable.close()
+                self._writable.close()
 
     def _make_readable(self) -> None:
         if not self._closed:
-            with contextlib.suppress(BlockingIOError):  # a full pipe is readable already
-                os.write(self._writable, b"\0")
+            with contextlib.suppress(BlockingIOError):  # a full socket is readable already
+                self._writable.send(b"\0")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from motet.deploy.cell import Cell, StartEngine
+from motet.deploy.listen import PORT_OPTION
 from motet.deploy.ray.directory import ANNOUNCE_S, RETRY_S, Announcement, DirectoryCopy, RayDirectory, WorkerStage
 from motet.deploy.ray.prefill_connections import CONNECT_S, PrefillConnections, prefill_replicas, until_connected
 from motet.deploy.ray.running_server import RunningServer
@@ -256,7 +257,7 @@ def is_free(host: str, port: int) -> bool:
     """Returns False if a program listens there now. Other problems are reported by the engine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, PORT_OPTION, 1)
         try:
             probe.bind((host, port))
         except OSError as error:

@@ -90,7 +90,7 @@ class TrainerRank:
         landing = torch.empty(max(one.num_bytes for one in broadcasts), dtype=torch.uint8, pin_memory=on_gpu)
         pending: deque[tuple[Tensor, torch.cuda.Stream | None]] = deque()
         at = order.at
-        descriptor = os.open(order.path, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(order.path, os.O_WRONLY)
         try:
             with self._watch.on():
                 for number, broadcast in enumerate(broadcasts):
