@@ -67,7 +67,8 @@ class SharedRow:
 
     def record(self) -> dict[str, object]:
         head = {"server": self.server, "case": self.case, "n": self.n}
-        return head | asdict(self.result) | {"tokens_per_s": self.result.tokens_per_s, "share": self.share}
+        rates = {"tokens_per_s": self.result.tokens_per_s, "decode_tokens_per_s": self.result.decode_tokens_per_s}
+        return head | asdict(self.result) | rates | {"share": self.share}
 
     def cells(self) -> Cells:
         return [
@@ -77,6 +78,7 @@ class SharedRow:
             ("last first s", self.result.last_first_s, ".2f"),
             ("total s", self.result.total_s, ".2f"),
             ("tokens/s", self.result.tokens_per_s, ".0f"),
+            ("decode tokens/s", self.result.decode_tokens_per_s, ".0f"),
             ("/ group's", self.share, ".2f"),
             ("computed", self.result.computed, ""),
         ]

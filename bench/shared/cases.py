@@ -68,6 +68,11 @@ class RoundResult:
         """Returns all tokens divided by the total time."""
         return self.tokens / self.total_s
 
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Returns all tokens divided by the time after the last first token. None if that time is not known."""
+        return None if self.last_first_s is None else self.tokens / (self.total_s - self.last_first_s)
+
 
 SendCase = Callable[[TimedLoad], Awaitable[RoundResult]]
 
