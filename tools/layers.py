@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 
-EVERYBODY_SEES = ("types", "metrics.stats", "ids", "errors", "settings", "log", "block_names", "merge")
+EVERYBODY_SEES = ("types", "metrics.stats", "ids", "errors", "settings", "log", "block_names", "machine", "merge")
 
 BELOW_API = (
     "control",
@@ -56,6 +56,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "settings": ("metrics.declare", "transfer.ticket"),
     "log": (),
     "block_names": (),
+    "machine": (),
     "merge": (),
     "kv_events": (),
     "metrics": (),
@@ -181,6 +182,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": tuple(f"deploy.ray.{module}" for module in ("app", "deployments", "foreground", "request_router")),
     "fastapi": ("api", "deploy"),
     "starlette": ("api",),
+    "psutil": ("machine",),
     "uvicorn": ("deploy",),
     "typer": ("cli",),
     "rich": ("cli",),

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from motet.engines.native.build import choose_backend, num_blocks_for
+from motet.engines.native.build import choose_backend
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.cuda.cuda_runner import cuda_backend
+from motet.engines.native.kv.cache_size import num_blocks_for
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import ATTENTION_NAME, Backend, ModelRunner

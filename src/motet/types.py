@@ -408,6 +408,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = ""
     device: str = ""
+    kernels: str = ""
+    """Implementation that computes: `avx512` or `avx2` for the compiled kernels, `torch`, or `cuda`."""
+    kernels_note: str = ""
+    """Reason why the compiled kernels do not run, with the remedy; empty if they run or were not requested."""
+    kv_cache_reason: str = ""
+    """Reason for the size of the KV cache, in words."""
     fingerprint: str = ""
     """Engines with equal fingerprints that end in `-same` generate equal tokens for equal requests."""
     model_digest: str = ""

@@ -31,7 +31,7 @@ from motet.deploy.block_events import BlockEvents, indexing
 from motet.deploy.discover import FoundServer, ProbeSettings
 from motet.deploy.gateway import Gateway
 from motet.deploy.kv_connections import connect_to_fleet
-from motet.deploy.server_plan import ServerPlan, cores, engine_configs
+from motet.deploy.server_plan import ServerPlan, engine_configs
 from motet.deploy.worker_list import WorkerList
 from motet.engine import ControlledEngine, Engine, Worker, WorkerState
 from motet.engine_orders import Connect
@@ -39,6 +39,7 @@ from motet.engines.http import Client
 from motet.engines.wire import EngineReport
 from motet.errors import EngineError, MotetError
 from motet.kv_events.changes import BlockListener
+from motet.machine import cores, read_memory
 from motet.metrics.routing import RoutingFigures
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
@@ -158,7 +159,7 @@ async def start_cell(
     plan: ServerPlan, *, address: str, start_engine: StartEngine, client: Client, tracer: Tracer = NO_TRACES
 ) -> Cell:
     """Starts all engines of the plan, or none. `address`: address of this server; `client`: for prefill servers."""
-    configs = engine_configs(plan, cores=cores())
+    configs = engine_configs(plan, cores=cores(), available_bytes=read_memory().available_bytes)
     fleet = Fleet(session_expiry_s=plan.routing.session_expiry_s)
     router = Router(fleet, plan.routing, cell=plan.cell, role=plan.role, tracer=tracer)
     control = EngineControl(router)

@@ -1,6 +1,5 @@
 """The plan of a server or a gateway, made before any process starts, and the configs of its engine processes."""
 
-import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -103,10 +102,12 @@ def gateway_plan(settings: Settings, *, cache: Path, say: Callable[[str], None])
     )
 
 
-def engine_configs(plan: ServerPlan, *, cores: int) -> dict[str, EngineConfig]:
-    """Returns the config of each engine process, by worker id. The engines of a cell share the cores, listen on free
-    ports, and have a cluster key of their own, so that two cells on one machine never connect."""
-    engine, cell = plan.engine, plan.cell
+def engine_configs(plan: ServerPlan, *, cores: int, available_bytes: int | None = None) -> dict[str, EngineConfig]:
+    """Returns the config of each engine process, by worker id. The engines of a cell share the cores and the memory,
+    listen on free ports, and have a cluster key of their own, so that two cells on one machine never connect."""
+    cell = plan.cell
+    num_engines = max(plan.engine.num_engines, cell.prefill + cell.decode)
+    engine = replace(plan.engine, available_bytes=available_bytes, num_engines=num_engines)
     if cell.prefill + cell.decode == 0:
         port = engine.side_channel_port
         name = "engine" if engine.role is Role.BOTH else engine.role.value
@@ -122,11 +123,6 @@ def engine_configs(plan: ServerPlan, *, cores: int) -> dict[str, EngineConfig]:
     decode = Role.DECODE if cell.prefill else Role.BOTH
     named = ((Role.PREFILL, Role.PREFILL, cell.prefill), (Role.DECODE, decode, cell.decode))
     return {f"{name}-{i}": replace(shared, role=role) for name, role, number in named for i in range(number)}
-
-
-def cores() -> int:
-    """Returns the number of cores that this process is allowed to use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def server_config(settings: Settings) -> ServerConfig:

@@ -185,6 +185,7 @@ def _texts(report: EngineReport) -> Iterator[str]:
     info = report.info
     texts = (report.version, report.engine_id, report.block_events, report.block_replay, info.model, info.dtype)
     yield from filter(None, (*texts, info.device, info.fingerprint, info.model_digest))
+    yield from filter(None, (info.kernels, info.kernels_note, info.kv_cache_reason))
     if info.transfer is not None:
         yield from (info.transfer.engine_id, info.transfer.host)
     for card in report.models:

@@ -94,6 +94,10 @@ class EngineConfig:
     model_name: str
     tokenizer_path: str = ""
     """Folder of the tokenizer, which grammars need; empty for `model_path`."""
+    available_bytes: int | None = None
+    """Available memory when the server started. None means that the engine reads it when it starts."""
+    num_engines: int = 1
+    """Number of engines that share the machine's memory."""
     device: str = setting(
         "auto",
         "Device of the model: cpu, cuda, cuda:K, or auto, which takes the first GPU, or the CPU if there is none.",
@@ -113,7 +117,13 @@ class EngineConfig:
         minimum=2,
         reason="it holds a prompt and an output",
     )
-    kv_cache_gb: float = setting(2.0, "Memory for the KV cache of one engine.", unit="GiB", above=0)
+    kv_cache_gb: float | None = setting(
+        None,
+        "Memory for the KV cache of one engine.",
+        unit="GiB",
+        unset="2 GiB; on a CPU with little memory, half of the available memory divided by the number of engines",
+        above=0,
+    )
     gpu_memory_utilization: float | None = setting(
         None, "Fraction of a GPU's memory for the engine, weights included; replaces --kv-cache-gb.", above=0, maximum=1
     )

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from motet.engines.native.build import build_parts, kv_cache_gb_for, num_blocks_for
+from motet.engines.native.build import build_parts
+from motet.engines.native.kv.cache_size import kv_cache_gb_for, num_blocks_for
 from motet.engines.native.kv.pool import blocks_for
 from motet.errors import ConfigError, KVMemoryError, ModelLoadError, UnsupportedModelError
 from motet.transfer.ticket import is_loopback

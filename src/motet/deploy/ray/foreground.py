@@ -33,9 +33,9 @@ from motet.deploy.listen import KEEP_ALIVE_S, listen, url_at
 from motet.deploy.ray.app import application
 from motet.deploy.ray.options import deployment_options, max_replicas_of
 from motet.deploy.server import Outcome
-from motet.deploy.server_plan import cores
 from motet.deploy.shutdown import StopSignals, first_of
 from motet.errors import ConfigError, StartupError
+from motet.machine import cores
 from motet.settings.record import Settings
 
 logger = logging.getLogger(__name__)

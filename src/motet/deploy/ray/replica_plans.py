@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from motet.deploy.ray.worker import WorkerPlan, side_channel_ports
 from motet.deploy.server_plan import GatewayPlan, gateway_plan, server_config, server_plan
+from motet.machine import cores
 from motet.settings.record import Settings
 from motet.settings.server_config import KVEventsConfig, cache_folder
 from motet.transfer.ticket import is_loopback
@@ -49,10 +50,13 @@ def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ:
     plan = server_plan(settings, cache=cache_folder(environ), say=logger.info)
     direct = serves_clients(settings, role)
     side_channel = settings.rows["side_channel_host"]
+    threads = math.ceil(settings.ray.cpus_per_worker)
+    replicas = settings.cell.prefill + max(1, settings.cell.decode)
     engine = replace(
         plan.engine,
         role=role,
-        num_threads=plan.engine.num_threads or math.ceil(settings.ray.cpus_per_worker),
+        num_threads=plan.engine.num_threads or threads,
+        num_engines=max(1, min(replicas, cores() // max(1, threads))),  # replicas that fit on the node
         side_channel_host=place.address if side_channel.is_default else str(side_channel.value),
     )
     worker_key = engine_key(settings)

@@ -1,7 +1,7 @@
 """Builds an engine core from its settings: model, KV memory, backend, fingerprint."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -9,12 +9,13 @@ import msgspec
 import torch
 from transformers import PreTrainedModel
 
-from motet.engines.native.compiled_kernels import digest, library
+from motet.engines.native.compiled_kernels import digest, library, missing_kernels, running_kind
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.cpu.cpu_runner import CpuRunner, PackedWeights, chunks_agree
 from motet.engines.native.cpu.packed_weights import PackedModel, obstacle
 from motet.engines.native.cuda.cuda_runner import cuda_backend
 from motet.engines.native.fingerprint import fingerprint, model_digest, operators_agree
+from motet.engines.native.kv.cache_size import DEFAULT_GB, CacheSize, cache_size, kv_cache_gb_for, num_blocks_for
 from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.model import ModelShape, load_model, read_config, read_shape, resolve_device, resolve_dtype
@@ -24,6 +25,8 @@ from motet.engines.native.weight_loader import StartWeights, WeightLoader
 from motet.errors import ConfigError, KVMemoryError
 from motet.grammar.compiled_grammar import Grammars
 from motet.ids import ModelName, new_engine_id
+from motet.log import cut
+from motet.machine import GIB, read_memory
 from motet.models.weight_digest import start_weights_digest
 from motet.settings.server_config import EngineConfig, cache_folder, environment
 from motet.text.tokenizer import Tokenizer
@@ -35,8 +38,8 @@ from motet.types import EngineInfo, Role
 
 logger = logging.getLogger(__name__)
 
-GB = 2**30
-"""Bytes in a GB, as the settings count them."""
+MAX_NOTE_CHARS = 800
+"""Maximum length of the sentence about the kernels: it can quote a compiler, and travels in reports to gateways."""
 
 
 @dataclass(frozen=True)
@@ -95,20 +98,16 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     shape = read_shape(folder, hf_config)
     max_model_len = _max_model_len(config.max_model_len, shape.max_model_len)
     layout = KVLayout(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
-    blocks_in = partial(
-        num_blocks_for,
-        bytes_per_block=layout.bytes_per_block,
-        max_model_len=max_model_len,
-        block_size=config.block_size,
-    )
+    choose_blocks = partial(_choose_blocks, config, layout, device=device, max_model_len=max_model_len)
     if config.gpu_memory_utilization is None:
-        blocks_in(config.kv_cache_gb)
+        num_blocks, reason = choose_blocks()
     cache = cache_folder(environment())
     weights = start_weights_digest([folder], cache)
     load = partial(load_model, folder, hf_config, dtype=dtype, device=device)
     model = load()
     model_id = model_digest(hf_config, weights.result())
-    num_blocks = blocks_in(_kv_cache_gb(config, device))
+    if config.gpu_memory_utilization is not None:  # weights reduce the free memory of a GPU
+        num_blocks, reason = choose_blocks()
     facts = layout.facts(model_id, config.quantization)
     storage = _allocated(layout, num_blocks, device=device)
     if device.type == "cuda" and config.kernels == "auto" and config.quantization == "none":
@@ -130,6 +129,9 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         eos_token_ids=shape.eos_token_ids,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
+        kernels=backend.kernels,
+        kernels_note=cut(backend.note, MAX_NOTE_CHARS),
+        kv_cache_reason=reason,
         fingerprint=fingerprint(backend.operators, backend.same, dtype=dtype, device=device, model=model_id),
         model_digest=model_id,
         pid=pid,
@@ -153,7 +155,7 @@ def _options_of(config: EngineConfig, shape: ModelShape, *, device: torch.device
         ),
         draft_tokens=config.draft_tokens if device.type == "cpu" else 0,  # on a GPU no CUDA graph has rows for drafts
         draft_from_history=config.draft_from_history,
-        max_kept_blocks=None if config.keep_gb is None else int(config.keep_gb * GB) // bytes_per_block,
+        max_kept_blocks=None if config.keep_gb is None else int(config.keep_gb * GIB) // bytes_per_block,
     )
 
 
@@ -176,34 +178,65 @@ def choose_backend(
     if int8 and (reason is not None or kernels == "torch"):
         raise ConfigError(f"--quantization int8 needs the compiled kernels: {reason or '--kernels torch was given'}")
     if kernels == "torch" or reason is not None or found is None:
-        if kernels == "auto" and device.type == "cpu":
-            logger.info("torch's operators run the model, not the compiled kernels: %s", reason)
+        note = _note(reason) if kernels == "auto" and device.type == "cpu" else ""
         same = operators_agree(model, head_dim=storage.keys.shape[-1], dtype=dtype, device=device)
         sampling = f"-sampling-{digest()}" if device.type == "cpu" and found is not None else ""
         operators = f"torch-{torch.__version__}{sampling}"
-        return Backend(TorchRunner(model, storage), operators, same, TensorWeights.of(model))
+        return Backend(TorchRunner(model, storage), operators, same, TensorWeights.of(model), "torch", note)
     packed = PackedModel(model, storage, max_positions=max_model_len, kernels=found, int8=int8)
     runner = CpuRunner(packed, storage, num_threads=torch.get_num_threads(), kernels=found)
     same = chunks_agree(runner, packed.vocab_size, storage=storage)
-    return Backend(runner, f"kernels-{digest()}{'-int8' if int8 else ''}", same, PackedWeights(runner))
+    operators = f"kernels-{digest()}{'-int8' if int8 else ''}"
+    return Backend(runner, operators, same, PackedWeights(runner), kernels=running_kind() or "")
 
 
-def _kv_cache_gb(config: EngineConfig, device: torch.device) -> float:
-    """Returns the size of the KV cache in GB. Called after the weights are loaded: on a GPU they reduce free memory."""
-    if config.gpu_memory_utilization is None:
-        return config.kv_cache_gb
-    if device.type != "cuda":
-        raise ConfigError(f"--gpu-memory-utilization: the device is {device}; use --kv-cache-gb")
-    torch.cuda.empty_cache()
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return kv_cache_gb_for(config.gpu_memory_utilization, total_bytes=total_bytes, free_bytes=free_bytes)
+def _note(reason: str | None) -> str:
+    """Returns a sentence that says why the compiled kernels do not run a model, and the cost or the remedy."""
+    return missing_kernels() or (
+        f"The compiled kernels cannot run this model ({reason}), so torch's operators run instead, which are several "
+        "times slower."
+    )
+
+
+def _choose_blocks(
+    config: EngineConfig, layout: KVLayout, *, device: torch.device, max_model_len: int
+) -> tuple[int, str]:
+    """Returns the number of KV blocks, and the reason for it in words. Raises KVMemoryError."""
+    needed_bytes = (blocks_for(max_model_len, config.block_size) + 1) * layout.bytes_per_block
+    size = _cache_size(config, device, needed_bytes=needed_bytes)
+    num_blocks = num_blocks_for(
+        size.gb,
+        layout.bytes_per_block,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        reason="" if config.kv_cache_gb is not None else size.reason,
+    )
+    return num_blocks, size.reason
+
+
+def _cache_size(config: EngineConfig, device: torch.device, *, needed_bytes: int) -> CacheSize:
+    if (utilization := config.gpu_memory_utilization) is not None:
+        if device.type != "cuda":
+            raise ConfigError(f"--gpu-memory-utilization: the device is {device}; use --kv-cache-gb")
+        torch.cuda.empty_cache()
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        gb = kv_cache_gb_for(utilization, total_bytes=total_bytes, free_bytes=free_bytes)
+        return CacheSize(gb, f"--gpu-memory-utilization {utilization:g}")
+    if device.type != "cpu":
+        return CacheSize(
+            config.kv_cache_gb or DEFAULT_GB, "set with --kv-cache-gb" if config.kv_cache_gb else "default"
+        )
+    memory = read_memory()
+    if config.available_bytes is not None:
+        memory = replace(memory, available_bytes=config.available_bytes)
+    return cache_size(config.kv_cache_gb, needed_bytes, memory=memory, num_engines=config.num_engines)
 
 
 def _allocated(layout: KVLayout, num_blocks: int, *, device: torch.device) -> KVStorage:
     try:
         return KVStorage(layout, num_blocks, device=device)
     except (RuntimeError, OSError) as exc:  # the GPU or the machine has too little free memory
-        gb = num_blocks * layout.bytes_per_block / GB
+        gb = num_blocks * layout.bytes_per_block / GIB
         raise KVMemoryError(
             f"{device} cannot allocate {gb:g} GB for the KV cache: lower --kv-cache-gb ({exc})"
         ) from exc
@@ -216,32 +249,3 @@ def _max_model_len(setting: int | None, limit: int) -> int:
     if not 2 <= setting <= limit:
         raise ConfigError(f"--max-model-len is {setting}; this model allows 2 to {limit}")
     return setting
-
-
-def kv_cache_gb_for(utilization: float, *, total_bytes: int, free_bytes: int) -> float:
-    """Returns the size of the KV cache in GB, such that the share `utilization` of the device's memory is used,
-    including weights and other programs. The rest is for values between layers, graphs and the sampler."""
-    used_bytes = total_bytes - free_bytes
-    kv_bytes = utilization * total_bytes - used_bytes
-    if kv_bytes > 0:
-        return kv_bytes / GB
-    raise KVMemoryError(
-        f"--gpu-memory-utilization {utilization:g} of {total_bytes / GB:.1f} GB leaves no memory for the KV cache: "
-        f"{used_bytes / GB:.1f} GB are in use; raise it, end other programs, or use a smaller model"
-    )
-
-
-def num_blocks_for(kv_cache_gb: float, bytes_per_block: int, *, max_model_len: int, block_size: int) -> int:
-    """Returns the number of blocks in `kv_cache_gb` x 2^30 bytes. Raises KVMemoryError if a sequence of maximum length
-    does not fit, because the oldest choice must always be able to continue. Prompt and tail are each rounded up to full
-    blocks, so such a sequence can need one block more."""
-    num_blocks = int(kv_cache_gb * GB) // bytes_per_block
-    needed = blocks_for(max_model_len, block_size) + 1
-    if num_blocks >= needed:
-        return num_blocks
-    fits = (num_blocks - 1) * block_size
-    shorter = f" or set --max-model-len to {fits} or less" if fits > 0 else ""
-    raise KVMemoryError(
-        f"{kv_cache_gb:g} GB of KV cache hold {num_blocks} blocks, but one sequence of {max_model_len} tokens needs "
-        f"{needed} ({needed * bytes_per_block / GB:.3f} GB): raise --kv-cache-gb{shorter}"
-    )

@@ -101,7 +101,12 @@ FLAGS_FILE = Path("/proc/cpuinfo")
 
 def library() -> ctypes.CDLL | None:
     """Returns the kernels, or None if none were built or this processor lacks instructions that they need."""
-    return next((kernels for kind in KINDS if (kernels := of_kind(kind)) is not None), None)
+    return None if (kind := running_kind()) is None else of_kind(kind)
+
+
+def running_kind() -> str | None:
+    """Returns the one of `KINDS` that this machine runs; None if it runs none."""
+    return next((kind for kind in KINDS if of_kind(kind) is not None), None)
 
 
 def missing_kernels() -> str | None:
@@ -153,7 +158,7 @@ def _repeat_installation() -> str:
 def digest() -> str:
     """Returns a digest that identifies this build of the kernels, because another compiler can round in different
     places. Empty without kernels."""
-    path = next((_path(kind) for kind in KINDS if of_kind(kind) is not None), None)
+    path = None if (kind := running_kind()) is None else _path(kind)
     return "" if path is None else blake2b(path.read_bytes(), digest_size=4).hexdigest()
 
 

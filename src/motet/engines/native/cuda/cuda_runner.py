@@ -200,4 +200,4 @@ def cuda_backend(
         max_rows=config.max_num_seqs,
         max_tables=config.max_num_seqs * (blocks_for(max_model_len, storage.block_size) + 2),
     )
-    return Backend(runner, f"torch-{torch.__version__}", same=False, weights=weights)
+    return Backend(runner, f"torch-{torch.__version__}", same=False, weights=weights, kernels="cuda")

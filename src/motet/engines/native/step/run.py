@@ -64,6 +64,10 @@ class Backend:
     same: bool
     """True if a check on this machine has shown that equal requests produce equal bits."""
     weights: ModelWeights
+    kernels: str
+    """`avx512` or `avx2` for the compiled kernels, `torch`, or `cuda`."""
+    note: str = ""
+    """Reason why the compiled kernels do not run, with the remedy; empty if they run or were not requested."""
 
 
 def attend(

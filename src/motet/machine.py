@@ -1,0 +1,91 @@
+"""Facts about the machine: processor, cores, and memory within the limits of a container.
+
+psutil reports the memory of the host. In a container, the system ends a process that exceeds the limit of the
+container's control group, so both numbers are reduced to the smallest limit of the process's own groups:
+
+    version 2   /sys/fs/cgroup/PATH/memory.max, memory.current and memory.stat
+    version 1   /sys/fs/cgroup/memory/PATH/memory.limit_in_bytes, memory.usage_in_bytes and memory.stat
+
+A container often sees its own group as the root, at which /proc/self/cgroup has a path that does not exist."""
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+GIB = 2**30
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class MachineMemory:
+    total_bytes: int
+    available_bytes: int
+    """Memory that programs can take without swapping: free memory, and files that the system can drop."""
+
+
+@dataclass(frozen=True)
+class Processor:
+    name: str
+    instruction_sets: frozenset[str] = frozenset()
+    """Names as Linux has them, such as `avx2`; empty on other systems."""
+
+
+def read_memory(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> MachineMemory:
+    """Returns the memory of this machine, or of this container if its limit is lower."""
+    memory = psutil.virtual_memory()
+    total, available = int(memory.total), int(memory.available)
+    for limit, used in cgroup_limits(cgroups, own):
+        total, available = min(total, limit), min(available, limit - used)
+    return MachineMemory(total, max(0, available))
+
+
+def cgroup_limits(cgroups: Path, own: Path) -> Iterator[tuple[int, int]]:
+    """Yields the limit and the used memory, in bytes, of each control group of this process that has a limit. Memory
+    of files that were not used recently does not count as used, because the system drops it first."""
+    try:
+        groups = own.read_text().splitlines()
+    except OSError:  # not Linux, or no /proc
+        return
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, names = cgroups, ("memory.max", "memory.current", "inactive_file ")
+        elif "memory" in controllers.split(","):
+            root, names = cgroups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ")
+        else:
+            continue
+        folder = root / path.strip("/")
+        for group in (folder, *folder.parents):
+            with suppress(OSError, ValueError):  # no such group or limit; the limit is `max`
+                limit, current = (int((group / name).read_text()) for name in names[:2])
+                yield limit, current - _stat(group / "memory.stat", names[2])
+            if group == root:
+                break
+
+
+def _stat(file: Path, name: str) -> int:
+    return next((int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(name)), 0)
+
+
+def cores() -> int:
+    """Returns the number of cores that this process is allowed to use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor(cpuinfo: Path = CPUINFO) -> Processor:
+    """Returns the processor's name and its instruction sets, as far as the system reports them."""
+    facts: dict[str, str] = {}
+    with suppress(OSError):
+        for line in cpuinfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            facts.setdefault(name.strip(), value.strip())
+    flags = facts.get("flags") or facts.get("Features", "")
+    name = facts.get("model name") or platform.processor() or platform.machine() or "unknown"
+    return Processor(name, frozenset(flags.split()))
