@@ -46,7 +46,7 @@ MS_BIND, MS_REC, MS_SLAVE = 2**12, 2**14, 2**19
 MADV_COLLAPSE = 25
 """The value in <linux/mman.h>."""
 LARGE_PAGE = 2**21
-STARTED_MODULES = ("motet.cli", "motet.engines.native.process")
+STARTED_MODULES = ("motet.cli.main", "motet.cli.server_commands", "motet.cli.servers", "motet.engines.native.process")
 IMPORTED_LATER = ("motet.transfer.nixl", "transformers.modeling_layers", "transformers.processing_utils")
 """Modules that a process imports when its role is known, or with its first model."""
 MESSAGE_BYTES = 2**17
@@ -353,7 +353,7 @@ def run_engine() -> int:
 
 def run_command(module: str, arguments: list[str]) -> int:
     """Runs a module with these arguments. All processes that `motet` starts are forked too."""
-    from motet.cli import app
+    from motet.cli.main import app
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [module, *arguments]

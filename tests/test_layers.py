@@ -27,7 +27,13 @@ from tools.layers import (
 HEAVY = ("torch", "transformers", "nixl", "ray", "opentelemetry.sdk")
 LIGHT = (
     *("motet", "motet.api.app", "motet.text", "motet.metrics.prometheus", "motet.transfer.figures"),
-    *("motet.models.model_source", "motet.cli", "motet.deploy.ray.worker", "motet.deploy.ray.options"),
+    *(
+        "motet.models.model_source",
+        "motet.cli.main",
+        "motet.cli.servers",
+        "motet.deploy.ray.worker",
+        "motet.deploy.ray.options",
+    ),
 )
 
 

@@ -56,7 +56,7 @@ VALIDATORS = ("model_validator", "field_validator", "model_serializer", "field_s
 
 TODAY: Mapping[str, Mapping[str, int]] = {
     "attributes": {
-        "Declaration": 21,
+        "Declaration": 20,
         "PackedModel": 14,
         "Service": 20,
         "VLLMGroup": 16,

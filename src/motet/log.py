@@ -74,10 +74,16 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 
 def setup_logging(
-    *, format: str = LogFormat.TEXT, level: str = "info", stream: TextIO | None = None, color: bool = False
+    *,
+    format: str = LogFormat.TEXT,
+    level: str = "info",
+    stream: TextIO | None = None,
+    color: bool = False,
+    notices_only: bool = False,
 ) -> None:
     """Sends the lines of Motet's loggers to `stream`, by default standard error; loggers of other libraries are not
-    changed, unless `capture_process` was called. `color`: show errors for people in red."""
+    changed, unless `capture_process` was called. `color`: show errors for people in red. `notices_only`: of the lines
+    below a warning, show only notices, since the command is not a server."""
     handler = StderrHandler() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if format == LogFormat.JSON else TextFormatter(color=color))
     handler.addFilter(RepeatFilter(lambda line: line.msg if getattr(line, "once_a_minute", False) else None))
@@ -88,6 +94,9 @@ def setup_logging(
             others.addHandler(handler)
     MOTET.handlers = [handler]
     MOTET.setLevel(level.upper())
+    NOTICES.setLevel(MOTET.level if notices_only else logging.NOTSET)
+    if notices_only and level in ("debug", "info"):
+        MOTET.setLevel(logging.WARNING)
     MOTET.propagate = False
 
 

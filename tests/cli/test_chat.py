@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from motet.cli import app
 from motet.cli.chat import layout, show
 from motet.cli.conversation import Conversation, StreamedChoice
+from motet.cli.main import app
 from motet.errors import EngineError
 from motet.types import ChoiceStart, GenerateRequest
 from tests.fake_server import FakeServer

@@ -13,7 +13,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner
 
-from motet.cli import app
+from motet.cli.main import app
 from motet.settings.declaration import ServerCommand
 from motet.settings.named_worker import resources_by_role
 from motet.settings.record import Settings

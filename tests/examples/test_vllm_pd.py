@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer.main
 
-from motet.cli import app
+from motet.cli.main import app
 from motet.settings.server_config import environment
 from tests.examples.test_examples import EXAMPLES, numbered, run
 from tests.fake_server import FakeServer

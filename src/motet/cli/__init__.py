@@ -1,5 +1,23 @@
-"""The command line: `motet serve`, `gateway`, `ray`, `models`, `chat`, `demo` and `version`."""
+"""The command line: `motet serve`, `gateway`, `ray`, `models`, `chat`, `demo` and `version`.
 
-from motet.cli.main import app
+`app` is the program. It imports the commands only when SIGINT has a handler, and each command only imports what it
+needs, so that `motet --help` answers in a quarter of a second."""
 
-__all__ = ["app"]
+import os
+import sys
+
+from motet.cli.interrupts import INTERRUPTED, end_at_interrupts, own_interrupts
+
+
+def app() -> None:
+    """Runs the command of this process's arguments, and ends the process with its exit code."""
+    try:
+        own_interrupts()
+        from motet.cli.main import run
+
+        run()
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)
+    finally:
+        end_at_interrupts()
+        sys.stdout.flush()

@@ -4,7 +4,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
+from pathlib import Path
 from types import UnionType
 from typing import Any, Final, TypeVar, get_args, get_origin
 
@@ -28,14 +29,28 @@ class Panel(StrEnum):
     """A group of settings in `--help` and docs/settings.md, in the order of the page."""
 
     SERVERS = "Servers"
+    HTTP = "HTTP"
     MODEL = "Model"
     ENGINE = "Engine"
     CELL = "Prefill and decode"
     ROUTING = "Workers"
     RAY = "Ray"
     LIMITS = "Limits"
-    HTTP = "HTTP"
     PROCESS = "Process"
+
+
+class Mark(Flag):
+    """A property of a setting."""
+
+    NONE = 0
+    COMMON = auto()
+    """People need it first: `--help` shows it."""
+    SECRET = auto()
+    """The value must never be shown or stored."""
+    COMMAS = auto()
+    """One flag can name several values, separated by commas."""
+    THIS_MACHINE = auto()
+    """A value from the environment applies to this machine only, not to the other nodes of a cluster."""
 
 
 MAX_PORT: Final = 65535
@@ -43,7 +58,7 @@ PORT: Final = {"minimum": 0, "maximum": MAX_PORT, "zero": "any free port"}
 NOT_BLANK: Final = r"[\s\S]*\S[\s\S]*"
 ONE_ADDRESS: Final = r"(?!\s*(0\.0\.0\.0|::|\*)\s*$)" + NOT_BLANK
 """Any address except those that mean every address of a machine."""
-SENT_KEY: Final = {"pattern": r"[!-~]*", "must": "visible ASCII characters without spaces", "secret": True}
+SENT_KEY: Final = {"pattern": r"[!-~]*", "must": "visible ASCII characters without spaces", "marks": Mark.SECRET}
 """A key that Motet sends in a header. A line break after it, as in many files, would make every request fail."""
 CLIENT_KEY: Final = r"[ -~]*[!-~][ -~]*"
 """A key that clients send. Programs differ in how they encode other characters in a header."""
@@ -83,16 +98,21 @@ class Declaration:
     """Requirement on the value, in words, if neither range nor choices express it."""
     reason: str = ""
     """Reason for the range, shown when a value is refused."""
-    secret: bool = False
-    """True if the value must never be shown or stored."""
-    commas: bool = False
-    """True if one flag can name several values, separated by commas."""
-    of_this_machine: bool = False
-    """True if a value from the environment applies to this machine only, not to the other nodes of a cluster."""
+    marks: Mark = Mark.NONE
+    metavar: str = ""
+    """Placeholder of the value in `--help`; empty for one that follows from unit and type."""
 
     @property
     def variable(self) -> str:
         return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @property
+    def common(self) -> bool:
+        return Mark.COMMON in self.marks
+
+    @property
+    def secret(self) -> bool:
+        return Mark.SECRET in self.marks
 
     @property
     def is_list(self) -> bool:
@@ -109,14 +129,19 @@ class Declaration:
 
     @property
     def placeholder(self) -> str:
-        """Metavariable of the value in `--help`: its unit, if it has one."""
+        """Placeholder of the value in `--help`."""
+        if self.metavar:
+            return self.metavar
         if self.unit:
             return "SECONDS" if self.unit == "s" else self.unit.upper()
-        return "NUMBER" if self.flag_kind in (int, float) else "TEXT"
+        return "NUMBER" if self.flag_kind in (int, float) else "FILE" if self.flag_kind is Path else "TEXT"
 
     def flag_for(self, value: object) -> str:
-        """Returns the flag that sets this value: a switch that is on by default has `--no-NAME`."""
-        return self.flag.replace("--no-", "--") if self.default is True and value is True else self.flag
+        """Returns the flag that sets this value: a switch has `--NAME` and `--no-NAME`."""
+        if self.kind is not bool or not isinstance(value, bool):
+            return self.flag
+        name = self.flag.removeprefix("--no-").removeprefix("--")
+        return f"--{name}" if value else f"--no-{name}"
 
     @property
     def range(self) -> str:
@@ -147,7 +172,7 @@ class Declaration:
         """`help` with range and default: `Maximum time in the queue. [above 0; default: 60 s]`."""
         default = f"default: {self.shown_default}" if self.shown_default else ""
         shown = "; ".join(filter(None, [self.range, default]))
-        return f"{self.help} [{shown}]" if shown else self.help
+        return f"{self.help} [{shown}]".lstrip() if shown else self.help
 
     def refusal(self, value: object) -> str:
         """Returns the reason why this value is not allowed; empty if it is. None is always allowed."""

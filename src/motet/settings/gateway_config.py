@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from motet.settings.declaration import GATEWAY, RAY, SENT_KEY, setting
+from motet.settings.declaration import GATEWAY, RAY, SENT_KEY, Mark, setting
 from motet.settings.named_worker import by_url, check_workers, roles_by_url
 
 
@@ -11,13 +11,18 @@ class GatewayConfig:
     """The servers behind a gateway."""
 
     workers: tuple[str, ...] = setting(
-        (), "URL of a worker, or URL,role,kind with one or both; repeatable.", commas=True, read=check_workers
+        (),
+        "URL of a worker, or URL,role,kind with one or both; repeatable.",
+        marks=Mark.COMMAS | Mark.COMMON,
+        read=check_workers,
     )
     role_of: tuple[str, ...] = setting(
         (), "Role of a worker that reports none: URL=prefill, URL=decode or URL=both; repeatable.", read=roles_by_url
     )
     workers_file: str | None = setting(
-        None, "File with one worker per line; workers join and leave when lines are added and removed."
+        None,
+        "File with one worker per line; workers join and leave when lines are added and removed.",
+        marks=Mark.COMMON,
     )
     worker_api_key: str | None = setting(
         None, "API key sent to workers that are not Motet servers; Motet servers get the worker key.", **SENT_KEY
@@ -28,7 +33,7 @@ class GatewayConfig:
         read=by_url,
         pattern=r"[!-~]+",
         must="URL=KEY, such as http://host:8000=secret",
-        secret=True,
+        marks=Mark.SECRET,
     )
     worker_ca_file: str | None = setting(
         None, "File with the CA certificates of workers at https URLs.", unset="the system's certificates"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from motet.settings.declaration import NOT_BLANK, PORT, setting
+from motet.settings.declaration import NOT_BLANK, PORT, Mark, setting
 from motet.settings.named_worker import resources_by_role
 from motet.types import Ingress
 
@@ -16,8 +16,10 @@ class RayConfig:
         "Replicas that hold clients' streams: gateway replicas, so that a stream outlives its worker, or decode "
         "replicas (direct), with one hop less.",
     )
-    gateways: int = setting(1, "Number of gateway replicas.", minimum=1)
-    autoscale: bool = setting(False, "Scale the number of prefill and decode replicas with the load.")
+    gateways: int = setting(1, "Number of gateway replicas.", minimum=1, marks=Mark.COMMON)
+    autoscale: bool = setting(
+        False, "Scale the number of prefill and decode replicas with the load.", marks=Mark.COMMON
+    )
     min_prefill: int = setting(0, "Minimum number of prefill replicas, with --autoscale.", minimum=0)
     min_decode: int = setting(1, "Minimum number of decode replicas, with --autoscale.", minimum=1)
     choices_per_decode: int = setting(
@@ -31,7 +33,10 @@ class RayConfig:
         60.0, "Time below the target load before a replica is removed; five times as long for the last one.", minimum=0
     )
     cpus_per_worker: float = setting(
-        1.0, "CPUs that Ray reserves for each prefill and decode replica, and threads of its engine.", above=0
+        1.0,
+        "CPUs that Ray reserves for each prefill and decode replica, and threads of its engine.",
+        above=0,
+        marks=Mark.COMMON,
     )
     gpus_per_worker: float = setting(
         0.0,
@@ -39,6 +44,7 @@ class RayConfig:
         minimum=0,
         maximum=1,
         reason="an engine uses one GPU",
+        marks=Mark.COMMON,
     )
     resources_of: tuple[str, ...] = setting(
         (),
@@ -56,5 +62,6 @@ class RayConfig:
         None,
         "Cluster to join: auto or HOST:PORT; local starts a cluster.",
         unset="a running cluster, or else a new one",
+        marks=Mark.COMMON,
     )
     app_name: str = setting("motet", "Name of the Serve application.", pattern=NOT_BLANK, must="not empty")

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from motet.settings import server_config as config
-from motet.settings.declaration import ENVIRONMENT_PREFIX, Declaration
+from motet.settings.declaration import ENVIRONMENT_PREFIX, Declaration, Mark
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.ray_config import RayConfig
 
@@ -99,7 +99,7 @@ class Settings:
         """Returns the values that are not defaults, as JSON values, except values for this machine only."""
         chosen = {}
         for row in self.rows.values():
-            of_this_machine = row.declared.of_this_machine and row.source.startswith(ENVIRONMENT_PREFIX)
+            of_this_machine = Mark.THIS_MACHINE in row.declared.marks and row.source.startswith(ENVIRONMENT_PREFIX)
             if not (row.is_default or of_this_machine):
                 chosen[row.name] = msgspec.to_builtins(row.value)
         return chosen

@@ -1,5 +1,6 @@
 """Resolves settings from their sources in order of precedence, and refuses values that are not allowed."""
 
+import contextlib
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -9,12 +10,13 @@ from pathlib import Path
 import msgspec
 
 from motet.errors import ConfigError
-from motet.settings.declaration import ENVIRONMENT_PREFIX, ServerCommand
+from motet.settings.declaration import ENVIRONMENT_PREFIX, Mark, ServerCommand
 from motet.settings.record import DEFAULT, Setting, Settings
 from motet.settings.rules import check_rules, fit_defaults
 from motet.settings.server_config import SETTINGS
 
 CONFIG_VARIABLE = "MOTET_CONFIG"
+LOGGING = ("log_format", "log_level")
 NOT_SETTINGS = frozenset({CONFIG_VARIABLE, "MOTET_CACHE_DIR"})
 """Variables with Motet's prefix that are not settings: the config file, and the folder of models."""
 
@@ -39,6 +41,21 @@ def resolve_settings(
     settings = Settings(fit_defaults(rows))
     check_rules(settings)
     return settings
+
+
+def logging_choice(given: Mapping[str, str], *, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the format and the level of log lines for the time before the settings are resolved. `given`: texts of
+    flags by name. Whatever is wrong is ignored here and refused later."""
+    chosen: dict[str, object] = {}
+    with contextlib.suppress(OSError, ValueError):
+        file = given.get("config") or environ.get(CONFIG_VARIABLE)
+        chosen |= tomllib.loads(Path(file).expanduser().read_text()) if file else {}
+    for name in LOGGING:
+        for value in (environ.get(SETTINGS[name].variable), given.get(name)):
+            chosen |= {} if value is None else {name: value}
+    allowed = {name: value for name, value in chosen.items() if name in LOGGING and not SETTINGS[name].refusal(value)}
+    values = [str(allowed.get(name, SETTINGS[name].default)) for name in LOGGING]
+    return values[0], values[1]
 
 
 def names_of(command: ServerCommand) -> tuple[str, ...]:
@@ -77,7 +94,7 @@ def from_flags(flags: Mapping[str, object]) -> Iterator[Setting]:
     for name, value in flags.items():
         if value is not None:
             flag = SETTINGS[name].flag_for(value)
-            if SETTINGS[name].commas and isinstance(value, list):
+            if Mark.COMMAS in SETTINGS[name].marks and isinstance(value, list):
                 value = ",".join(map(str, value))
             yield Setting(name, converted(name, value, shown=f"{flag} {value}"), flag)
 

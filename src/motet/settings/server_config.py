@@ -28,6 +28,7 @@ from motet.settings.declaration import (
     SENT_KEY,
     SERVE,
     Declaration,
+    Mark,
     Panel,
     Value,
     setting,
@@ -53,7 +54,6 @@ class ModelConfig:
     model: str = setting(
         "smollm2",
         "Model to serve: a local folder, a Hugging Face model (org/name) or smollm2.",
-        flag="MODEL",
         pattern=NOT_BLANK,
         must="a folder or the name of a model",
     )
@@ -64,6 +64,7 @@ class ModelConfig:
         unset="MODEL as given",
         pattern=NOT_BLANK,
         must="not empty",
+        marks=Mark.COMMON,
     )
     revision: str | None = setting(
         None, "Branch, tag or commit of the model on the Hugging Face Hub.", unset="the main branch"
@@ -75,13 +76,23 @@ class ModelConfig:
         unset="the model's tokenizer",
     )
     chat_template: str | None = setting(
-        None, "File with another chat template (Jinja).", commands=EVERY, unset="the model's chat template"
+        None,
+        "File with another chat template (Jinja).",
+        commands=EVERY,
+        unset="the model's chat template",
+        marks=Mark.COMMON,
     )
     tool_parser: str = setting(
-        "auto", "Format of tool calls: a name, none, or auto, which detects it from the chat template.", commands=EVERY
+        "auto",
+        "Format of tool calls: a name, none, or auto, which detects it from the chat template.",
+        commands=EVERY,
+        marks=Mark.COMMON,
     )
     reasoning_parser: str = setting(
-        "auto", "Format of reasoning: a name, none, or auto, which detects it from the chat template.", commands=EVERY
+        "auto",
+        "Format of reasoning: a name, none, or auto, which detects it from the chat template.",
+        commands=EVERY,
+        marks=Mark.COMMON,
     )
 
 
@@ -103,11 +114,13 @@ class EngineConfig:
         "Device of the model: cpu, cuda, cuda:K, or auto, which takes the first GPU, or the CPU if there is none.",
         pattern=r"auto|cpu|cuda|cuda:\d+",
         must="auto, cpu, cuda or cuda:K",
+        marks=Mark.COMMON,
     )
     dtype: str = setting(
         "auto",
         "Data type of weights and KV cache; auto takes the checkpoint's. On a CPU float16 has no compiled kernels.",
         choices=("auto", "bfloat16", "float16", "float32"),
+        marks=Mark.COMMON,
     )
     max_model_len: int | None = setting(
         None,
@@ -116,6 +129,7 @@ class EngineConfig:
         unset="the model's maximum",
         minimum=2,
         reason="it holds a prompt and an output",
+        marks=Mark.COMMON,
     )
     kv_cache_gb: float | None = setting(
         None,
@@ -123,13 +137,17 @@ class EngineConfig:
         unit="GiB",
         unset="2 GiB; on a CPU with little memory, half of the available memory divided by the number of engines",
         above=0,
+        marks=Mark.COMMON,
     )
     gpu_memory_utilization: float | None = setting(
         None, "Fraction of a GPU's memory for the engine, weights included; replaces --kv-cache-gb.", above=0, maximum=1
     )
     block_size: int = setting(16, "Number of tokens in a KV block.", unit="tokens", choices=(8, 16, 32, 64, 128))
     max_num_seqs: int = setting(
-        256, "Maximum number of choices that one engine runs at once, and maximum size of a group.", minimum=1
+        256,
+        "Maximum number of choices that one engine runs at once, and maximum size of a group.",
+        minimum=1,
+        marks=Mark.COMMON,
     )
     max_num_batched_tokens: int = setting(
         512, "Maximum tokens of a step: one for each running choice, the rest for prompts.", unit="tokens", minimum=1
@@ -143,6 +161,7 @@ class EngineConfig:
         "none",
         "Weight quantization; int8 uses 8 bits with one scale per column and needs the compiled kernels.",
         choices=("none", "int8"),
+        marks=Mark.COMMON,
     )
     prefix_cache: bool = setting(True, "Reuse the KV of earlier prompts with the same prefix.")
     keep_gb: float | None = setting(
@@ -182,6 +201,7 @@ class EngineConfig:
         "Role of this server: prefill provides the KV of prompts, decode fetches it, both does everything itself.",
         panel=Panel.CELL,
         commands=SERVE,
+        marks=Mark.COMMON,
     )
     side_channel_host: str = setting(
         "127.0.0.1",
@@ -190,7 +210,7 @@ class EngineConfig:
         pattern=ONE_ADDRESS,
         must="one address at which other workers reach this one",
         reason="tickets contain it",
-        of_this_machine=True,
+        marks=Mark.THIS_MACHINE,
     )
     side_channel_port: int | None = setting(
         None,
@@ -207,7 +227,7 @@ class EngineConfig:
         unset="none; cells and Ray generate one",
         pattern=r"(?!\s+$)[\s\S]*",
         must="not blank",
-        secret=True,
+        marks=Mark.SECRET,
     )
     lease_s: float = setting(
         60.0,
@@ -239,18 +259,20 @@ class CellConfig:
         0,
         "Number of prefill engines on this machine; on Ray, of prefill replicas (with --autoscale, the maximum).",
         minimum=0,
+        marks=Mark.COMMON,
     )
     decode: int = setting(
         0,
         "Number of decode engines on this machine; on Ray, of decode replicas (with --autoscale, the maximum), "
         "where 0 counts as 1.",
         minimum=0,
+        marks=Mark.COMMON,
     )
     prefill_urls: tuple[str, ...] = setting(
         (),
         "URL of a prefill server for this decode server; repeat the flag, or separate URLs with commas.",
         commands=SERVE,
-        commas=True,
+        marks=Mark.COMMAS | Mark.COMMON,
         read=check_urls,
     )
     bypass_tokens: int = setting(
@@ -324,15 +346,17 @@ class ServerConfig:
     """The settings of the HTTP side."""
 
     served_model_name: str
-    host: str = setting("127.0.0.1", "Address to listen on.", pattern=NOT_BLANK, must="a host name or an address")
-    port: int = setting(8000, "Port to listen on; not 0 on Ray.", **PORT)
+    host: str = setting(
+        "127.0.0.1", "Address to listen on.", pattern=NOT_BLANK, must="a host name or an address", marks=Mark.COMMON
+    )
+    port: int = setting(8000, "Port to listen on; not 0 on Ray.", marks=Mark.COMMON, **PORT)
     api_keys: tuple[str, ...] = setting(
         (),
         "API key of a client; repeatable.",
         unset="none, requests need no key",
         pattern=CLIENT_KEY,
         must="keys of ASCII characters that are not blank",
-        secret=True,
+        marks=Mark.SECRET | Mark.COMMON,
     )
     admin_key: str = setting(
         "",
@@ -340,7 +364,7 @@ class ServerConfig:
         unset="none, and /workers cannot be changed",
         pattern=r"[ -~]*",
         must="ASCII characters",
-        secret=True,
+        marks=Mark.SECRET | Mark.COMMON,
     )
     rl: bool = setting(False, "Enable the routes for trainers, which pause the server and update its weights.")
     worker_key: str = setting(
@@ -393,7 +417,7 @@ class ServerConfig:
         unset="0 for every key if there are several, else any",
         read=numbers_by_key,
         must="KEY=NUMBER, such as secret=-10",
-        secret=True,
+        marks=Mark.SECRET,
     )
     cache_salt_per_key: str = limit(
         "auto",
@@ -425,7 +449,11 @@ class ServerConfig:
         30.0, "Time for which a stopping server or replica lets running answers finish.", panel=Panel.PROCESS, minimum=0
     )
     log_level: str = setting(
-        "info", "Minimum level of log lines.", panel=Panel.PROCESS, choices=("debug", "info", "warning", "error")
+        "info",
+        "Minimum level of log lines.",
+        panel=Panel.PROCESS,
+        choices=("debug", "info", "warning", "error"),
+        marks=Mark.COMMON,
     )
     log_format: LogFormat = setting(
         LogFormat.TEXT, "Format of log lines: text, or json with one object per line.", panel=Panel.PROCESS
