@@ -53,7 +53,8 @@ def wilson(right: int, total: int) -> tuple[float, float]:
     share, square = right / total, Z * Z
     middle = share + square / (2 * total)
     reach = Z * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
-    return (middle - reach) / (1 + square / total), (middle + reach) / (1 + square / total)
+    low, high = (middle - reach) / (1 + square / total), (middle + reach) / (1 + square / total)
+    return min(low, share), max(high, share)  # rounding can put a share of 0 or 1 outside the interval
 
 
 def difference(run: Run, full: Run) -> tuple[float, float, float]:

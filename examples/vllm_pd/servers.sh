@@ -3,12 +3,14 @@
 #
 #     examples/vllm_pd/servers.sh MODEL [vllm]        MODEL: a folder or hub name; vllm: the executable, if not on the PATH
 #
+# Without `motet` on the PATH, the script uses the one that `make` installs (.venv/bin/motet), or MOTET=path.
+#
 # The script is for two CPU cores without a GPU. For GPUs, use CUDA_VISIBLE_DEVICES instead of taskset, and remove
 # VLLM_CPU_* and kv_buffer_device.
 set -euo pipefail
 model=$1
 vllm=${2:-vllm}
-motet=${MOTET:-motet}
+motet=${MOTET:-$(command -v motet || echo "$(dirname "$0")/../../.venv/bin/motet")}
 prefill=8101
 decode=8102
 gateway=8100

@@ -80,6 +80,9 @@ def run_of(policy: str, right: str, *, tokens: int, seconds: float) -> Run:
 def test_intervals_are_wilson_s_and_for_equal_questions_bonett_s_and_price_s() -> None:
     assert wilson(15, 20) == pytest.approx((0.5313, 0.8881), abs=1e-4)
     assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    for right, total in ((4, 4), (0, 4), (7, 7)):  # rounding put the share outside, and the plot failed
+        low, high = wilson(right, total)
+        assert low <= right / total <= high
     full, fewer = (run_of("all", "++--" * 25, tokens=9, seconds=1), run_of("one", "+---" * 25, tokens=9, seconds=1))
     # As if 1 of 102 had been won and 26 lost: the error is sqrt((27 / 102 - (25 / 102)^2) / 102) = 0.04479.
     assert difference(fewer, full) == pytest.approx((-0.25, -0.33289, -0.15731), abs=1e-4)

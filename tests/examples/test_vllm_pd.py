@@ -2,6 +2,7 @@
 sent to a server."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -40,9 +41,14 @@ def value_of(arguments: list[str], flag: str) -> str:
 
 
 def test_two_servers_and_their_gateway_are_started_and_ended(tmp_path: Path) -> None:
-    vllm, motet = (fake_program(tmp_path, *part) for part in (("play_vllm", VLLM), ("play_motet", MOTET)))
-    environ = {**environment(), "MOTET": str(motet)}
-    subprocess.run([str(EXAMPLE / "servers.sh"), "the-model", str(vllm)], env=environ, check=True, timeout=60)
+    """Without `motet` on the PATH, the script starts the one in the repository's environment."""
+    example = Path(shutil.copytree(EXAMPLE, tmp_path / "examples" / "vllm_pd"))
+    vllm = fake_program(tmp_path, "play_vllm", VLLM)
+    program = fake_program(tmp_path, "play_motet", MOTET)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    program.rename(tmp_path / ".venv" / "bin" / "motet")
+    environ = {**environment(), "PATH": "/usr/bin:/bin"}
+    subprocess.run([str(example / "servers.sh"), "the-model", str(vllm)], env=environ, check=True, timeout=60)
 
     prefill, decode, gateway = (
         (tmp_path / name).read_text().splitlines() for name in ("vllm.5601", "vllm.5602", "motet")

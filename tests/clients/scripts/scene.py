@@ -54,4 +54,4 @@ def is_weather(name: str | None, arguments: str | None) -> bool:
 def shown(name: str) -> str:
     """Returns the file that docs/evaluation.md shows under this name, so that the page shows tested code."""
     page = Path(__file__).parents[3].joinpath("docs", "evaluation.md").read_text()
-    return page.partition(f"`{name}`:\n\n```")[2].partition("\n")[2].partition("```")[0]
+    return page.partition(f"`{name}`:\n\n")[2].partition("```")[2].partition("\n")[2].partition("```")[0]
