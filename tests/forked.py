@@ -47,7 +47,7 @@ MADV_COLLAPSE = 25
 """The value in <linux/mman.h>."""
 LARGE_PAGE = 2**21
 STARTED_MODULES = ("motet.cli.main", "motet.cli.server_commands", "motet.cli.servers", "motet.engines.native.process")
-IMPORTED_LATER = ("motet.transfer.nixl", "transformers.modeling_layers", "transformers.processing_utils")
+IMPORTED_LATER = ("motet.transfer.backends.nixl", "transformers.modeling_layers", "transformers.processing_utils")
 """Modules that a process imports when its role is known, or with its first model."""
 MESSAGE_BYTES = 2**17
 """Size of a buffer that is larger than any environment."""

@@ -50,7 +50,7 @@ def test_every_module_belongs_to_a_layer() -> None:
         ("engines.native.loop", "motet.text.stop_strings"),
         ("api.chat", "motet.engines.native.client"),
         ("api.chat", "motet.deploy.server"),
-        ("routing.router", "motet.transfer.nixl"),
+        ("routing.router", "motet.transfer.backends.nixl"),
         ("types", "motet.engine"),
         ("deploy.server", "motet.cli.main"),
         ("api.chat", "torch"),

@@ -12,7 +12,7 @@ import msgspec
 
 from motet.ids import ModelName, RequestId
 from motet.tracing.context import TraceContext
-from motet.transfer.ticket import Ticket, TransferAddress
+from motet.transfer.ticket import Ticket, TransferAddress, TransportKind
 
 
 class GrammarKind(StrEnum):
@@ -426,6 +426,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Process id; None for a process on another machine."""
     transfer: TransferAddress | None = None
     """Address of the engine's side channel; None for an engine that does not transfer KV."""
+    transfer_backend: TransportKind | None = None
+    """What moves the engine's KV; None for an engine that does not report it."""
     kind: EngineKind = EngineKind.MOTET
     shares_prompts: bool = False
     """True if groups share a prompt that the engine is still computing for the first of them."""

@@ -36,7 +36,9 @@ def core(folder: Path, role: Role, network: LocalNetwork, clock: Clock) -> Itera
     memory = parts.storage.memory(proof)
     name = new_engine_id(role)
     settings = TransferSettings(host="127.0.0.1", port=0, cluster_key="", pull_timeout_s=PATIENCE_S, engine_id=name)
-    transfers = TransferThread(settings, parts.facts, memory=memory, make_transport=lambda: network.join(name, memory))
+    transfers = TransferThread(
+        settings, parts.facts, memory=memory, make_transport=lambda _: network.join(name, memory)
+    )
     try:
         yield EngineCore(parts.info, parts.runner, options=parts.options, proof=proof, transfers=transfers, clock=clock)
     finally:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from motet.transfer.orders import FailureKind, TransferError
+from motet.transfer.ticket import TransportKind
 from motet.transfer.transport import (
     ENTRY_BYTES,
     BlockRun,
@@ -128,6 +129,8 @@ class LocalRead:
 class LocalTransport:
     """One worker's end of a `LocalNetwork`. `LocalNetwork.join` makes it."""
 
+    kind = TransportKind.NIXL
+
     def __init__(self, network: LocalNetwork, member: LocalPeer) -> None:
         self._network = network
         self._member = member
@@ -167,6 +170,9 @@ class LocalTransport:
     def notify(self, peer: str, message: bytes) -> None:
         if peer in self._peers and not self._member.gone:
             self._network.send(peer, message)
+
+    def has_arrivals(self) -> bool:
+        return False
 
     def poll(self) -> list[bytes]:
         self._check_open()

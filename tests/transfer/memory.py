@@ -5,28 +5,42 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import zmq
 
-from motet.transfer.nixl import LOOPBACK, NixlTransport
+from motet.transfer.backends.nixl import LOOPBACK, NixlTransport
+from motet.transfer.backends.shared_memory import SharedMemoryTransport
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.proof import Proof
 from motet.transfer.transport import PostedRead, ReadState, RegisteredMemory, Transport, merged
 from tests.patience import PATIENCE_S
 from tests.transfer.local import LocalNetwork
 
-SHARED_MEMORY = LOOPBACK
 TCP = LOOPBACK | {"TLS": "tcp"}
-MakeTransport = Callable[[str, RegisteredMemory], Transport]
+
+
+class MakeTransport(Protocol):
+    """Makes the transport of a worker."""
+
+    def __call__(self, name: str, memory: RegisteredMemory, *, poller: zmq.Poller | None = None) -> Transport: ...
+
+
 EVERY_TRANSPORT: dict[str, Callable[[], MakeTransport]] = {
-    "local": lambda: LocalNetwork().join,
-    "shared memory": lambda: partial(NixlTransport, ucx=SHARED_MEMORY),
-    "tcp": lambda: partial(NixlTransport, ucx=TCP),
+    "local": lambda: without_poller(LocalNetwork().join),
+    "shared memory": lambda: SharedMemoryTransport,
+    "nixl": lambda: without_poller(partial(NixlTransport, ucx=LOOPBACK)),
+    "nixl over tcp": lambda: without_poller(partial(NixlTransport, ucx=TCP)),
 }
 """Functions that make a network of a transport, by the name of the transport."""
+
+
+def without_poller(make: Callable[[str, RegisteredMemory], Transport]) -> MakeTransport:
+    """Returns a function for a transport that does not wake its thread."""
+    return lambda name, memory, *, poller=None: make(name, memory)
 
 
 class KVMemory:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from motet.transfer.orders import FailureKind, TransferError
+from motet.transfer.ticket import TransportKind
 from motet.transfer.transport import BlockRun, KVFacts, PostedRead, ReadState, RegisteredMemory
 
 NUM_BLOCKS = 16
@@ -43,6 +44,8 @@ class ScriptedTransport:
     """Reads of blocks start in `blocks_state`, reads of the proof in `proof_state`, and the first read of a connection
     in `first_read_state`."""
 
+    kind = TransportKind.NIXL
+
     def __init__(self, name: str, wires: Wires) -> None:
         self.name = name
         self.proof_entries = [0] * (NUM_BLOCKS + NUM_SLOTS)
@@ -54,6 +57,8 @@ class ScriptedTransport:
         self.runs: list[BlockRun] = []
         self.inbox: list[bytes] = []
         self.loses_notifications = False
+        self.wakes = False
+        """True makes `has_arrivals` report messages that were not polled."""
         self.num_polls = 0
         self.connected: list[str] = []
         self.closed = False
@@ -91,6 +96,9 @@ class ScriptedTransport:
         other = self._wires.ends[peer.encode()]
         if not other.loses_notifications:
             other.inbox.append(message)
+
+    def has_arrivals(self) -> bool:
+        return bool(self.inbox) and self.wakes
 
     def poll(self) -> list[bytes]:
         self.num_polls += 1

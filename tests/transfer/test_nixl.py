@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from motet.errors import StartupError
-from motet.transfer.nixl import LOOPBACK, NixlTransport
+from motet.transfer.backends.nixl import LOOPBACK, NixlTransport
 from motet.transfer.orders import FailureKind
 from motet.transfer.transport import ReadState
 from tests.transfer.memory import TCP, KVMemory, Side, failing, finish, poll_until
@@ -22,7 +22,7 @@ from tests.transfer.memory import TCP, KVMemory, Side, failing, finish, poll_unt
 starts = itertools.count()
 
 LIFE_OF_A_TRANSPORT = """
-from motet.transfer.nixl import NixlTransport
+from motet.transfer.backends.nixl import NixlTransport
 from tests.transfer.memory import KVMemory
 kv = KVMemory()
 transport = NixlTransport("quiet", kv.memory)

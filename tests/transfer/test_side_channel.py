@@ -9,9 +9,9 @@ import pytest
 import zmq
 
 from motet.errors import ConfigError
-from motet.transfer import side_channel
 from motet.transfer.orders import FailureKind, ReaderDone, ReaderHeartbeat, TransferEvent
 from motet.transfer.side_channel import (
+    CHANNEL_VERSION,
     ENVELOPES,
     MAX_REQUEST_BYTES,
     NOTIFICATIONS,
@@ -51,54 +51,55 @@ RECORDED: dict[str, tuple[ChannelRequest | ChannelReply, str, str]] = {
     "hello": (
         Hello("p", FACTS),
         "",
-        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec48483a474797065a548656c6c6fa677616e746564a170a5666163747388ac6d6f64656c"
-        "5f646967657374a16dac7175616e74697a6174696f6ea46e6f6e65a56474797065a7666c6f61743332aa626c6f636b5f73697a6510aa6e75"
-        "6d5f6c617965727301ac6e756d5f6b765f686561647301a8686561645f64696d08a776657273696f6e01c400",
+        "9402c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec49383a474797065a548656c6c6fa677616e746564a170a5666163747389ac6d6f6465"
+        "6c5f646967657374a16dac7175616e74697a6174696f6ea46e6f6e65a56474797065a7666c6f61743332aa626c6f636b5f73697a6510aa"
+        "6e756d5f6c617965727301ac6e756d5f6b765f686561647301a8686561645f64696d08a97472616e73706f7274a46e69786ca776657273"
+        "696f6e01c400",
     ),
     "heartbeat": (
         ReaderHeartbeat(5),
         "",
-        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41682a474797065a55761697473a86c656173655f696405c400",
+        "9402c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41682a474797065a55761697473a86c656173655f696405c400",
     ),
     "done": (
         ReaderDone(5, "d:1"),
         "",
-        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec42383a474797065a752656c65617365a86c656173655f696405a6726561646572a3643a"
-        "31c400",
+        "9402c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec42383a474797065a752656c65617365a86c656173655f696405a6726561646572a364"
+        "3a31c400",
     ),
-    "poll request": (PollRequest(), "", "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec40d81a474797065a6417474656e64c400"),
+    "poll request": (PollRequest(), "", "9402c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec40d81a474797065a6417474656e64c400"),
     "welcome": (
         Welcome("p", b"how", SOME_MEMORY),
         "",
-        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec48284a474797065a757656c636f6d65a9656e67696e655f6964a170ab64657363726970"
-        "74696f6ec403686f77a66d656d6f727986a7726567696f6e7392cd1000cd2000b2726567696f6e5f626c6f636b5f627974657340aa6e756d"
-        "5f626c6f636b7308a6646576696365ffa570726f6f66cd3000ad70726f6f665f656e74726965730cc400",
+        "9402c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec48284a474797065a757656c636f6d65a9656e67696e655f6964a170ab646573637269"
+        "7074696f6ec403686f77a66d656d6f727986a7726567696f6e7392cd1000cd2000b2726567696f6e5f626c6f636b5f627974657340aa6e"
+        "756d5f626c6f636b7308a6646576696365ffa570726f6f66cd3000ad70726f6f665f656e74726965730cc400",
     ),
     "wrong start": (
         WrongStart("p2"),
         "",
-        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41f82a474797065ab536f6d656f6e65456c7365a9656e67696e655f6964a27032c400",
+        "9402c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41f82a474797065ab536f6d656f6e65456c7365a9656e67696e655f6964a27032c400",
     ),
     "refused": (
         Refused("no"),
         "",
-        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41882a474797065a752656675736564a6726561736f6ea26e6fc400",
+        "9402c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41882a474797065a752656675736564a6726561736f6ea26e6fc400",
     ),
     "sealed": (
         ReaderHeartbeat(5),
         "secret",
-        "9401c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41682a474797065a55761697473a86c656173655f696405c42012854ef8195cd74d49ed"
-        "5ecbf6e8c15b7f62153224d2a286d3e4b02f7df1f4fe",
+        "9402c4106e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec41682a474797065a55761697473a86c656173655f696405c42012854ef8195cd74d49"
+        "ed5ecbf6e8c15b7f62153224d2a286d3e4b02f7df1f4fe",
     ),
 }
-"""Encoding of each message in version 1 of the protocol, with the nonce NONCE: (message, cluster key, bytes in hex)."""
+"""Encoding of each message in version 2 of the protocol, with the nonce NONCE: (message, cluster key, bytes in hex)."""
 
 
 @pytest.mark.parametrize(("message", "key", "recorded"), RECORDED.values(), ids=RECORDED)
 def test_the_encoding_of_messages_is_unchanged_in_this_version(
     message: ChannelRequest | ChannelReply, key: str, recorded: str
 ) -> None:
-    assert side_channel.CHANNEL_VERSION == 1, "record the bytes of the new version"
+    assert CHANNEL_VERSION == 2, "record the bytes of the new version"
     assert encode(message, ClusterKey(key), nonce=NONCE).hex() == recorded
     envelope = read(ENVELOPES, bytes.fromhex(recorded))
     assert ClusterKey(key).seal_error(envelope.nonce, envelope.payload, seal=envelope.seal) is None
@@ -258,19 +259,19 @@ def test_a_reply_that_is_sealed_with_another_key_is_refused(sockets: Sockets) ->
 
 def test_another_version_of_the_protocol_is_refused_on_both_sides_with_both_shown(sockets: Sockets) -> None:
     pair = Pair(sockets)
-    later = msgspec.msgpack.encode([2, b"nonce", b"payload of another form", b"", "another field"])
+    later = msgspec.msgpack.encode([CHANNEL_VERSION + 1, b"nonce", b"payload of another form", b"", "another field"])
     stranger = sockets.stranger(pair.port)
     stranger.send(later)
     assert not pair.receive()
     refusal = read(ENVELOPES, stranger.recv())
-    assert read(REPLIES, refusal.payload) == Refused("the side channel has version 2 here and version 1 there")
+    assert read(REPLIES, refusal.payload) == Refused("the side channel has version 3 here and version 2 there")
     [(_, reply)] = pair.reply_with(later)
-    assert reply == Refused("the side channel has version 1 here and version 2 there")
+    assert reply == Refused("the side channel has version 2 here and version 3 there")
 
 
 def payload(**fields: object) -> bytes:
     """Returns an envelope of this version with arbitrary fields as its payload."""
-    return msgspec.msgpack.encode([1, NONCE, msgspec.msgpack.encode(fields), b""])
+    return msgspec.msgpack.encode([CHANNEL_VERSION, NONCE, msgspec.msgpack.encode(fields), b""])
 
 
 def memory(**changes: object) -> dict[str, object]:
@@ -284,14 +285,14 @@ JUNK: list[bytes] = [
     secrets.token_bytes(1000),
     b"\x91" * 60_000,  # nested deeper than any stack
     b"\xdd\xff\xff\xff\xff",  # an array of four billion
-    b"\x94\x01\xc6\xff\xff\xff\xff",  # a nonce of four billion bytes
+    b"\x94\x02\xc6\xff\xff\xff\xff",  # a nonce of four billion bytes
     msgspec.msgpack.encode({"type": "Hello"}),
-    msgspec.msgpack.encode([1]),
+    msgspec.msgpack.encode([CHANNEL_VERSION]),
     msgspec.msgpack.encode(["1", b"", b"", b""]),
-    msgspec.msgpack.encode([1, "text", b"", b""]),
-    msgspec.msgpack.encode([1, b"", b"junk", b""]),
-    msgspec.msgpack.encode([1, b"", b"\x91" * 60_000, b""]),
-    msgspec.msgpack.encode([1, b"", msgspec.msgpack.encode(["Waits", 5]), b""]),
+    msgspec.msgpack.encode([CHANNEL_VERSION, "text", b"", b""]),
+    msgspec.msgpack.encode([CHANNEL_VERSION, b"", b"junk", b""]),
+    msgspec.msgpack.encode([CHANNEL_VERSION, b"", b"\x91" * 60_000, b""]),
+    msgspec.msgpack.encode([CHANNEL_VERSION, b"", msgspec.msgpack.encode(["Waits", 5]), b""]),
     payload(),
     payload(type="Surprise"),
     payload(type=5),
@@ -331,7 +332,7 @@ def test_junk_affects_neither_end_and_is_not_answered(sockets: Sockets, body: by
 @pytest.mark.parametrize("nonce", [b"", b"short", NONCE, bytes(10_000)])
 def test_a_seal_and_a_nonce_of_any_length_are_only_refused(sockets: Sockets, seal: bytes, nonce: bytes) -> None:
     pair = Pair(sockets, key_here="secret", key_there="secret")
-    forged = msgspec.msgpack.encode([1, nonce, msgspec.msgpack.encode(WELCOME), seal])
+    forged = msgspec.msgpack.encode([CHANNEL_VERSION, nonce, msgspec.msgpack.encode(WELCOME), seal])
     stranger = sockets.stranger(pair.port)
     stranger.send(forged)
     assert not pair.receive()

@@ -6,15 +6,16 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from motet.errors import ConfigError, EngineError, StartupError
 from motet.transfer import orders
 from motet.transfer.orders import FailureKind
-from motet.transfer.thread import TransferSettings, TransferThread
+from motet.transfer.thread import MakeTransport, TransferSettings, TransferThread
 from motet.transfer.ticket import TransferAddress
 from motet.transfer.transport import ReadState, RegisteredMemory, Transport
 from tests.patience import PATIENCE_S
@@ -39,7 +40,7 @@ def nothing_is_leaked() -> Iterator[None]:
     assert descriptors() <= open_before
 
 
-def start(make: Callable[[], Transport], *, port: int = 0, memory: RegisteredMemory = MEMORY) -> TransferThread:
+def start(make: MakeTransport, *, port: int = 0, memory: RegisteredMemory = MEMORY) -> TransferThread:
     settings = TransferSettings(host="127.0.0.1", port=port, cluster_key="", pull_timeout_s=10.0, engine_id="d")
     return TransferThread(settings, FACTS, memory=memory, make_transport=make)
 
@@ -106,7 +107,7 @@ def test_closing_right_after_an_order_fails_the_pull() -> None:
 
 
 def test_a_transport_that_cannot_start_raises_in_the_constructor() -> None:
-    def fail() -> Transport:
+    def fail(_: zmq.Poller) -> Transport:
         raise StartupError("no such network")
 
     with pytest.raises(StartupError, match="no such network"):
@@ -115,7 +116,7 @@ def test_a_transport_that_cannot_start_raises_in_the_constructor() -> None:
 
 def test_a_taken_port_names_the_flag_and_leaks_nothing() -> None:
     with worker("p", Wires()) as p, pytest.raises(ConfigError, match="--side-channel-port"):
-        start(lambda: ScriptedTransport("d", Wires()), port=p.thread.address.port)
+        start(lambda _: ScriptedTransport("d", Wires()), port=p.thread.address.port)
 
 
 class BrokenTransport(ScriptedTransport):
@@ -124,7 +125,7 @@ class BrokenTransport(ScriptedTransport):
 
 
 def test_a_crash_of_the_thread_is_raised_when_events_are_taken(caplog: pytest.LogCaptureFixture) -> None:
-    thread = start(lambda: BrokenTransport("d", Wires()))
+    thread = start(lambda _: BrokenTransport("d", Wires()))
     with caplog.at_level(logging.CRITICAL, logger="motet.transfer.thread"):
         thread.order(orders.LeasesHeld(1))
         readable, _, _ = select.select([thread.fileno()], [], [], PATIENCE_S)

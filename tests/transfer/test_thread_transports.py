@@ -11,7 +11,7 @@ from motet.transfer.orders import FailureKind
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import Ticket
 from tests.transfer.local import LocalNetwork
-from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, MakeTransport
+from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, MakeTransport, without_poller
 from tests.transfer.scripted import FACTS
 from tests.transfer.worker import EventQueue, PullFailure, failure, granted, order
 
@@ -29,7 +29,9 @@ class KVWorker:
             host="127.0.0.1", port=0, cluster_key="secret", pull_timeout_s=pull_timeout_s, engine_id=self.name
         )
         memory = self.kv.memory
-        self.thread = TransferThread(settings, FACTS, memory=memory, make_transport=lambda: make(self.name, memory))
+        self.thread = TransferThread(
+            settings, FACTS, memory=memory, make_transport=lambda poller: make(self.name, memory, poller=poller)
+        )
         self.next_event = EventQueue(self.thread).next
         self.leases = LeaseTable(self.kv.proof, seconds=60.0)
 
@@ -105,7 +107,7 @@ def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
 @pytest.mark.slow
 def test_a_pull_from_a_stopped_owner_times_out_and_settles_after_late_bytes() -> None:
     network = LocalNetwork()
-    pair = Pair(network.join, pull_timeout_s=5.0)
+    pair = Pair(without_poller(network.join), pull_timeout_s=5.0)
     before = pair.reader.kv.copy()
     ticket = pair.owner.ticket()
     pair.reader.thread.order(orders.ConnectWorker(5, pair.owner.thread.address))

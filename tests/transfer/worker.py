@@ -122,7 +122,7 @@ def worker(
         host="127.0.0.1", port=port, cluster_key=key, pull_timeout_s=pull_timeout_s, engine_id=name
     )
     transport = ScriptedTransport(name, wires)
-    thread = TransferThread(settings, facts, memory=MEMORY, make_transport=lambda: transport)
+    thread = TransferThread(settings, facts, memory=MEMORY, make_transport=lambda _: transport)
     try:
         yield Worker(thread, transport)
     finally:

@@ -28,7 +28,7 @@ async def connect_to_fleet(worker: Worker, fleet: Fleet) -> None:
 async def connect_pairs(worker: Worker, others: Iterable[Worker]) -> None:
     """Connects decode to prefill in every pair of `worker` and another worker that can exchange KV. Never raises."""
     info = worker.engine.info
-    others = [other for other in others if other.id != worker.id and pair_key(other.engine.info) == pair_key(info)]
+    others = [other for other in others if other.id != worker.id and _can_pair(worker, other)]
     if info.role is Role.PREFILL:
         pairs = [(other, worker) for other in others if can_fetch(other.engine.info)]
     elif can_fetch(info):
@@ -36,6 +36,21 @@ async def connect_pairs(worker: Worker, others: Iterable[Worker]) -> None:
     else:
         pairs = []
     await asyncio.gather(*(_connect(decode, prefill) for decode, prefill in pairs))
+
+
+def _can_pair(worker: Worker, other: Worker) -> bool:
+    """Returns True if the two can exchange KV. Warns if only their transports differ."""
+    here, there = worker.engine.info, other.engine.info
+    if pair_key(here)._replace(transfer_backend=there.transfer_backend) != pair_key(there):
+        return False
+    if here.transfer_backend == there.transfer_backend:
+        return True
+    if {here.role, there.role} == {Role.PREFILL, Role.DECODE}:
+        logger.warning(
+            "%s moves KV with %s, %s with %s, so they exchange none: give all workers the same --kv-transfer-backend",
+            *(worker.id, here.transfer_backend, other.id, there.transfer_backend),
+        )
+    return False
 
 
 async def _connect(decode: Worker, prefill: Worker) -> None:

@@ -220,6 +220,12 @@ class EngineConfig:
         unset="20000 for a prefill server, 22000 for a decode server, any free port in a cell",
         **PORT,
     )
+    kv_transfer_backend: str = setting(
+        "auto",
+        "What moves KV between workers: nixl, shared-memory (all on this machine), or auto, the first that works.",
+        panel=Panel.CELL,
+        choices=("auto", "nixl", "shared-memory"),
+    )
     cluster_key: str = setting(
         "",
         "Shared secret of the workers; others are refused. Set it in the environment: the command line is public.",

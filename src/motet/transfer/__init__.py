@@ -9,6 +9,6 @@ loop             what the thread does in each round, as the owner of leases; `re
 peer             one other worker from which this one reads: introduction, connection, reads, loss
 side_channel     the messages between workers over ZeroMQ, and the sockets at both ends
 pull             one fetch of a trunk, from the order to the last byte that can arrive
-transport        the interface to the library that moves the bytes; servers use `nixl`
+transport        the interface to what moves the bytes; `backends` has NIXL and shared memory
 figures          the duration of pulls, for the metrics and the log
 """

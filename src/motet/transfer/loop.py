@@ -2,7 +2,8 @@
 
 1. `follow` is called for each order that has come from the engine core.
 2. `run_round` reads the messages of the side channel, and advances everything that this worker reads (`reader`).
-3. It polls the transport while a read by this worker or from it can be open: without polling, reads do not advance.
+3. It polls the transport while a read by this worker or from it can be open, because reads do not advance without
+   polling, and when the transport has received something.
 4. It returns the number of milliseconds for which the thread can sleep."""
 
 import contextlib
@@ -67,6 +68,8 @@ class TransferLoop:
         if is_owner or self.reader.needs_polling:
             self._poll_transport()
             return POLL_MS
+        if self.transport.has_arrivals():
+            self._poll_transport()
         next_s = self.reader.next_heartbeat_s
         return None if next_s is None else max(0, math.ceil((next_s - self.clock()) * 1000))
 

@@ -32,8 +32,9 @@ from motet.transfer.transport import KVFacts, RegisteredMemory
 
 logger = logging.getLogger(__name__)
 
-CHANNEL_VERSION = 1
-"""Version of the protocol. It is incremented when the layout of any message changes. History: 1, the first version."""
+CHANNEL_VERSION = 2
+"""Version of the protocol. It is incremented when the layout of any message changes. History: 1, the first version; 2,
+`KVFacts.transport`."""
 
 MAX_REQUEST_BYTES = 64 * 2**10
 MAX_REPLY_BYTES = 16 * 2**20

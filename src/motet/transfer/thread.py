@@ -19,7 +19,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
+import msgspec
 import zmq
 
 from motet.errors import ConfigError, EngineError
@@ -28,10 +30,13 @@ from motet.transfer.loop import DEREGISTER_TIMEOUT_S, TransferLoop
 from motet.transfer.mailbox import Mailbox
 from motet.transfer.peer import Peers, ReaderTerms
 from motet.transfer.reader import TrunkReader
-from motet.transfer.ticket import ClusterKey, TransferAddress
+from motet.transfer.ticket import ClusterKey, TransferAddress, TransportKind
 from motet.transfer.transport import KVFacts, RegisteredMemory, Transport
 
 logger = logging.getLogger(__name__)
+
+MakeTransport = Callable[[zmq.Poller], Transport]
+"""Makes the transport. A transport can register sockets with the poller, so that the thread wakes for its peers."""
 
 ANSWER_TIMEOUT_S = 5.0
 """Time in seconds after which a worker whose side channel is silent counts as unreachable."""
@@ -59,14 +64,13 @@ class TransferThread:
         facts: KVFacts,
         *,
         memory: RegisteredMemory,
-        make_transport: Callable[[], Transport],
+        make_transport: MakeTransport,
     ) -> None:
         """Calls `make_transport` in the thread. Raises its errors, or ConfigError if the address cannot be bound."""
         self.key = ClusterKey(settings.cluster_key)
         """Seals this worker's tickets, and checks the tickets of other workers."""
         self._settings = settings
         self._facts = facts
-        self._memory = memory
         self._stopping = False
         self._crash: Exception | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -78,11 +82,12 @@ class TransferThread:
         self.address = TransferAddress(settings.engine_id, host, port)
         self._orders: Mailbox[tuple[orders.Order, float]] = Mailbox()
         self._events: Mailbox[orders.TransferEvent] = Mailbox()
-        started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(make_transport, started), name="transfer", daemon=True)
+        started: Future[TransportKind] = Future()
+        run = partial(self._run, make_transport, memory, started=started)
+        self._thread = threading.Thread(target=run, name="transfer", daemon=True)
         self._thread.start()
         try:
-            started.result()
+            self.kind = started.result()
         except BaseException:
             self.close()
             raise
@@ -126,15 +131,17 @@ class TransferThread:
         self._orders.close()
         self._events.close()
 
-    def _run(self, make_transport: Callable[[], Transport], started: "Future[None]") -> None:
+    def _run(
+        self, make_transport: MakeTransport, memory: RegisteredMemory, *, started: "Future[TransportKind]"
+    ) -> None:
         try:
             poller = zmq.Poller()
-            loop = self._make_loop(poller, make_transport())
+            loop = self._make_loop(poller, make_transport(poller), memory=memory)
         except Exception as error:
             self._context.destroy(linger=0)
             started.set_exception(error)
             return
-        started.set_result(None)
+        started.set_result(loop.transport.kind)
         try:
             self._run_rounds(poller, loop)
         except Exception as error:
@@ -157,14 +164,14 @@ class TransferThread:
                 loop.follow(order, ordered_s)
             wait_ms = 0 if stopping else loop.run_round()
 
-    def _make_loop(self, poller: zmq.Poller, transport: Transport) -> TransferLoop:
-        settings = self._settings
-        welcome = side_channel.Welcome(settings.engine_id, transport.describe(), self._memory)
+    def _make_loop(self, poller: zmq.Poller, transport: Transport, *, memory: RegisteredMemory) -> TransferLoop:
+        settings, facts = self._settings, msgspec.structs.replace(self._facts, transport=transport.kind)
+        welcome = side_channel.Welcome(settings.engine_id, transport.describe(), memory)
         poller.register(self._orders.fileno(), zmq.POLLIN)
         poller.register(self._listening, zmq.POLLIN)
         peers = Peers(
             lambda address: side_channel.SideChannelClient(address, self._context, poller=poller, key=self.key),
-            ReaderTerms(self._facts, min(ANSWER_TIMEOUT_S, settings.pull_timeout_s), time.monotonic),
+            ReaderTerms(facts, min(ANSWER_TIMEOUT_S, settings.pull_timeout_s), time.monotonic),
             transport,
         )
         reader = TrunkReader(
@@ -176,7 +183,7 @@ class TransferThread:
         )
         return TransferLoop(
             reader=reader,
-            listener=side_channel.SideChannelListener(self._listening, self.key, self._facts, welcome),
+            listener=side_channel.SideChannelListener(self._listening, self.key, facts, welcome),
             transport=transport,
             publish=self._events.put,
             clock=time.monotonic,

@@ -24,6 +24,7 @@ import hashlib
 import hmac
 from array import array
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from ipaddress import ip_address
 from typing import Annotated
 
@@ -38,6 +39,13 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
 Port = Annotated[int, msgspec.Meta(ge=1, lt=2**16)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class TransportKind(StrEnum):
+    """What moves KV between the processes of two workers (`transport`)."""
+
+    NIXL = "nixl"
+    SHARED_MEMORY = "shared-memory"
 
 
 class TransferAddress(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from motet.transfer.orders import FailureKind, TransferError
+from motet.transfer.ticket import TransportKind
 
 MAX_UNSIGNED = 2**63 - 1
 Unsigned = Annotated[int, msgspec.Meta(ge=0, le=MAX_UNSIGNED)]
@@ -39,6 +40,7 @@ class KVFacts(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    transport: TransportKind = TransportKind.NIXL
     version: int = 1
 
     def differences(self, other: "KVFacts") -> list[str]:
@@ -107,6 +109,9 @@ class PostedRead(Protocol):
 class Transport(Protocol):
     """Moves blocks between the registered memories of two workers. One thread calls it. Only `close` can block."""
 
+    @property
+    def kind(self) -> TransportKind: ...
+
     def describe(self) -> bytes:
         """Returns the description that a peer needs for `connect`."""
         ...
@@ -130,6 +135,11 @@ class Transport(Protocol):
     def notify(self, peer: str, message: bytes) -> None:
         """Sends a message, if possible. Never raises: a message to a peer that is gone is lost. Until the first read
         from a peer has ended, messages to it are sent only while this side polls."""
+        ...
+
+    def has_arrivals(self) -> bool:
+        """Returns True if a peer has sent something, so that `poll` must be called even if this side expects nothing.
+        A transport that does not wake its thread returns False."""
         ...
 
     def poll(self) -> list[bytes]:
@@ -161,7 +171,8 @@ def check_shapes(*, local: RegisteredMemory, remote: RegisteredMemory) -> None:
 
 def block_spans(memory: RegisteredMemory, pieces: Sequence[tuple[int, int]]) -> Spans:
     """Returns the spans of pieces (first block, number of blocks) in every region, region by region."""
-    blocks = _inside(pieces, memory.num_blocks, what="block")
+    check_pieces(pieces, memory.num_blocks, what="block")
+    blocks = np.array(pieces, np.uint64).reshape(-1, 2)
     spans = np.empty((len(memory.regions), len(blocks), 2), np.uint64)
     spans[:, :, 0] = np.array(memory.regions, np.uint64)[:, None] + blocks[:, 0] * memory.region_block_bytes
     spans[:, :, 1] = blocks[:, 1] * memory.region_block_bytes
@@ -170,7 +181,8 @@ def block_spans(memory: RegisteredMemory, pieces: Sequence[tuple[int, int]]) -> 
 
 def proof_spans(memory: RegisteredMemory, pieces: Sequence[tuple[int, int]]) -> Spans:
     """Returns the spans of (first entry, number of entries) in a worker's proof."""
-    return entry_spans(memory.proof, _inside(pieces, memory.proof_entries, what="proof entry"))
+    check_pieces(pieces, memory.proof_entries, what="proof entry")
+    return entry_spans(memory.proof, pieces)
 
 
 def entry_spans(address: int, pieces: npt.ArrayLike) -> Spans:
@@ -180,13 +192,11 @@ def entry_spans(address: int, pieces: npt.ArrayLike) -> Spans:
     return spans
 
 
-def _inside(pieces: Sequence[tuple[int, int]], limit: int, *, what: str) -> Spans:
-    """Returns pieces of (first, count) as an array [num_pieces, 2]. Raises TransferError if there are none, or if a
-    piece is empty or not within 0..limit."""
+def check_pieces(pieces: Sequence[tuple[int, int]], limit: int, *, what: str) -> None:
+    """Raises TransferError if there are no pieces (first, count), or if a piece is empty or not within 0..limit."""
     if not pieces:
         raise TransferError(f"no {what} was requested", FailureKind.REFUSED)
     for first, count in pieces:
         if first < 0 or count < 1 or first + count > limit:
             why = f"a read of {count} from {what} {first} on is impossible: there are {limit}"
             raise TransferError(why, FailureKind.REFUSED)
-    return np.array(pieces, np.uint64).reshape(-1, 2)

@@ -256,7 +256,8 @@ async def test_a_worker_that_was_never_reached_is_listed_with_the_known_facts(se
     assert worker["state"] == "starting"
     unknown = {name for name, value in worker.items() if value is None}
     assert unknown == {
-        *("role", "pid", "kind", "model", "weight_version", "transfer", "oldest_lease_s", "last_decision", "note")
+        *("role", "pid", "kind", "model", "weight_version", "transfer", "transfer_backend"),
+        *("oldest_lease_s", "last_decision", "note"),
     }
     assert {name for name, value in worker.items() if value == 0} == {
         *("groups_running", "choices_running", "choices_waiting", "blocks_total", "blocks_used", "blocks_cached"),

@@ -243,6 +243,7 @@ def worker_status(snapshot: WorkerSnapshot) -> dict[str, object]:
         "models": report.models,
         "max_num_seqs": info.max_num_seqs if info else 0,
         "transfer": info.transfer if info else None,
+        "transfer_backend": info.transfer_backend if info else None,
         "block_size": info.block_size if info else 0,
         "blocks_total": info.num_blocks if info else 0,
         "resumable": report.resumable,

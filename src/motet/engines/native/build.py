@@ -30,6 +30,7 @@ from motet.machine import GIB, read_memory
 from motet.models.weight_digest import start_weights_digest
 from motet.settings.server_config import EngineConfig, cache_folder, environment
 from motet.text.tokenizer import Tokenizer
+from motet.transfer.backends.start import start_transport
 from motet.transfer.proof import Proof
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import is_loopback
@@ -61,17 +62,14 @@ def core_over(parts: Parts, config: EngineConfig) -> EngineCore:
         return EngineCore(parts.info, parts.runner, options=parts.options)
     proof = Proof(parts.info.num_blocks)
     transfers = start_transfers(config, parts.facts, memory=parts.storage.memory(proof))
-    info = msgspec.structs.replace(parts.info, transfer=transfers.address)
+    info = msgspec.structs.replace(parts.info, transfer=transfers.address, transfer_backend=transfers.kind)
     return EngineCore(info, parts.runner, options=parts.options, proof=proof, transfers=transfers)
 
 
 def start_transfers(config: EngineConfig, facts: KVFacts, *, memory: RegisteredMemory) -> TransferThread:
-    """Makes the KV memory readable for other workers. Raises ConfigError if the address cannot be bound."""
-    # Imported inside the function, so that an engine that does not transfer KV does not load NIXL.
-    from motet.transfer.nixl import LOOPBACK, NixlTransport
-
-    loopback = is_loopback(config.side_channel_host)
-    if not (loopback or config.cluster_key):
+    """Makes the KV memory readable for other workers. Raises ConfigError if the address cannot be bound, and
+    StartupError if no transport can start."""
+    if not (is_loopback(config.side_channel_host) or config.cluster_key):
         logger.warning(
             "--cluster-key is not set: every host that reaches %s is trusted as a worker of this cluster",
             config.side_channel_host,
@@ -83,8 +81,15 @@ def start_transfers(config: EngineConfig, facts: KVFacts, *, memory: RegisteredM
         cluster_key=config.cluster_key,
         pull_timeout_s=config.pull_timeout_s,
     )
-    make = partial(NixlTransport, settings.engine_id, memory, ucx=LOOPBACK if loopback else None)
-    return TransferThread(settings, facts, memory=memory, make_transport=make)
+    backend, name, host = config.kv_transfer_backend, settings.engine_id, settings.host
+    transfers = TransferThread(
+        settings,
+        facts,
+        memory=memory,
+        make_transport=lambda poller: start_transport(backend, name, memory=memory, host=host, poller=poller),
+    )
+    logger.info("KV transfers use %s", transfers.kind)
+    return transfers
 
 
 def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:

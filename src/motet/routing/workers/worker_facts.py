@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from motet.ids import ModelName
+from motet.transfer.ticket import TransportKind
 from motet.types import EngineInfo, EngineKind, ModelCard, Role
 
 INT8 = "-int8_"
@@ -13,7 +14,8 @@ INT8 = "-int8_"
 
 class PairKey(NamedTuple):
     """The facts that must be equal on a prefill and a decode worker that exchange KV. A reader cannot use blocks of
-    other weights, of another size or numeric format, or of another kind of engine, even if the model has the same name.
+    other weights, of another size or numeric format, or of another kind of engine, even if the model has the same name,
+    and cannot fetch blocks that move by other means.
     An adapter has the key of its base model, which decides the layout of the blocks."""
 
     kind: EngineKind
@@ -22,6 +24,7 @@ class PairKey(NamedTuple):
     numeric_format: str
     block_size: int
     bytes_per_block: int
+    transfer_backend: TransportKind | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,13 @@ def facts_of(info: EngineInfo, *, local: bool) -> WorkerFacts:
 
 def pair_key(info: EngineInfo) -> PairKey:
     return PairKey(
-        info.kind, info.model, info.model_digest, numeric_format(info), info.block_size, info.bytes_per_block
+        kind=info.kind,
+        model=info.model,
+        model_digest=info.model_digest,
+        numeric_format=numeric_format(info),
+        block_size=info.block_size,
+        bytes_per_block=info.bytes_per_block,
+        transfer_backend=info.transfer_backend,
     )
 
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from motet.errors import StartupError
 from motet.transfer.orders import FailureKind, TransferError
+from motet.transfer.ticket import TransportKind
 from motet.transfer.transport import (
     BlockRun,
     ReadState,
@@ -145,6 +146,8 @@ class NixlRead:
 class NixlTransport:
     """One NIXL agent with the KV memory and the proof of one worker."""
 
+    kind = TransportKind.NIXL
+
     def __init__(self, name: str, memory: RegisteredMemory, *, ucx: Mapping[str, str] | None = None) -> None:
         """`name`: new each time a worker starts. `ucx`: settings such as `{"TLS": "tcp"}`. Raises StartupError."""
         _redirect_nixl_log()
@@ -213,6 +216,9 @@ class NixlTransport:
             self._agent_if_open().send_notif(self._known(peer).name, message)
         except SEND_ERRORS as error:
             log.debug("cannot send a message to %s: %r", peer, error)
+
+    def has_arrivals(self) -> bool:
+        return False
 
     def poll(self) -> list[bytes]:
         try:

@@ -1,5 +1,5 @@
-"""NIXL between processes that are killed, stopped and resumed. The rule that a pull owns its destination blocks depends
-on the facts tested here."""
+"""Transports between processes that are killed, stopped and resumed. The rule that a pull owns its destination blocks
+depends on the facts tested here."""
 
 import itertools
 import signal
@@ -8,12 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from motet.transfer.nixl import NixlTransport
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.transport import PostedRead, ReadState
 from tests.forked import ForkingProcess
-from tests.transfer.memory import SHARED_MEMORY, TCP, KVMemory, Side, failing, finish, poll_until
-from tests.transfer.nixl_worker import WorkerProcess, WorkerSettings, worker_process
+from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, Side, failing, finish, poll_until
+from tests.transfer.worker_process import WorkerProcess, WorkerSettings, worker_process
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +22,8 @@ ALL = [(block, block) for block in range(24)]
 starts = itertools.count()
 
 
-def settings(ucx: dict[str, str]) -> WorkerSettings:
-    return WorkerSettings(name=f"owner-{next(starts)}", ucx=ucx, block_bytes=BLOCK_BYTES, seed=OWNERS_SEED)
+def settings(transport: str) -> WorkerSettings:
+    return WorkerSettings(f"owner-{next(starts)}", transport, BLOCK_BYTES, seed=OWNERS_SEED)
 
 
 @pytest.fixture
@@ -33,23 +32,28 @@ def owners_memory() -> KVMemory:
     return KVMemory(block_bytes=BLOCK_BYTES, seed=OWNERS_SEED)
 
 
+@pytest.fixture(params=["shared memory", "nixl over tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """A transport whose reads take time: with NIXL over shared memory a read is final at once."""
+    return str(request.param)
+
+
 @pytest.fixture
-def owner(forking: ForkingProcess) -> Iterator[WorkerProcess]:
-    """A worker that is reached over TCP."""
-    with worker_process(forking, settings(TCP)) as process:
+def owner(forking: ForkingProcess, transport: str) -> Iterator[WorkerProcess]:
+    with worker_process(forking, settings(transport)) as process:
         yield process
 
 
 @pytest.fixture
-def reader() -> Iterator[Side]:
-    with_memory = side(TCP)
+def reader(transport: str) -> Iterator[Side]:
+    with_memory = side(transport)
     yield with_memory
     with_memory.transport.close()
 
 
-def side(ucx: dict[str, str]) -> Side:
+def side(transport: str) -> Side:
     kv = KVMemory(block_bytes=BLOCK_BYTES, seed=READERS_SEED)
-    return Side(NixlTransport(f"reader-{next(starts)}", kv.memory, ucx=ucx), kv)
+    return Side(EVERY_TRANSPORT[transport]()(f"reader-{next(starts)}", kv.memory), kv)
 
 
 def connect(reader: Side, owner: WorkerProcess) -> str:
@@ -86,13 +90,11 @@ def poll_for(seconds: float, side: Side) -> None:
         side.poll()
 
 
-@pytest.mark.parametrize("ucx", [SHARED_MEMORY, TCP], ids=["shared memory", "tcp"])
-def test_blocks_come_from_another_process(
-    forking: ForkingProcess, ucx: dict[str, str], owners_memory: KVMemory
-) -> None:
-    reader = side(ucx)
+@pytest.mark.parametrize("transport", ["shared memory", "nixl", "nixl over tcp"])
+def test_blocks_come_from_another_process(forking: ForkingProcess, transport: str, owners_memory: KVMemory) -> None:
+    reader = side(transport)
     before = reader.kv.copy()
-    with worker_process(forking, settings(ucx)) as owner:
+    with worker_process(forking, settings(transport)) as owner:
         read = reader.read(connect(reader, owner), ALL[3:20])
         assert finish(read, reader) is ReadState.DONE
         reader.transport.close()
@@ -113,10 +115,10 @@ def test_a_read_from_a_worker_that_is_killed_fails_and_no_bytes_arrive_afterward
         reader.read(name, ALL)
 
 
-@pytest.mark.parametrize("ucx", [SHARED_MEMORY, TCP], ids=["shared memory", "tcp"])
-def test_a_worker_that_was_killed_before_the_read_is_lost(forking: ForkingProcess, ucx: dict[str, str]) -> None:
-    reader = side(ucx)
-    with worker_process(forking, settings(ucx)) as owner:
+@pytest.mark.parametrize("transport", ["shared memory", "nixl", "nixl over tcp"])
+def test_a_worker_that_was_killed_before_the_read_is_lost(forking: ForkingProcess, transport: str) -> None:
+    reader = side(transport)
+    with worker_process(forking, settings(transport)) as owner:
         name = connect(reader, owner)
         owner.signal(signal.SIGKILL)
         owner.wait()
@@ -162,10 +164,10 @@ def test_after_close_no_bytes_arrive_even_if_a_stopped_worker_resumes(owner: Wor
 
 
 def test_a_worker_survives_the_kill_of_a_reader_while_bytes_arrive(
-    forking: ForkingProcess, owner: WorkerProcess, reader: Side, owners_memory: KVMemory
+    forking: ForkingProcess, owner: WorkerProcess, reader: Side, owners_memory: KVMemory, transport: str
 ) -> None:
     name, before = connect(reader, owner), reader.kv.copy()
-    with worker_process(forking, WorkerSettings("victim", TCP, BLOCK_BYTES, seed=3)) as victim:
+    with worker_process(forking, WorkerSettings("victim", transport, BLOCK_BYTES, seed=3)) as victim:
         victim.read_from(owner.description)
         assert victim.line() == "arriving"
         victim.signal(signal.SIGKILL)
@@ -177,15 +179,15 @@ def test_a_worker_survives_the_kill_of_a_reader_while_bytes_arrive(
 
 
 def test_a_restarted_worker_is_read_under_its_new_name(
-    forking: ForkingProcess, reader: Side, owners_memory: KVMemory
+    forking: ForkingProcess, reader: Side, owners_memory: KVMemory, transport: str
 ) -> None:
-    with worker_process(forking, settings(TCP)) as first:
+    with worker_process(forking, settings(transport)) as first:
         old_name = connect(reader, first)
         read = half_read(reader, first, old_name)
         first.signal(signal.SIGKILL)
         assert finish(read, reader) is ReadState.FAILED
     before = reader.kv.copy()
-    with worker_process(forking, settings(TCP)) as second:
+    with worker_process(forking, settings(transport)) as second:
         new_name = connect(reader, second)
         reader.transport.disconnect(old_name)
         assert finish(reader.read(new_name, ALL), reader) is ReadState.DONE

@@ -17,18 +17,18 @@ from contextlib import contextmanager
 
 import msgspec
 
-from motet.transfer.nixl import NixlTransport
 from motet.transfer.transport import PostedRead, RegisteredMemory
 from tests.forked import ForkingProcess
 from tests.patience import PATIENCE_S
-from tests.transfer.memory import KVMemory, Side
+from tests.transfer.memory import EVERY_TRANSPORT, KVMemory, Side
 
 
 class WorkerSettings(msgspec.Struct):
     """Settings with which a worker starts."""
 
     name: str
-    ucx: dict[str, str]
+    transport: str
+    """A key of `EVERY_TRANSPORT`."""
     block_bytes: int
     seed: int
 
@@ -44,7 +44,7 @@ class WorkerProcess:
     """A test's handle on a worker."""
 
     def __init__(self, forking: ForkingProcess, settings: WorkerSettings) -> None:
-        command = [sys.executable, "-m", "tests.transfer.nixl_worker", msgspec.json.encode(settings).decode()]
+        command = [sys.executable, "-m", "tests.transfer.worker_process", msgspec.json.encode(settings).decode()]
         self._process = forking.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.description = msgspec.json.decode(self.line(), type=WorkerDescription)
 
@@ -87,7 +87,7 @@ def worker_process(forking: ForkingProcess, settings: WorkerSettings) -> Iterato
 def main() -> None:
     settings = msgspec.json.decode(sys.argv[1], type=WorkerSettings)
     kv = KVMemory(block_bytes=settings.block_bytes, seed=settings.seed)
-    side = Side(NixlTransport(settings.name, kv.memory, ucx=settings.ucx), kv)
+    side = Side(EVERY_TRANSPORT[settings.transport]()(settings.name, kv.memory), kv)
     write_line(msgspec.json.encode(WorkerDescription(side.transport.describe(), kv.memory)).decode())
     reads: list[PostedRead] = []
     before = kv.blocks[0, 0].copy()
