@@ -126,9 +126,9 @@ def _log_uncaught(  # sizes: called by Python
     MOTET.critical("this process ends with an unexpected error: %r", error, exc_info=(kind, error, trace))
 
 
-def notice(text: str, **fields: object) -> None:
+def notice(text: str, *, level: int = logging.INFO, **fields: object) -> None:
     """Prints a line for people on standard error, through logging. In JSON, the object also has the `fields`."""
-    NOTICES.info("%s", text, extra={**FOR_PEOPLE, "fields": fields})
+    NOTICES.log(level, "%s", text, extra={**FOR_PEOPLE, "fields": fields})
 
 
 def failure(text: str) -> None:
@@ -199,6 +199,13 @@ class JsonFormatter(logging.Formatter):
             line[key] = _readable(cut(value, MAX_FIELD_CHARS)) if isinstance(value, str) else value
         text = msgspec.json.encode(line, enc_hook=str).decode()
         return text if text.isprintable() else json.dumps(json.loads(text))
+
+
+def json_line(logger: str, message: str, **fields: object) -> str:
+    """Returns a message as a line of `--log-format json`, for another stream than the log."""
+    record = logging.LogRecord(logger, logging.INFO, "", 0, message, None, None)
+    record.fields = fields
+    return JsonFormatter().format(record)
 
 
 def _readable(text: str) -> str:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from motet.cli.flags import server_command
 from motet.cli.main import app
-from motet.cli.servers import check_extra, print_settings
+from motet.cli.servers import check_extra
 from motet.deploy.gateway_models import TokenizerRules
 from motet.deploy.server_plan import ServerPlan, gateway_plan, server_plan
 from motet.deploy.shutdown import gateway_ready_line, ray_ready_line, ready_line, url_in
@@ -126,16 +126,6 @@ def test_a_default_model_that_was_not_pulled_is_listed_as_such(tmp_path: Path) -
     assert "motet models pull" in motet("models", "list", MOTET_CACHE_DIR=str(tmp_path)).stdout
 
 
-def test_the_table_of_settings_names_sources_and_hides_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    print_settings(
-        resolve_settings({"port": 1234, "api_keys": ["secret"]}, environ={"MOTET_MAX_N": "9"}), "motet serve"
-    )
-    lines = capsys.readouterr().err.splitlines()
-    assert any(line.split() == ["port", "1234", "--port"] for line in lines)
-    assert any(line.split() == ["max_n", "9", "MOTET_MAX_N"] for line in lines)
-    assert not any("secret" in line for line in lines)
-
-
 def plan_of(flags: dict[str, object], folder: Path) -> ServerPlan:
     return server_plan(resolve_settings(flags, environ={}), cache=folder / "cache", say=lambda line: None)
 
@@ -193,6 +183,7 @@ def workers(*roles: Role) -> list[Worker]:
     [
         ([Role.BOTH], "(1,024 KV blocks of 16 tokens"),
         ([Role.DECODE], "(decode server, 1,024 KV blocks of 16 tokens"),
+        ([Role.BOTH, Role.BOTH], "(2 engines, each with 1,024 KV blocks"),
         ([Role.PREFILL, Role.PREFILL, Role.DECODE], "(2 prefill and 1 decode engines, each with 1,024 KV blocks"),
     ],
 )

@@ -9,16 +9,25 @@ import os
 import re
 import signal
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TextIO
 
+import msgspec
+
 from motet.engine import Worker, WorkerReport, WorkerState
+from motet.machine import GIB
 from motet.types import Role
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
-GIB = 2**30
 READY = re.compile(r"^Motet(?: gateway| on Ray)? is ready: .* at (?P<url>http://\S+) ")
 """The line with which a server reports that it is ready, for people and for programs that started it."""
+
+
+class ReadyObject(msgspec.Struct):
+    """The ready line with `--log-format json`."""
+
+    message: str = ""
 
 
 class StopSignals:
@@ -110,16 +119,22 @@ def ray_ready_line(model: str, url: str, *, replicas: Mapping[str, int]) -> str:
 def roles_of(workers: Sequence[Worker]) -> str:
     """Returns `2 prefill and 1 decode engines, each with `; empty for one engine with both roles."""
     roles = [worker.engine.info.role for worker in workers]
-    match roles:
-        case [Role.BOTH]:
-            return ""
-        case [role]:
-            return f"{role} server, "
-    counted = " and ".join(f"{roles.count(role)} {role}" for role in (Role.PREFILL, Role.DECODE))
-    return f"{counted} engines, each with "
+    if roles == [Role.BOTH]:
+        return ""
+    return f"{roles[0]} server, " if len(roles) == 1 else f"{roles_in(workers)}, each with "
+
+
+def roles_in(workers: Sequence[Worker]) -> str:
+    """Returns the number of engines by role: `1 engine`, `2 engines`, or `2 prefill and 1 decode engines`."""
+    roles = Counter(worker.engine.info.role for worker in workers)
+    named = " and ".join(f"{roles[role]} {role}" for role in (Role.PREFILL, Role.DECODE) if roles[role])
+    return f"{named or roles[Role.BOTH]} engine{'s' * (len(workers) != 1)}"
 
 
 def url_in(line: str) -> str | None:
-    """Returns the URL in a ready line; None if the line is not a ready line."""
+    """Returns the URL in a ready line, in text or as a JSON object; None if the line is not a ready line."""
+    if line.startswith("{"):
+        with contextlib.suppress(msgspec.MsgspecError):
+            line = msgspec.json.decode(line, type=ReadyObject).message
     found = READY.match(line)
     return found["url"] if found else None
