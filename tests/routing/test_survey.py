@@ -12,7 +12,7 @@ from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest
 from tests.clock import Clock
-from tests.engines.native.work import bytecodes
+from tests.engines.native.work import lines
 from tests.routing.cells import CellScene
 from tests.routing.scene import cache_prefix, group, worker
 
@@ -165,6 +165,6 @@ def test_a_decision_is_as_much_work_in_a_fleet_of_one_thousand_as_of_250() -> No
         for member in large.members:
             cache_prefix(large, member.id, request, 2 * BLOCK)
         survey_of(large, request)  # finds the eligible workers, which are kept until a member changes
-        return bytecodes(lambda: survey_of(large, request))
+        return lines(lambda: survey_of(large, request))
 
     assert work(1000) < 1.1 * work(250)

@@ -13,16 +13,16 @@ from motet.ids import ModelName, RequestId
 from motet.transfer.lease import LeaseTable
 from motet.transfer.proof import Proof
 from motet.types import EngineInfo, GenerateRequest, Role, SamplingParams, choice_starts
-from tests.engines.native.work import WatchedList, WatchedTuple, bytecodes, watch
+from tests.engines.native.work import WatchedList, WatchedTuple, lines, watch
 from tests.transfer.worker import granted
 
 pytestmark = pytest.mark.slow
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 16
-MAX_BYTECODES = 1000
-"""Maximum number of bytecodes for a token in a step of 32 tokens, without watched lists. It takes 870; CPython 3.11
-runs 250 in a microsecond."""
+MAX_LINES = 180
+"""Maximum number of lines and calls for a token in a step of 32 tokens, without watched lists. It takes 157 with Python
+3.11 and 149 with 3.13: 870 bytecodes, of which CPython 3.11 runs 250 in a microsecond."""
 
 
 class BlankRunner:
@@ -45,7 +45,7 @@ class BlankRunner:
 
 
 class Engine:
-    """A core whose bytecodes are counted."""
+    """A core whose lines are counted."""
 
     def __init__(self, *, blocks: int = 20_000, max_num_seqs: int = 512, budget: int = 1024) -> None:
         info = EngineInfo(
@@ -86,19 +86,19 @@ class Engine:
             self.core.step()
 
     def cost(self, *, watched: bool = True) -> int:
-        """Takes a step, and returns its number of bytecodes."""
+        """Takes a step, and returns its number of lines and calls."""
         if watched:
             watch(self.core)
-        return bytecodes(self.core.step)
+        return lines(self.core.step)
 
     def cost_of_a_token(self) -> float:
-        """Takes a step, and returns its number of bytecodes for each token that was computed."""
+        """Takes a step, and returns its number of lines and calls for each token that was computed."""
         before = self.core.counters.prefill_tokens + self.core.counters.generated_tokens
         cost = self.cost(watched=False)
         return cost / (self.core.counters.prefill_tokens + self.core.counters.generated_tokens - before)
 
     def decode_cost(self, *, watched: bool = True) -> float:
-        """Takes steps in which every tail takes one block, and returns the mean number of bytecodes of a token."""
+        """Takes steps in which every tail takes one block, and returns the mean number of lines and calls for a token."""
         before = self.core.counters.generated_tokens
         cost = sum(self.cost(watched=watched) for _ in range(BLOCK_SIZE))
         return cost / (self.core.counters.generated_tokens - before)
@@ -125,9 +125,9 @@ def test_the_more_groups_there_are_the_less_a_token_costs() -> None:
     assert costs == sorted(costs, reverse=True)
 
 
-def test_a_token_costs_no_more_than_a_thousand_bytecodes() -> None:
-    assert decoding(32).decode_cost(watched=False) <= MAX_BYTECODES
-    assert decoding(8, groups=4).decode_cost(watched=False) <= MAX_BYTECODES
+def test_a_token_costs_no_more_than_a_thousand_lines() -> None:
+    assert decoding(32).decode_cost(watched=False) <= MAX_LINES
+    assert decoding(8, groups=4).decode_cost(watched=False) <= MAX_LINES
 
 
 def test_a_token_costs_the_same_after_any_prompt() -> None:
@@ -182,7 +182,7 @@ def test_a_token_costs_the_same_for_any_number_of_groups_that_wait_for_a_trunk(c
 def test_another_choice_of_a_request_costs_the_same_after_any_prompt(repetition_penalty: float) -> None:
     def cost(prompt: int) -> int:
         one, many = (
-            bytecodes(partial(Engine().submit, "g", n=n, prompt=prompt, repetition_penalty=repetition_penalty))
+            lines(partial(Engine().submit, "g", n=n, prompt=prompt, repetition_penalty=repetition_penalty))
             for n in (1, 65)
         )
         return many - one
@@ -207,7 +207,7 @@ def test_choices_that_are_stopped_cost_the_same_each() -> None:
         engine = decoding(n)
         order = [i * 7 % n for i in range(n)]
         watch(engine.core)
-        total = sum(bytecodes(partial(engine.core.stop_choice, RequestId("g0"), i)) for i in order)
+        total = sum(lines(partial(engine.core.stop_choice, RequestId("g0"), i)) for i in order)
         assert not engine.core.busy
         return total / n
 
@@ -232,7 +232,7 @@ def test_a_step_costs_the_same_however_many_leases_are_held() -> None:
         table = LeaseTable(proof, seconds=60.0)
         for _ in range(leases):
             granted(table, proof)
-        return bytecodes(lambda: table.expire(1.0)) + bytecodes(table.next_expiry_s)
+        return lines(lambda: table.expire(1.0)) + lines(table.next_expiry_s)
 
     assert cost(1000) == cost(1)
 
@@ -261,5 +261,5 @@ PASSES: dict[str, Callable[[WatchedList], object]] = {
 @pytest.mark.parametrize("what", PASSES)
 def test_a_pass_over_a_watched_list_is_counted_even_if_c_makes_it(what: str) -> None:
     short, long = WatchedList(range(1000 - 10, 1000)), WatchedList(range(1000))
-    extra = bytecodes(lambda: PASSES[what](long)) - bytecodes(lambda: PASSES[what](short))
-    assert extra >= 990 * 5
+    extra = lines(lambda: PASSES[what](long)) - lines(lambda: PASSES[what](short))
+    assert extra >= 990 * 3
