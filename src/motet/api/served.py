@@ -177,7 +177,8 @@ class GrammarChecks:
                 raise GrammarError(why)
             compiling = threads.compiling.get(grammar) or self._start(grammar, threads)
             async with asyncio.timeout(threads.timeout_s):
-                await asyncio.shield(compiling.future)
+                await asyncio.wait([compiling.future])  # which a timeout or a cancelled request does not cancel
+            compiling.future.result()
         except TimeoutError:
             if not compiling.started:
                 raise OverloadedError(TOO_MANY) from None

@@ -172,7 +172,9 @@ class Gateway:
         watching = asyncio.create_task(self.watch())
         try:
             checked = [worker.keeper.checked.wait() for worker in self._workers.values()]
-            await first_of(asyncio.gather(*checked), asyncio.shield(watching))
+            await first_of(asyncio.gather(*checked), asyncio.wait([watching]))
+            if watching.done():
+                watching.result()
             yield watching
         finally:
             watching.cancel()

@@ -216,10 +216,12 @@ class RemoteEngine(ServerEngine["RemoteGroup"]):
         already sent is released."""
         prefilling = asyncio.ensure_future(self._call(self.server.prefill(request, readers=readers)))
         try:
-            return await asyncio.shield(prefilling)
+            # Not `asyncio.shield`: since Python 3.14 it logs an error of the prefill, which `_withdraw` handles.
+            await asyncio.wait([prefilling])
         except asyncio.CancelledError:
             self._start(self._withdraw(prefilling, request))
             raise
+        return prefilling.result()
 
     async def release(self, ticket: Ticket, *, trace: str = "") -> None:
         await self._try(self.server.release(ticket, trace=trace))

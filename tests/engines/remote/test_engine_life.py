@@ -149,6 +149,18 @@ async def test_a_cancelled_prefill_is_freed(serve: Serving) -> None:
         await served.until_empty()
 
 
+async def test_the_error_of_a_cancelled_prefill_does_not_reach_the_event_loop(serve: Serving) -> None:
+    """The bug: `asyncio.shield` of Python 3.14 logged the server's refusal. In a test, anyio raises what reaches the
+    event loop."""
+    controlled = ControlledPrefill()
+    served = await serve(engine=WatchedEngine(role=Role.PREFILL, during_prefill=controlled))
+    async with engine_at(served.url) as engine:
+        before = asyncio.all_tasks()
+        await cancel_prefill(engine, controlled.entered)
+        await asyncio.wait(asyncio.all_tasks() - before)
+        engine.check()
+
+
 async def test_a_ticket_on_its_way_when_its_prefill_is_cancelled_is_released() -> None:
     """The bug: its lease was left to expire. The calls have the client's request id."""
     traced: list[bool] = []
