@@ -98,7 +98,7 @@ class Engine:
         return cost / (self.core.counters.prefill_tokens + self.core.counters.generated_tokens - before)
 
     def decode_cost(self, *, watched: bool = True) -> float:
-        """Takes steps in which every tail takes one block, and returns the mean number of lines and calls for a token."""
+        """Takes steps in which every tail takes one block, and returns the mean number of lines of a token."""
         before = self.core.counters.generated_tokens
         cost = sum(self.cost(watched=watched) for _ in range(BLOCK_SIZE))
         return cost / (self.core.counters.generated_tokens - before)

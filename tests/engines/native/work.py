@@ -1,7 +1,7 @@
 """Counts the work of Python code in lines and calls instead of time.
 
-A line counts each time that it runs, and so does each round of a loop within a line. Bytecodes would be finer, but their
-number differs between versions of Python.
+A line counts each time that it runs, and so does each round of a loop within a line. Bytecodes would be finer, but
+their number differs between versions of Python.
 
 Work in C is not counted: `tuple(table)` is one line, however long the table is. `watch` therefore replaces the lists
 that an object keeps by lists that loop, copy, slice, search and compare in Python, where the work is counted. Only the
