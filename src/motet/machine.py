@@ -74,6 +74,14 @@ def _stat(file: Path, name: str) -> int:
     return next((int(line.split()[1]) for line in file.read_text().splitlines() if line.startswith(name)), 0)
 
 
+def resident_bytes(pid: int) -> int | None:
+    """Returns the memory that a process holds now, shared memory included; None if there is no such process."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return None
+
+
 def cores() -> int:
     """Returns the number of cores that this process is allowed to use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import re
 import time
 from importlib.metadata import version
@@ -257,13 +258,29 @@ async def test_a_worker_that_was_never_reached_is_listed_with_the_known_facts(se
     unknown = {name for name, value in worker.items() if value is None}
     assert unknown == {
         *("role", "pid", "kind", "model", "weight_version", "transfer", "transfer_backend"),
+        *("device", "kernels", "kernels_note", "kv_cache_reason", "resident_bytes"),
         *("oldest_lease_s", "last_decision", "note"),
     }
     assert {name for name, value in worker.items() if value == 0} == {
         *("groups_running", "choices_running", "choices_waiting", "blocks_total", "blocks_used", "blocks_cached"),
         *("block_size", "blocks_kept", "trunks_kept"),
-        *("leases", "pulls_open", "blocks_pulling", "max_num_seqs"),
+        *("leases", "pulls_open", "blocks_pulling", "max_num_seqs", "kv_cache_bytes"),
     }
+
+
+async def test_a_local_worker_reports_its_kernels_and_its_memory(serve: Serving) -> None:
+    facts = {"device": "cpu", "kernels": "torch", "kernels_note": "no compiler", "kv_cache_reason": "default"}
+    info = msgspec.structs.replace(fake_info(), pid=os.getpid(), **facts)
+    workers = [
+        Worker(id, FakeEngine(lambda *_: [0], info=info), "here", local=id == "here") for id in ("here", "remote")
+    ]
+    reports = [WorkerReport(id=worker.id, address="", state=WorkerState.READY, worker=worker) for worker in workers]
+    served = await serve(workers=ChangeableWorkers(reports))
+    here, remote = (await served.status())["workers"]
+    assert {name: here[name] for name in facts} == facts
+    assert here["kv_cache_bytes"] == info.num_blocks * info.bytes_per_block
+    assert here["resident_bytes"] > 2**20
+    assert remote["resident_bytes"] is None
 
 
 async def test_the_keeper_s_state_of_a_worker_wins_over_the_worker_s_own(serve: Serving) -> None:

@@ -18,6 +18,7 @@ from motet.api.http.schema import Schema
 from motet.api.service import WITHOUT_ENGINE, Membership, Service, WorkerSnapshot, snapshot_workers
 from motet.engine import WorkerState
 from motet.errors import DrainingError, EngineDiedError, ForbiddenError, NotFoundError, NoWorkerError, RequestError
+from motet.machine import resident_bytes
 from motet.metrics.declare import MetricKind, declared_in, numbers
 from motet.metrics.engines import EngineSample
 from motet.metrics.prometheus import Scrape
@@ -246,10 +247,25 @@ def worker_status(snapshot: WorkerSnapshot) -> dict[str, object]:
         "transfer_backend": info.transfer_backend if info else None,
         "block_size": info.block_size if info else 0,
         "blocks_total": info.num_blocks if info else 0,
+        **_machine_facts(snapshot),
         "resumable": report.resumable,
         "last_decision": report.last_decision,
         "note": report.note,
         **_figures(snapshot),
+    }
+
+
+def _machine_facts(snapshot: WorkerSnapshot) -> dict[str, object]:
+    """Returns what the worker's engine uses of its machine. Fields that the engine does not report are null."""
+    info, worker = snapshot.info, snapshot.report.worker
+    local_pid = info.pid if info and worker is not None and worker.local else None
+    return {
+        "device": info.device or None if info else None,
+        "kernels": info.kernels or None if info else None,
+        "kernels_note": info.kernels_note or None if info else None,
+        "kv_cache_bytes": info.num_blocks * info.bytes_per_block if info else 0,
+        "kv_cache_reason": info.kv_cache_reason or None if info else None,
+        "resident_bytes": None if local_pid is None else resident_bytes(local_pid),
     }
 
 
