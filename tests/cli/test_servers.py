@@ -16,6 +16,7 @@ from motet.deploy.server_plan import ServerPlan, gateway_plan, server_plan
 from motet.deploy.shutdown import gateway_ready_line, ray_ready_line, ready_line, url_in
 from motet.engine import Worker, WorkerReport, WorkerState
 from motet.errors import ConfigError
+from motet.models.progress import SILENT
 from motet.models.smollm2 import FOLDER
 from motet.settings.declaration import ServerCommand
 from motet.settings.record import Settings
@@ -127,7 +128,7 @@ def test_a_default_model_that_was_not_pulled_is_listed_as_such(tmp_path: Path) -
 
 
 def plan_of(flags: dict[str, object], folder: Path) -> ServerPlan:
-    return server_plan(resolve_settings(flags, environ={}), cache=folder / "cache", say=lambda line: None)
+    return server_plan(resolve_settings(flags, environ={}), cache=folder / "cache", progress=SILENT)
 
 
 def test_engines_read_the_given_tokenizer_instead_of_the_model_s_own(tmp_path: Path) -> None:
@@ -231,7 +232,7 @@ def test_a_gateway_s_plan_follows_the_settings(tmp_path: Path) -> None:
             served_model_name="mine",
         ),
         cache=tmp_path,
-        say=print,
+        progress=SILENT,
     )
     parsers = ParserNames(reasoning="qwen3")
     assert plan.tokenizers == TokenizerRules({"org/other": tokenizer}, tokenizer, "{{ messages }}", parsers)
@@ -239,7 +240,7 @@ def test_a_gateway_s_plan_follows_the_settings(tmp_path: Path) -> None:
 
 
 def test_without_settings_name_and_tokenizer_come_from_the_workers(tmp_path: Path) -> None:
-    plan = gateway_plan(gateway_settings(), cache=tmp_path, say=print)
+    plan = gateway_plan(gateway_settings(), cache=tmp_path, progress=SILENT)
     assert (plan.tokenizers, plan.server.served_model_name) == (TokenizerRules({}), "")
 
 

@@ -1,4 +1,4 @@
-"""Models with a name on the hub, on a machine that cannot reach the hub."""
+"""Models with a name on the hub: on a machine that cannot reach the hub, and from a hub on loopback."""
 
 import subprocess
 import sys
@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from motet.settings.server_config import environment
-from tests.models.model_folders import write_model
+from tests.models.fake_hub import COMMIT, FakeHub
+from tests.models.model_folders import write_model, write_safetensors
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CHUNK_BYTES = 10 * 2**20
+"""Bytes that the hub's client writes at once: it resumes at a multiple of them."""
 
 
 def pull(name: str, home: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -46,3 +48,51 @@ def test_the_error_names_the_defect_of_a_model_in_the_hubs_cache(tmp_path: Path)
     broken = pull("org/kept", tmp_path, HF_HUB_OFFLINE="1")
     assert broken.returncode == 3
     assert "has no weights" in broken.stderr
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in write_model(folder).iterdir()}
+
+
+@pytest.mark.slow
+def test_a_model_is_downloaded_once_and_a_broken_connection_resumes(tmp_path: Path) -> None:
+    files = files_of(tmp_path / "m")
+    write_safetensors(tmp_path / "m" / "model.safetensors", data_bytes=2 * CHUNK_BYTES)
+    files["model.safetensors"] = (tmp_path / "m" / "model.safetensors").read_bytes()
+    with FakeHub({"org/public": files}, cut=CHUNK_BYTES + 1000) as hub:
+        pulled = pull("org/public", tmp_path, HF_ENDPOINT=hub.url)
+        again = pull("org/public", tmp_path, HF_ENDPOINT=hub.url)
+    assert pulled.stderr.splitlines() == ["looking for org/public on the hub", "downloading org/public (21 MB)"]
+    folder = Path(pulled.stdout.strip())
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == files
+    ranges = [range for path, range in hub.requests if path.endswith("model.safetensors")]
+    assert ranges == ["", f"bytes={CHUNK_BYTES}-"]
+    assert again.stdout == pulled.stdout
+    assert again.stderr.splitlines() == ["looking for org/public on the hub"]
+
+
+@pytest.mark.slow
+def test_a_gated_model_needs_a_token_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    with FakeHub({"org/gated": files_of(tmp_path / "m")}, gated={"org/gated": "secret"}) as hub:
+        refused = pull("org/gated", tmp_path, HF_ENDPOINT=hub.url)
+        other = pull("org/gated", tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN="another")
+        missing = pull("org/none", tmp_path, HF_ENDPOINT=hub.url)
+        assert pull("org/gated", tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN="secret").returncode == 0
+    assert (refused.returncode, other.returncode, missing.returncode) == (3, 3, 3)
+    token = "the token of HF_TOKEN or `hf auth login`"
+    terms = f"motet: org/gated is gated: accept its terms on {hub.url}/org/gated; {token}"
+    assert refused.stderr.splitlines()[-1] == f"{terms} is needed"
+    assert other.stderr.splitlines()[-1] == f"{terms} has no access to it"
+    assert missing.stderr.splitlines()[-1] == (
+        f"motet: org/none: there is no such model on {hub.url}, or it is private and {token} is needed"
+    )
+
+
+@pytest.mark.long
+def test_a_download_that_never_ends_is_one_line(tmp_path: Path) -> None:
+    files = files_of(tmp_path / "m")
+    with FakeHub({"org/broken": {**files, "model.safetensors": b"x" * 1000}}, cut=-1) as hub:
+        broken = pull("org/broken", tmp_path, HF_ENDPOINT=hub.url, HF_HUB_DOWNLOAD_TIMEOUT="1")
+    assert broken.returncode == 3
+    assert "org/broken could not be downloaded: " in broken.stderr.splitlines()[-1]
+    assert "Traceback" not in broken.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from motet.errors import ModelLoadError
+from motet.models.progress import Lines
 from motet.models.smollm2 import FOLDER, GGUF, PackageError, Smollm2
 from tests.models.model_folders import write_model
 
@@ -24,7 +25,7 @@ class ScriptedSmollm2(Smollm2):
         convert_error: BaseException | None = None,
     ) -> None:
         self.done: list[str] = []
-        super().__init__(cache, say=self.done.append)
+        super().__init__(cache, progress=Lines(self.done.append))
         self._hub, self._download_error, self._convert_error = hub, download_error, convert_error
 
     def download(self, folder: Path) -> Path:

@@ -46,3 +46,9 @@ def test_a_file_is_refused_as_a_model(tmp_path: Path) -> None:
 def test_the_error_for_an_invalid_name_states_what_is_allowed(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelLoadError, match="neither a folder nor a name on the hub"):
         resolve(name, cache=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["smolm2", "SmolLM2", "smollm-2"])
+def test_a_misspelt_default_model_is_suggested(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelLoadError, match="did you mean smollm2"):
+        resolve(name, cache=tmp_path)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from motet.cli.chat import show
 from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, connect, stream_answers
+from motet.cli.progress import terminal_progress
 from motet.deploy.child import BlockSize, ChildServer, CounterSnapshot, read_block_size, read_figures
 from motet.errors import EngineError
 from motet.log import notice
@@ -55,7 +56,7 @@ def demo(
 ) -> None:
     """Start a server, send one prompt, watch n answers, and see their cost. The last line is JSON."""
     console = Console()
-    folder = resolve(model, cache=cache_folder(environment()), say=notice)
+    folder = resolve(model, cache=cache_folder(environment()), progress=terminal_progress(notice))
     n = n or (SINGLE_CHOICES if single else CELL_CHOICES)
     shape = [] if single else ["--prefill", str(prefill), "--decode", str(decode)]
     what = "one engine" if single else f"{prefill} prefill and {decode} decode"

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
+from motet.cli.progress import terminal_progress
 from motet.log import notice
 from motet.models.model_source import kept_models, resolve
+from motet.models.progress import size_text
 from motet.models.smollm2 import DEFAULT_MODEL
 from motet.settings.server_config import cache_folder, environment
-
-GB = 10**9
 
 
 def pull(
@@ -17,13 +17,13 @@ def pull(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hugging Face Hub.")] = None,
 ) -> None:
     """Download a model unless it is on this machine, and print its folder."""
-    typer.echo(resolve(name, cache=cache_folder(environment()), revision=revision, say=notice))
+    typer.echo(resolve(name, cache=cache_folder(environment()), revision=revision, progress=terminal_progress(notice)))
 
 
 def list_models() -> None:
     """List the models on this machine."""
     kept = kept_models(cache_folder(environment()))
-    width = max(len(model.name) for model in kept)
-    for model in kept:
-        size = f"{model.size_bytes / GB:.2f} GB" if model.size_bytes else "not downloaded (motet models pull)"
-        typer.echo(f"{model.name:<{width}}  {size:>8}  {model.path}")
+    sizes = [size_text(model.size_bytes) if model.size_bytes else "motet models pull" for model in kept]
+    names, width = max(len(model.name) for model in kept), max(map(len, sizes))
+    for model, size in zip(kept, sizes, strict=True):
+        typer.echo(f"{model.name:<{names}}  {size:>{width}}  {model.path if model.size_bytes else '(not downloaded)'}")

@@ -11,6 +11,7 @@ import typer
 
 from motet.cli.help import wants_color
 from motet.cli.interrupts import end_at_interrupts
+from motet.cli.progress import terminal_progress
 from motet.cli.start_lines import Start, cell_lines, gateway_lines, ray_lines
 from motet.deploy.cell import Cell
 from motet.deploy.gateway import Gateway
@@ -19,7 +20,8 @@ from motet.deploy.server_plan import gateway_plan, parser_names, server_config, 
 from motet.deploy.shutdown import StopSignals, gateway_ready_line, ray_ready_line, ready_line
 from motet.engines.native.client import NativeEngine
 from motet.errors import ConfigError
-from motet.log import notice, setup_logging
+from motet.log import LogFormat, notice, setup_logging
+from motet.models.progress import Lines, Progress
 from motet.settings.record import Settings
 from motet.settings.server_config import ServerConfig, cache_folder, environment
 from motet.tracing.sender import trace_variables
@@ -28,7 +30,7 @@ from motet.tracing.sender import trace_variables
 def serve(settings: Settings, *, stop_with_stdin: bool) -> int:
     """Runs a server with its own engines."""
     config = prepare(settings)
-    plan = server_plan(settings, cache=cache_folder(environment()), say=notice)
+    plan = server_plan(settings, cache=cache_folder(environment()), progress=progress_of(config))
     with Start(f"loading {config.served_model_name}", settings, command="motet serve") as start:
 
         def on_ready(serving: Serving[Cell]) -> None:
@@ -44,7 +46,7 @@ def serve(settings: Settings, *, stop_with_stdin: bool) -> int:
 def gateway(settings: Settings, *, stop_with_stdin: bool) -> int:
     """Runs a gateway."""
     config = prepare(settings)
-    plan = gateway_plan(settings, cache=cache_folder(environment()), say=notice)
+    plan = gateway_plan(settings, cache=cache_folder(environment()), progress=progress_of(config))
     with Start("waiting for a worker", settings, command="motet gateway") as start:
 
         def on_ready(serving: Serving[Gateway]) -> None:
@@ -88,6 +90,12 @@ def prepare(settings: Settings) -> ServerConfig:
     setup_logging(format=config.log_format, level=config.log_level, color=wants_color())
     trace_variables(config.otlp_endpoint, environment())
     return config
+
+
+def progress_of(config: ServerConfig) -> Progress:
+    """Returns bars if the log is text, else lines of the log."""
+    shows_bars = config.log_format == LogFormat.TEXT and config.log_level in ("debug", "info")
+    return terminal_progress(notice) if shows_bars else Lines(notice)
 
 
 def check_extra(find: Callable[[str], object | None] = importlib.util.find_spec) -> None:

@@ -1,7 +1,6 @@
 """The plan of a server or a gateway, made before any process starts, and the configs of its engine processes."""
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from motet.deploy.remote_keeper import HEARTBEAT_S
 from motet.deploy.worker_list import WorkerList
 from motet.errors import ConfigError
 from motet.models.model_source import resolve, resolve_tokenizer
+from motet.models.progress import Progress
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.record import Settings
 from motet.settings.server_config import CellConfig, EngineConfig, KVEventsConfig, RoutingConfig, ServerConfig
@@ -50,13 +50,13 @@ class ServerPlan:
         return Role.BOTH if self.cell.prefill + self.cell.decode else self.engine.role
 
 
-def server_plan(settings: Settings, *, cache: Path, say: Callable[[str], None]) -> ServerPlan:
-    """Finds or downloads the model of the settings. `say` reports slow stages to people. Raises StartupError."""
+def server_plan(settings: Settings, *, cache: Path, progress: Progress) -> ServerPlan:
+    """Finds or downloads the model of the settings. `progress` reports slow stages to people. Raises StartupError."""
     model = settings.model
     server = server_config(settings)
     template, parsers = read_template(model.chat_template), parser_names(settings)
-    folder = resolve(model.model, cache=cache, revision=model.revision, say=say)
-    tokenizer = resolve_tokenizer(model.tokenizer or str(folder), cache=cache, say=say)
+    folder = resolve(model.model, cache=cache, revision=model.revision, progress=progress)
+    tokenizer = resolve_tokenizer(model.tokenizer or str(folder), cache=cache, progress=progress)
     named = settings.engine(model_path=folder, model_name=server.served_model_name)
     engine = replace(named, tokenizer_path=str(tokenizer))
     return ServerPlan(engine, server, tokenizer, template, settings.cell, settings.routing, settings.kv_events, parsers)
@@ -83,7 +83,7 @@ class GatewayPlan:
     """List of workers that join and leave; None for the file in the settings, if there is one."""
 
 
-def gateway_plan(settings: Settings, *, cache: Path, say: Callable[[str], None]) -> GatewayPlan:
+def gateway_plan(settings: Settings, *, cache: Path, progress: Progress) -> GatewayPlan:
     """Finds or downloads the tokenizers that the settings name, as `server_plan` does. Raises StartupError."""
     model = settings.model
     named = (text.partition("=") for text in settings.gateway.tokenizer_of)
@@ -91,8 +91,10 @@ def gateway_plan(settings: Settings, *, cache: Path, say: Callable[[str], None])
         settings.gateway,
         settings.server(served_model_name=model.served_model_name or ""),
         tokenizers=TokenizerRules(
-            {name: resolve_tokenizer(folder, cache=cache, say=say) for name, _, folder in named},
-            others=None if model.tokenizer is None else resolve_tokenizer(model.tokenizer, cache=cache, say=say),
+            {name: resolve_tokenizer(folder, cache=cache, progress=progress) for name, _, folder in named},
+            others=None
+            if model.tokenizer is None
+            else resolve_tokenizer(model.tokenizer, cache=cache, progress=progress),
             chat_template=read_template(model.chat_template),
             parsers=parser_names(settings),
         ),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from motet.deploy.ray.worker import WorkerPlan, side_channel_ports
 from motet.deploy.server_plan import GatewayPlan, gateway_plan, server_config, server_plan
 from motet.machine import cores
+from motet.models.progress import Lines
 from motet.settings.record import Settings
 from motet.settings.server_config import KVEventsConfig, cache_folder
 from motet.transfer.ticket import is_loopback
@@ -47,7 +48,7 @@ def engine_key(settings: Settings) -> str:
 
 def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ: Mapping[str, str]) -> WorkerPlan:
     """Returns the plan of a prefill or decode replica. Raises StartupError."""
-    plan = server_plan(settings, cache=cache_folder(environ), say=logger.info)
+    plan = server_plan(settings, cache=cache_folder(environ), progress=Lines(logger.info))
     direct = serves_clients(settings, role)
     side_channel = settings.rows["side_channel_host"]
     threads = math.ceil(settings.ray.cpus_per_worker)
@@ -80,7 +81,7 @@ def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ:
 
 def gateway_replica_plan(settings: Settings, place: ReplicaPlace, *, environ: Mapping[str, str]) -> GatewayPlan:
     """Returns the plan of a gateway replica. Raises StartupError."""
-    plan = gateway_plan(settings, cache=cache_folder(environ), say=logger.info)
+    plan = gateway_plan(settings, cache=cache_folder(environ), progress=Lines(logger.info))
     server = server_config(settings)
     # Host and port for requests to this replica only. Clients use Serve's, which are in the settings.
     host = server.host if is_loopback(server.host) else place.address
