@@ -28,6 +28,7 @@ from bench.servers.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
 from motet.deploy.child import BlockSize, ChildServer, CounterSnapshot, block_size_in
 from motet.errors import EngineError
 from motet.models.model_source import resolve
+from motet.models.progress import Lines
 from motet.settings.server_config import cache_folder, environment
 
 CELL = ("--prefill", "1", "--decode", "1", "--bypass-tokens", "0")
@@ -120,7 +121,7 @@ def measure(setup: LoadSetup, arguments: argparse.Namespace) -> list[PrefillDeco
         single = asyncio.run(measure_groups(server.url, setup))
     vllm: dict[int, tuple[Timing, VLLMCounters]] = {}
     if arguments.vllm:
-        model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
+        model = resolve(arguments.model, cache=cache_folder(environment()), progress=Lines(progress))
         with vllm_pair(arguments.vllm, model) as pair:
             vllm = asyncio.run(measure_vllm(pair, tokens, setup))
     trunk_bytes = block.bytes_of(setup.prompt_tokens - 1)

@@ -36,6 +36,7 @@ from motet.engines.native.client import NativeEngine
 from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
 from motet.models.model_source import resolve
+from motet.models.progress import Lines
 from motet.settings.server_config import EngineConfig, cache_folder, environment
 from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 
@@ -224,7 +225,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     conditions = machine()
-    model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
+    model = resolve(arguments.model, cache=cache_folder(environment()), progress=Lines(progress))
     ways = []
     for name, variables in WAYS.items():
         with mock.patch.dict(os.environ, variables):  # noqa: TID251  the engine processes inherit it

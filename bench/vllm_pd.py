@@ -30,6 +30,7 @@ from bench.program.report import Cells, Table, machine, print_report, table
 from bench.servers.vllm_pair import VLLMCounters, VLLMPair, vllm_pair
 from motet.deploy.child import ChildServer
 from motet.models.model_source import resolve
+from motet.models.progress import Lines
 from motet.settings.server_config import cache_folder, environment
 
 GATEWAY = "gateway"
@@ -129,7 +130,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     conditions = machine()
-    model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
+    model = resolve(arguments.model, cache=cache_folder(environment()), progress=Lines(progress))
     blocks = () if arguments.block_size is None else ("--block-size", str(arguments.block_size))
     with vllm_pair(arguments.vllm, model, blocks) as pair:
         workers = ("--worker", f"{pair.prefill.base_url},prefill", "--worker", f"{pair.decode.base_url},decode")

@@ -41,6 +41,7 @@ from bench.servers.peer_server import all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from motet.deploy.child import ChildServer
 from motet.models.model_source import resolve
+from motet.models.progress import Lines
 from motet.settings.server_config import cache_folder, environment
 
 MIX = {1: 6.0, 8: 3.0, 32: 1.0}
@@ -123,7 +124,7 @@ def servers(arguments: argparse.Namespace, stack: ExitStack) -> tuple[str, str]:
     if arguments.start_ours is not None:
         ours = stack.enter_context(ChildServer([arguments.model, *shlex.split(arguments.start_ours)])).url
     if arguments.start_peer is not None:
-        model = resolve(arguments.model, cache=cache_folder(environment()), say=print)
+        model = resolve(arguments.model, cache=cache_folder(environment()), progress=Lines(print))
         started = stack.enter_context(peer_server(VLLMSetup(arguments.start_peer, model, all_cores())))
         started.wait_until_ready()
         peer = started.url

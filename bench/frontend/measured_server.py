@@ -125,7 +125,7 @@ STANDARD = Limits()
 
 
 def plan_of(limits: Limits, *, otlp_endpoint: str | None = None) -> ServerPlan:
-    folder = resolve(MODEL, cache=cache_folder(environment()), say=lambda _: None)
+    folder = resolve(MODEL, cache=cache_folder(environment()))
     return ServerPlan(
         EngineConfig(model_path=str(folder), model_name=MODEL),
         ServerConfig(

@@ -25,7 +25,7 @@ MODEL = "smollm2"
 @cache
 def scripted() -> PulsedEngine:
     """Returns the only engine of this process."""
-    folder = resolve(MODEL, cache=cache_folder(environment()), say=lambda line: None)
+    folder = resolve(MODEL, cache=cache_folder(environment()))
     return PulsedEngine(Tokenizer.load(folder).encode(TEXT), Pulse())
 
 

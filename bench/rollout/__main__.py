@@ -46,6 +46,7 @@ from bench.servers.peer_server import all_cores, peer_server
 from bench.servers.vllm import VLLMSetup
 from motet.deploy.child import ChildServer
 from motet.models.model_source import resolve
+from motet.models.progress import Lines
 from motet.settings.server_config import cache_folder, environment
 
 DTYPES = ("bfloat16", "float32")
@@ -173,7 +174,7 @@ class RolloutBench:
 
 def measure(arguments: argparse.Namespace, folder: Path) -> RolloutResults:
     """Measures one server after the other. Only one runs at a time."""
-    model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
+    model = resolve(arguments.model, cache=cache_folder(environment()), progress=Lines(progress))
     shape = shape_of(arguments)
     tokens = AutoTokenizer.from_pretrained(model)(TEXT, add_special_tokens=False)["input_ids"]
     fresh = FreshPrompts(tokens, seed=new_seed())

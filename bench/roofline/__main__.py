@@ -28,6 +28,7 @@ from bench.program.command_line import add_check, benchmark_parser, numbers, pro
 from bench.program.report import Bound, Cells, Floor, machine, print_report, table
 from bench.roofline.step_parts import FORWARD, STEP, MeasuredEngine, PartWork, Times, parts_from
 from motet.models.model_source import resolve
+from motet.models.progress import Lines
 from motet.models.smollm2 import DEFAULT_MODEL
 from motet.settings.server_config import cache_folder, environment
 
@@ -243,7 +244,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     conditions = machine()
-    folder = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
+    folder = resolve(arguments.model, cache=cache_folder(environment()), progress=Lines(progress))
     engine = MeasuredEngine(
         folder,
         threads=arguments.threads,

@@ -44,6 +44,7 @@ from bench.servers.vllm import VLLMSetup
 from bench.shared.cases import CASES, CaseLengths, RoundResult, SendCase, make_case, median_round, run_case
 from motet.errors import EngineError
 from motet.models.model_source import resolve
+from motet.models.progress import Lines
 from motet.settings.server_config import cache_folder, environment
 
 MOTET, BEFORE, VLLM, LLAMA = "motet", "before", "vllm", "llama.cpp"
@@ -192,7 +193,7 @@ def peers_of(arguments: argparse.Namespace, lengths: CaseLengths) -> dict[str, P
     """Returns the third-party servers to start, each with capacity for all choices of the largest case."""
     found: dict[str, PeerSetup] = {}
     if arguments.vllm:
-        model = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
+        model = resolve(arguments.model, cache=cache_folder(environment()), progress=Lines(progress))
         flags = ("--enable-prefix-caching", "--max-num-seqs", str(lengths.requests))
         variables = {"VLLM_CPU_KVCACHE_SPACE": KV_CACHE_GB}
         found[VLLM] = VLLMSetup(arguments.vllm, model, all_cores(), flags, variables)

@@ -42,6 +42,7 @@ from bench.speculate.tasks import PromptTask, long_text, tasks
 from motet.cli.conversation import Conversation
 from motet.errors import EngineError
 from motet.models.model_source import resolve
+from motet.models.progress import Lines
 from motet.settings.server_config import cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind
@@ -272,7 +273,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     conditions = machine()
-    folder = resolve(arguments.model, cache=cache_folder(environment()), say=progress)
+    folder = resolve(arguments.model, cache=cache_folder(environment()), progress=Lines(progress))
     kinds = arguments.kinds.split(",") if arguments.kinds else None
     tokenizer = Tokenizer.load(folder)
     known = tasks(long_text(Path(__file__).parents[2]), tokenizer)

@@ -28,6 +28,7 @@ from bench.servers.peer_server import all_cores, peer_server
 from bench.servers.vllm import MODEL_NAME, VLLMSetup
 from bench.structured.step_cost import SCHEMA, StepCost, step_costs
 from motet.models.model_source import resolve
+from motet.models.progress import Lines
 from motet.settings.server_config import cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 
@@ -117,7 +118,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
     setup, conditions = LoadSetup.of(arguments), machine()
-    folder = resolve(arguments.model, cache=cache_folder(environment()), revision=None, say=progress)
+    folder = resolve(arguments.model, cache=cache_folder(environment()), revision=None, progress=Lines(progress))
     tokens = Tokenizer.load(folder).encode(TEXT)
     with ExitStack() as stack:
         url = arguments.url or stack.enter_context(motet_server(arguments.model)).url

@@ -35,7 +35,7 @@ def fetch(name: str, *, revision: str | None, patterns: tuple[str, ...], progres
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()  # `progress` shows the download
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a broken connection that resumes is no warning
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a connection that resumes needs no warning
     http_error: type[Exception] = errors.HfHubHTTPError.__mro__[1]
     shown = name if revision is None else f"{name} at {revision}"
     login = "the token of HF_TOKEN or `hf auth login`" + (" has no access to it" if get_token() else " is needed")
