@@ -1,7 +1,16 @@
-"""Counts the files in memory that hold weights."""
+"""Makes and counts files in memory."""
 
 import os
 from pathlib import Path
+
+from motet.models.memory_file import MemoryFile
+
+
+def memory_file_of(data: bytes) -> MemoryFile:
+    file = MemoryFile.create(len(data))
+    assert file.write(data, 0) == len(data)
+    file.seal()
+    return file
 
 
 def open_files() -> int:

@@ -4,8 +4,9 @@
 
     weights.push("http://127.0.0.1:8000", model.named_parameters(), version="1")
 
-The tensors become one safetensors file. If the server runs on the same machine as the same user, the file is in memory,
-and the server opens it; else it is the body of a request. The server must have been started with `--rl`."""
+The tensors become one safetensors file. If the server runs on the same machine as the same user, the file is in memory
+(a temporary file on a system without files in memory), and the server opens it; else it is the body of a request. The
+server must have been started with `--rl`."""
 
 import http.client
 import json
@@ -16,7 +17,8 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 
 import torch
 
-from motet.models.checkpoint import MemoryFile, TensorFacts, safetensors_header
+from motet.models.checkpoint import TensorFacts, safetensors_header
+from motet.models.memory_file import MemoryFile
 
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 """The name of each dtype in safetensors files."""
@@ -30,7 +32,7 @@ class Delivery(StrEnum):
     """The way in which the tensors get to the server."""
 
     MEMORY = "memory"
-    """Through memory that both processes can open: on one machine, in one container, as one user."""
+    """Through memory or a file that both processes can open: on one machine, in one container, as one user."""
     HTTP = "http"
 
 

@@ -9,7 +9,8 @@ from motet.control.engine_control import EngineControl
 from motet.engine import Worker, WorkerState
 from motet.engine_orders import ApplyWeights, Hold, PreparedWeights, PrepareWeights
 from motet.errors import EngineError, MotetError, NoWorkerError, RequestError, StartupError
-from motet.models.checkpoint import Checkpoint, MemoryFile
+from motet.models.checkpoint import Checkpoint
+from motet.models.memory_file import MemoryFile
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.types import PauseMode

@@ -109,7 +109,7 @@ async def test_a_push_goes_over_http_where_the_server_cannot_open_the_memory(
     folder: Path, forking: ForkingProcess, new_tensors: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with RunningCell(folder, spawn=forking.spawn, server={"rl": True}) as cell:
-        monkeypatch.setattr("motet.models.checkpoint.MEMORY_FILE", re.compile("none"))
+        monkeypatch.setattr("motet.models.memory_file.MEMORY_FILE", re.compile("none"))
         with pytest.raises(PushError, match="is not a file in memory"):
             await push(cell.url, new_tensors, way=Delivery.MEMORY)
         assert await push(cell.url, new_tensors) == "1"

@@ -27,6 +27,9 @@ def both(*patterns: str) -> Grammar:
 ENDLESS = both(*(f"a{i}|b{i}" for i in range(40)))
 """A grammar whose compilation has never been observed to end."""
 LARGE = schema(enum=[f"value number {i}" for i in range(9000)])
+LARGE_WAIT = "lambda _, grammar: grammar.source == 'a' or (b'x' * 2**30, trial.time.sleep(60))"
+"""A function that uses 1 GiB of memory, and then waits in place of compiling. The vocabulary needs none."""
+NO_REPORT = "trial.psutil.Process = lambda: (_ for _ in ()).throw(FileNotFoundError('/proc'))"
 
 
 @pytest.mark.parametrize(
@@ -61,6 +64,15 @@ def test_a_grammar_is_light_only_if_its_text_guarantees_little_work(grammar: Gra
             "import mmap; trial.Grammars.get = lambda *_: bytearray(mmap.mmap(-1, 2**30)[:1])",
             "compiling it takes more than 512 MB",
             marks=pytest.mark.slow,
+        ),
+        *(
+            pytest.param(*case, marks=mark)
+            for hidden, mark in (("trial.resource = None", pytest.mark.slow), (NO_REPORT, pytest.mark.long))
+            for case in (
+                (LARGE, hidden, None),
+                (ENDLESS, f"{hidden}; trial.CPU_S = 0", trial.TOO_LONG),
+                (LARGE, f"{hidden}; trial.Grammars.get = {LARGE_WAIT}", "compiling it takes more than 512 MB"),
+            )
         ),
     ],
 )

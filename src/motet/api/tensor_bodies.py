@@ -6,8 +6,8 @@ from starlette.requests import ClientDisconnect
 
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import BodyTooLargeError, ModelLoadError, RequestError
-from motet.models.checkpoint import MemoryFile
 from motet.models.folder import check_safetensors
+from motet.models.memory_file import MemoryFile
 
 MAX_LENGTH_DIGITS = 18
 

@@ -13,8 +13,9 @@ from collections.abc import Collection, Sequence
 
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import RequestError
-from motet.models.checkpoint import Checkpoint, MemoryFile
+from motet.models.checkpoint import Checkpoint
 from motet.models.folder import check_safetensors
+from motet.models.memory_file import MemoryFile
 
 ANNOUNCED_S = 300.0
 """Maximum time in seconds to wait for announced tensors: the time that vLLM's client waits for the answer."""

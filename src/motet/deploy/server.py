@@ -45,6 +45,7 @@ from motet.engine import WorkerState
 from motet.engines.http import Client, server_client
 from motet.engines.native.spawn import spawn_receiver
 from motet.errors import StartupError
+from motet.models.memory_file import remove_abandoned_folders
 from motet.routing.router import Router
 from motet.routing.text_router import TextRouter
 from motet.routing.workers.fleet import Fleet
@@ -92,6 +93,7 @@ async def run_server(
 ) -> Outcome:
     """Runs a server until a signal stops it or no engine is left to decode. Raises `StartupError`."""
     allow_open_files()
+    remove_abandoned_folders()
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(plan.server.host, plan.server.port))
         config = replace(plan.server, port=port_of(listener))
@@ -128,6 +130,7 @@ async def run_gateway(
 ) -> Outcome:
     """Runs a gateway until a signal stops it. Raises `StartupError`."""
     allow_open_files()
+    remove_abandoned_folders()
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(plan.server.host, plan.server.port))
         config = replace(plan.server, port=port_of(listener))

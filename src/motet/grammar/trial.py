@@ -1,26 +1,30 @@
 """Compiles a heavy grammar in a separate process first, under limits of time and memory that the operating system
-enforces.
+enforces. If it has no such limits (macOS, Windows, a container without /proc), a thread of the process enforces them.
 
 Compiling cannot be interrupted, and a grammar of a few hundred characters can take hours: for example, llguidance
 builds the intersection of all patterns for one string.
 
 1. The server calls `compile_in_process` for a grammar that `limits.is_heavy`.
 2. The process builds the vocabulary, then limits its own CPU time and memory, and compiles the grammar.
-3. It prints the error of the grammar, if there is one. If it exceeds a limit, the operating system ends it.
+3. It prints the error of the grammar, if there is one. If it exceeds a limit, the operating system or the thread ends
+   it. The thread checks 20 times a second, so until then the process can take more memory than it is allowed.
 4. A grammar without an error is compiled again where it is used, at no more cost than in the process.
 """
 
+import contextlib
+import importlib
 import math
-import resource
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+import psutil
 from tokenizers import Tokenizer as Backend
 
 from motet.errors import GrammarError
@@ -37,6 +41,23 @@ TIMEOUT_S: Final = 60.0
 """Time in seconds after which the process is killed, even if it had less than `CPU_S` of CPU time on a busy machine."""
 COMMAND: Final = (sys.executable, "-m", "motet.grammar.trial")
 TOO_LONG: Final = f"compiling it takes more than {CPU_S} s"
+TOO_LONG_CODE: Final = 75
+"""Exit code of a process that has exceeded `CPU_S`."""
+TOO_LONG_CODES: Final = (
+    TOO_LONG_CODE,
+    *(-getattr(signal, name) for name in ("SIGXCPU", "SIGKILL") if hasattr(signal, name)),
+)
+TOO_LARGE_CODE: Final = 76
+"""Exit code of a process that has exceeded `MEMORY_MB`, if the thread found it."""
+CHECK_S: Final = 0.05
+"""Time in seconds between two checks of the thread."""
+
+resource: Any
+"""The module with the system's limits. None on Windows."""
+try:
+    resource = importlib.import_module("resource")
+except ImportError:
+    resource = None
 
 
 class TrialRequest(msgspec.Struct):
@@ -60,7 +81,7 @@ def compile_in_process(
         done = subprocess.run(COMMAND, input=content, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise GrammarError(TOO_LONG) from None
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+    if done.returncode in TOO_LONG_CODES:
         raise GrammarError(TOO_LONG)
     if done.returncode != 0:
         raise GrammarError(f"compiling it takes more than {MEMORY_MB} MB")
@@ -76,11 +97,14 @@ def main() -> None:
     grammars.get(Grammar(GrammarKind.REGEX, "a"))  # builds the vocabulary
     address_mb, before_mb = memory_mb()
     used_s = math.ceil(time.process_time())
-    # The stack of a thread exists for a moment after the thread has ended, in addition to the next thread's stack.
-    max_bytes = (address_mb + MEMORY_MB << 20) + STACK_BYTES
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (used_s + CPU_S, used_s + CPU_S + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+    if address_mb and has_limits():
+        # The stack of a thread exists for a moment after the thread has ended, in addition to the next thread's stack.
+        max_bytes = (address_mb + MEMORY_MB << 20) + STACK_BYTES
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (used_s + CPU_S, used_s + CPU_S + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
+    else:
+        threading.Thread(target=end_at, args=(used_s + CPU_S, before_mb + MEMORY_MB), daemon=True).start()
     try:
         grammars.get(request.grammar)
         if (used_mb := memory_mb()[1] - before_mb) > HEAVY_MB:
@@ -89,11 +113,28 @@ def main() -> None:
         sys.stdout.write(error.message)
 
 
+def has_limits() -> bool:
+    """Returns True if the system enforces limits of CPU time and memory. On macOS, RLIMIT_AS is another name for
+    RLIMIT_RSS, which macOS ignores."""
+    return resource is not None and resource.RLIMIT_AS != resource.RLIMIT_RSS
+
+
+def end_at(cpu_s: float, resident_mb: int) -> None:
+    """Ends this process when it exceeds a limit. Compiling does not hold the GIL, so it does not stop this thread."""
+    while time.process_time() <= cpu_s:
+        if memory_mb()[1] > resident_mb:
+            os._exit(TOO_LARGE_CODE)
+        time.sleep(CHECK_S)
+    os._exit(TOO_LONG_CODE)
+
+
 def memory_mb() -> tuple[int, int]:
-    """Returns the size of this process's address space and of its resident memory, in MB."""
-    pages = Path("/proc/self/statm").read_text().split()
-    address, resident = (int(number) * resource.getpagesize() >> 20 for number in pages[:2])
-    return address, resident
+    """Returns the size of this process's address space and of its resident memory, in MB. Without /proc, Linux reports
+    only the largest resident memory so far: the address space is 0 then."""
+    with contextlib.suppress(psutil.Error, OSError):
+        memory = psutil.Process().memory_info()
+        return memory.vms >> 20, memory.rss >> 20
+    return 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10 if resource is not None else 0
 
 
 if __name__ == "__main__":

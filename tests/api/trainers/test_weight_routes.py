@@ -29,7 +29,8 @@ from motet.engine_orders import (
 from motet.engines.http import server_client
 from motet.engines.remote import EngineServer
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER
-from motet.models.checkpoint import Checkpoint, CheckpointKind, MemoryFile, available_bytes
+from motet.models.checkpoint import Checkpoint, CheckpointKind
+from motet.models.memory_file import MemoryFile, available_bytes
 from tests.api.noted_control import BAD, GONE, NotedControl
 from tests.api.serving import Served, Serving
 from tests.error_response import assert_error

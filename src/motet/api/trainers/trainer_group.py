@@ -22,7 +22,8 @@ from motet.api.http.schema import Schema
 from motet.api.service import Service
 from motet.control.nccl_receiver import NcclReceiver
 from motet.errors import EngineError
-from motet.models.checkpoint import MemoryFile, TensorFacts, safetensors_header
+from motet.models.checkpoint import TensorFacts, safetensors_header
+from motet.models.memory_file import MemoryFile
 from motet.models.trainer_group import TrainerGroup
 
 UNIQUE_ID_BYTES = 128

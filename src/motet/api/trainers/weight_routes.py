@@ -25,7 +25,8 @@ from motet.control.checkpoint_upload import CheckpointUpload
 from motet.control.weight_updates import WeightUpdate
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import ModelLoadError, RequestError
-from motet.models.checkpoint import ZEROS, Checkpoint, MemoryFile
+from motet.models.checkpoint import ZEROS, Checkpoint
+from motet.models.memory_file import MemoryFile
 
 Version = Annotated[str, Field(min_length=1, max_length=200)]
 """The name of a weight version."""
@@ -37,7 +38,8 @@ class UpdateWeightsBody(Schema):
     weight_dir: Annotated[str | None, Field(min_length=1)] = None
     """A folder that this server can read, with safetensors files: all tensors of the model, or some."""
     weight_file: Annotated[str | None, Field(min_length=1)] = None
-    """A sealed file in the memory of a process on this machine, /proc/PID/fd/FD, instead of a folder."""
+    """A sealed file in the memory of a process on this machine, /proc/PID/fd/FD, instead of a folder. On a system
+    without such files, a temporary file of `motet.weights`."""
     update_info: UpdateInfo | None = None
     """The next tensors, between /start_weight_update and /finish_weight_update."""
     weight_version: Version | None = None
