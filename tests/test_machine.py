@@ -1,11 +1,13 @@
 """Memory within the limits of containers, faked by files, and the processor's name."""
 
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
 
-from motet.machine import MachineMemory, processor, read_memory
+from motet.machine import MachineMemory, cores, process_memory, processor, read_memory
 
 GIB = 2**30
 HOST = MachineMemory(64 * GIB, 48 * GIB)
@@ -68,3 +70,23 @@ def test_the_processor_has_a_name_everywhere_and_instruction_sets_on_linux(tmp_p
     assert processor(cpuinfo).instruction_sets == {"fpu", "avx2"}
     assert processor(tmp_path / "none").name
     assert not processor(tmp_path / "none").instruction_sets
+
+
+def hidden(*_: object) -> NoReturn:
+    raise FileNotFoundError("/proc")
+
+
+def test_memory_is_counted_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = tmp_path / "nowhere"
+    counted, own = read_memory(nowhere, nowhere), process_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", hidden)
+    monkeypatch.setattr(psutil, "Process", hidden)
+    assert read_memory(nowhere, nowhere).total_bytes == counted.total_bytes
+    assert 0 < read_memory(nowhere, nowhere).available_bytes < counted.total_bytes
+    assert process_memory().address_bytes == 0 and process_memory().resident_bytes >= own.resident_bytes - GIB // 100
+
+
+def test_cores_are_counted_without_an_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    permitted = cores()
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert cores() >= permitted

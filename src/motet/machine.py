@@ -8,12 +8,14 @@ container's control group, so both numbers are reduced to the smallest limit of 
 
 A container often sees its own group as the root, at which /proc/self/cgroup has a path that does not exist."""
 
+import importlib
 import os
 import platform
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,6 +33,14 @@ class MachineMemory:
 
 
 @dataclass(frozen=True)
+class ProcessMemory:
+    address_bytes: int
+    """Size of the address space; 0 if the system does not report it (Linux without /proc)."""
+    resident_bytes: int
+    """Memory in use; its largest value so far on Linux without /proc."""
+
+
+@dataclass(frozen=True)
 class Processor:
     name: str
     instruction_sets: frozenset[str] = frozenset()
@@ -39,11 +49,24 @@ class Processor:
 
 def read_memory(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> MachineMemory:
     """Returns the memory of this machine, or of this container if its limit is lower."""
-    memory = psutil.virtual_memory()
-    total, available = int(memory.total), int(memory.available)
+    try:
+        memory = psutil.virtual_memory()
+        total, available = int(memory.total), int(memory.available)
+    except OSError:  # Linux without /proc/meminfo; the files that the system can drop do not count as available then
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, available = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
     for limit, used in cgroup_limits(cgroups, own):
         total, available = min(total, limit), min(available, limit - used)
     return MachineMemory(total, max(0, available))
+
+
+def process_memory() -> ProcessMemory:
+    """Returns the memory of this process."""
+    with suppress(psutil.Error, OSError):
+        memory = psutil.Process().memory_info()
+        return ProcessMemory(int(memory.vms), int(memory.rss))
+    resource: Any = importlib.import_module("resource")  # it does not exist on Windows, where psutil needs no /proc
+    return ProcessMemory(0, int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) << 10)
 
 
 def cgroup_limits(cgroups: Path, own: Path) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from motet.grammar.compiled_grammar import Matcher, fill_masks, mask_words
 from motet.grammar.forced import MAX_FORCED, NO_FORCING
 from motet.grammar.grammar_source import llguidance_source
 from motet.grammar.json_schema import ONE_LINE
-from motet.grammar.trial import memory_mb
+from motet.machine import process_memory
 from motet.types import Grammar, GrammarKind, Thinking
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, follows, grammars_of, lark, regex
 
@@ -74,11 +74,11 @@ def busy_s(matcher: Matcher, *, tokens: int = 4) -> float:
 def test_a_short_grammar_of_a_long_text_costs_no_more_than_others(grammar: Grammar, thinking: Thinking | None) -> None:
     grammars = grammars_of()
     grammars.get(regex("a"))
-    before_mb, started_s = memory_mb()[1], time.thread_time()
+    before_mb, started_s = (process_memory().resident_bytes >> 20), time.thread_time()
     compiled = grammars.get(Grammar(grammar.kind, grammar.source, thinking))
     assert busy_s(compiled.matcher()) < 0.02
     assert time.thread_time() - started_s < 0.1
-    assert memory_mb()[1] - before_mb <= 4
+    assert (process_memory().resident_bytes >> 20) - before_mb <= 4
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_the_limit_of_lexer_states_ends_an_answer_before_they_take_much_memory()
     matcher = grammars_of().get(regex(r"(\w*a\w{18}x)")).matcher()
     out = np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)
     letters = [TOKENIZER.encode(letter)[0] for letter in "ab"]
-    before_mb, rng = memory_mb()[1], random.Random(1)
+    before_mb, rng = (process_memory().resident_bytes >> 20), random.Random(1)
     with pytest.raises(GrammarError, match="too many states"):
         for _ in range(20_000):
             fill_masks([matcher], out)
             matcher.consume(rng.choice(letters))
-    assert memory_mb()[1] - before_mb < 40, "without the limit it is 22 MB per 1800 tokens"
+    assert (process_memory().resident_bytes >> 20) - before_mb < 40, "without the limit it is 22 MB per 1800 tokens"

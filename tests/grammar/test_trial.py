@@ -11,6 +11,7 @@ import pytest
 from motet.errors import GrammarError
 from motet.grammar import trial
 from motet.grammar.limits import HEAVY_MB, compiled_mb, is_heavy
+from motet.machine import process_memory
 from motet.types import Grammar, GrammarKind
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, grammars_of, lark, regex
 from tests.tiny_tokenizer import EOS_ID
@@ -29,7 +30,7 @@ ENDLESS = both(*(f"a{i}|b{i}" for i in range(40)))
 LARGE = schema(enum=[f"value number {i}" for i in range(9000)])
 LARGE_WAIT = "lambda _, grammar: grammar.source == 'a' or (b'x' * 2**30, trial.time.sleep(60))"
 """A function that uses 1 GiB of memory, and then waits in place of compiling. The vocabulary needs none."""
-NO_REPORT = "trial.psutil.Process = lambda: (_ for _ in ()).throw(FileNotFoundError('/proc'))"
+NO_REPORT = "import psutil; psutil.Process = lambda: (_ for _ in ()).throw(FileNotFoundError('/proc'))"
 
 
 @pytest.mark.parametrize(
@@ -110,8 +111,8 @@ WIDE = schema(type="object", properties={name: {"type": "number"} for name in NA
 def test_a_light_grammar_takes_no_more_memory_than_estimated(grammar: Grammar) -> None:
     grammars = grammars_of()
     grammars.get(regex("a"))
-    before_mb = trial.memory_mb()[1]
+    before_mb = process_memory().resident_bytes >> 20
     for number in range(4):
         grammars.get(msgspec.structs.replace(grammar, source=grammar.source + " " * number))
     assert not is_heavy(grammar)
-    assert trial.memory_mb()[1] - before_mb <= 4 * compiled_mb(grammar)
+    assert (process_memory().resident_bytes >> 20) - before_mb <= 4 * compiled_mb(grammar)

@@ -8,15 +8,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
 from motet.errors import ModelLoadError
+from motet.machine import read_memory
 from motet.models import memory_file
-from motet.models.memory_file import FOLDER_PREFIX, MemoryFile, available_bytes, remove_abandoned_folders
+from motet.models.memory_file import FOLDER_PREFIX, MemoryFile, remove_abandoned_folders
 from tests.memory_files import memory_file_of
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)}
@@ -77,7 +77,7 @@ def test_only_sealed_files_in_memory_are_opened(tmp_path: Path) -> None:
 def test_a_file_is_not_made_without_memory_for_it() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="bytes of memory are free"):
-        MemoryFile.create(available_bytes() * 2)
+        MemoryFile.create(read_memory().available_bytes * 2)
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -178,14 +178,3 @@ def test_a_container_can_forbid_files_in_memory_or_hide_their_names(
             assert file.path.read_bytes() == b"abc" and file.path.is_relative_to(tmp_path)
             file.close()
     assert os.listdir("/proc/self/fd") == before
-
-
-def test_memory_is_counted_without_proc_and_without_any_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hidden() -> None:
-        raise FileNotFoundError("/proc/meminfo")
-
-    counted = available_bytes()
-    monkeypatch.setattr(psutil, "virtual_memory", hidden)
-    assert 0 < available_bytes() < counted * 1.5
-    monkeypatch.delattr(os, "sysconf")
-    assert available_bytes() == sys.maxsize

@@ -11,7 +11,6 @@ builds the intersection of all patterns for one string.
 4. A grammar without an error is compiled again where it is used, at no more cost than in the process.
 """
 
-import contextlib
 import importlib
 import math
 import os
@@ -24,12 +23,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-import psutil
 from tokenizers import Tokenizer as Backend
 
 from motet.errors import GrammarError
 from motet.grammar.compiled_grammar import Grammars
 from motet.grammar.limits import HEAVY_MB, STACK_BYTES
+from motet.machine import process_memory
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind
 
@@ -95,19 +94,20 @@ def main() -> None:
     tokenizer = Tokenizer(Backend.from_str(request.tokenizer))
     grammars = Grammars(lambda: tokenizer, vocab_size=request.vocab_size, eos_token_ids=request.eos_token_ids)
     grammars.get(Grammar(GrammarKind.REGEX, "a"))  # builds the vocabulary
-    address_mb, before_mb = memory_mb()
-    used_s = math.ceil(time.process_time())
-    if address_mb and has_limits():
+    before = process_memory()
+    max_cpu_s = math.ceil(time.process_time()) + CPU_S
+    if before.address_bytes and has_limits():
         # The stack of a thread exists for a moment after the thread has ended, in addition to the next thread's stack.
-        max_bytes = (address_mb + MEMORY_MB << 20) + STACK_BYTES
+        max_bytes = before.address_bytes + (MEMORY_MB << 20) + STACK_BYTES
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (used_s + CPU_S, used_s + CPU_S + 1))
+        resource.setrlimit(resource.RLIMIT_CPU, (max_cpu_s, max_cpu_s + 1))
         resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     else:
-        threading.Thread(target=end_at, args=(used_s + CPU_S, before_mb + MEMORY_MB), daemon=True).start()
+        limits = max_cpu_s, before.resident_bytes + (MEMORY_MB << 20)
+        threading.Thread(target=end_at, args=limits, daemon=True).start()
     try:
         grammars.get(request.grammar)
-        if (used_mb := memory_mb()[1] - before_mb) > HEAVY_MB:
+        if (used_mb := process_memory().resident_bytes - before.resident_bytes >> 20) > HEAVY_MB:
             raise GrammarError(f"its compiled form takes {used_mb} MB; at most {HEAVY_MB} MB are allowed")
     except GrammarError as error:
         sys.stdout.write(error.message)
@@ -119,22 +119,13 @@ def has_limits() -> bool:
     return resource is not None and resource.RLIMIT_AS != resource.RLIMIT_RSS
 
 
-def end_at(cpu_s: float, resident_mb: int) -> None:
+def end_at(max_cpu_s: float, max_resident_bytes: int) -> None:
     """Ends this process when it exceeds a limit. Compiling does not hold the GIL, so it does not stop this thread."""
-    while time.process_time() <= cpu_s:
-        if memory_mb()[1] > resident_mb:
+    while time.process_time() <= max_cpu_s:
+        if process_memory().resident_bytes > max_resident_bytes:
             os._exit(TOO_LARGE_CODE)
         time.sleep(CHECK_S)
     os._exit(TOO_LONG_CODE)
-
-
-def memory_mb() -> tuple[int, int]:
-    """Returns the size of this process's address space and of its resident memory, in MB. Without /proc, Linux reports
-    only the largest resident memory so far: the address space is 0 then."""
-    with contextlib.suppress(psutil.Error, OSError):
-        memory = psutil.Process().memory_info()
-        return memory.vms >> 20, memory.rss >> 20
-    return 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10 if resource is not None else 0
 
 
 if __name__ == "__main__":

@@ -16,15 +16,14 @@ import os
 import re
 import shutil
 import stat
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import psutil
 from filelock import FileLock
 
 from motet.errors import ModelLoadError
+from motet.machine import read_memory
 
 MEMORY_FILE = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
 MEMORY_FILE_FLAGS = sum(getattr(os, name, 0) for name in ("MFD_CLOEXEC", "MFD_ALLOW_SEALING"))
@@ -83,7 +82,7 @@ class MemoryFile:
         """Returns a file in memory; None if this system has none, or no name for it."""
         if fcntl is None or not hasattr(os, "memfd_create"):
             return None
-        if num_bytes > (free := available_bytes()):
+        if num_bytes > (free := read_memory().available_bytes):
             raise OSError(errno.ENOMEM, f"{num_bytes} bytes are needed, and {free} bytes of memory are free")
         try:
             descriptor = os.memfd_create("motet-weights", MEMORY_FILE_FLAGS)
@@ -210,14 +209,3 @@ def _opened_as(descriptor: int) -> Path:
 
 def _seals() -> int:
     return int(fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
-
-
-def available_bytes() -> int:
-    """Returns the system's estimate of the available memory, in bytes. Without /proc, memory that Linux would take from
-    its cache of files does not count; if the system reports nothing, all memory counts as available."""
-    with contextlib.suppress(OSError):
-        return int(psutil.virtual_memory().available)
-    if hasattr(os, "sysconf"):
-        with contextlib.suppress(OSError, ValueError):
-            return int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
-    return sys.maxsize

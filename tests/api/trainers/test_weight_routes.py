@@ -29,8 +29,9 @@ from motet.engine_orders import (
 from motet.engines.http import server_client
 from motet.engines.remote import EngineServer
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER
+from motet.machine import read_memory
 from motet.models.checkpoint import Checkpoint, CheckpointKind
-from motet.models.memory_file import MemoryFile, available_bytes
+from motet.models.memory_file import MemoryFile
 from tests.api.noted_control import BAD, GONE, NotedControl
 from tests.api.serving import Served, Serving
 from tests.error_response import assert_error
@@ -130,7 +131,7 @@ async def test_a_body_without_a_length_or_without_memory_for_it_is_refused(train
 
     refused = await trained.http.post("/update_weights", content=chunked(), headers=BINARY)
     assert_error(refused, status=400, code="length_required")
-    lines = f"content-type: application/octet-stream\r\ncontent-length: {available_bytes() * 2}"
+    lines = f"content-type: application/octet-stream\r\ncontent-length: {read_memory().available_bytes * 2}"
     assert "413" in await answer_to(trained, lines)
 
 
