@@ -4,10 +4,13 @@ clients."""
 import asyncio
 import time
 import tracemalloc
+from collections.abc import Awaitable
 
+import httpx
 import pytest
 
 from bench.hostile.large_requests import REFUSED
+from motet.api.http.body import MAX_LEVELS
 from tests.api.serving import Served, Serving, WatchedEngine
 from tests.attack.hostile import MIB, flood, status
 from tests.deploy.listening import left, serving
@@ -76,6 +79,22 @@ async def test_a_body_with_too_many_parts_is_refused_by_its_field_before_it_is_p
     assert response.status_code == 400
     assert response.json()["error"].get("param") == param
     assert busy_s < 1  # CPU time of the event loop's thread, in which the client sends megabytes too
+
+
+async def test_levels_of_a_body_have_a_limit_that_does_not_depend_on_the_version_of_python(served: Served) -> None:
+    def body(levels: int) -> str:
+        """Returns a body whose other levels are the body itself and the field."""
+        inner = "[" * (levels - 2) + "]" * (levels - 2)
+        return f'{{"messages": [{{"role": "user", "content": "["}}], "chat_template_kwargs": {{"a": {inner}}}}}'
+
+    def post(levels: int) -> Awaitable[httpx.Response]:
+        headers = {"content-type": "application/json"}
+        return served.http.post("/v1/chat/completions", content=body(levels), headers=headers)
+
+    assert (await post(MAX_LEVELS)).status_code == 200
+    for levels in (MAX_LEVELS + 1, 950, 1050, 9000):  # Python 3.11 reads 990 levels, Python 3.13 reads 9000
+        message = f"Invalid 'chat_template_kwargs': the body may have {MAX_LEVELS} levels of objects and arrays."
+        assert_error(await post(levels), status=400, message=message)
 
 
 async def test_text_that_looks_like_many_parts_is_not_refused(served: Served) -> None:

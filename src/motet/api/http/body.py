@@ -33,6 +33,8 @@ Marks = npt.NDArray[np.bool_]
 
 MAX_CONTAINERS = 10_000
 """Maximum number of objects and arrays: 2000 turns with a call each, and 128 tools. Checking one takes 20 to 40 us."""
+MAX_LEVELS = 500
+"""Maximum number of levels of objects and arrays. Python versions differ in the depth that they can read."""
 MAX_MEMBERS = 40_000
 """Maximum number of members of objects, four for each object and array."""
 MAX_STRINGS = 100_000
@@ -131,9 +133,10 @@ def _read_long(raw: bytes, schema: type[Body]) -> Body:
 
 
 def check_counts(raw: bytes) -> None:
-    """Raises RequestError for more objects, arrays or members than a request may have. The error names their field."""
+    """Raises RequestError for more objects, arrays, levels or members than a request may have. The error names their
+    field."""
     num_containers = raw.count(b"{") + raw.count(b"[")
-    few = num_containers <= MAX_CONTAINERS and all(raw.count(mark) <= limit for mark, (limit, _) in _LIMITS.items())
+    few = num_containers <= MAX_LEVELS and all(raw.count(mark) <= limit for mark, (limit, _) in _LIMITS.items())
     long_number = _TOO_LONG in raw.translate(_DIGITS)
     if few and not long_number:
         return
@@ -144,8 +147,10 @@ def check_counts(raw: bytes) -> None:
     outside = ~np.logical_xor.accumulate(quotes)
     opening = outside & ((letters == ord("{")) | (letters == ord("[")))
     members = outside & (letters == ord(":"))
+    too_deep = opening & (_depths(letters, outside=outside, opening=opening) > MAX_LEVELS)
     wrong = [
         (_place_of(opening, MAX_CONTAINERS), f"the body may have {MAX_CONTAINERS} objects and arrays"),
+        (_place_of(too_deep, 0), f"the body may have {MAX_LEVELS} levels of objects and arrays"),
         *(
             (_place_of(outside & (letters == ord(mark)), limit), f"the body may have {limit} {what}")
             for mark, (limit, what) in _LIMITS.items()
@@ -172,11 +177,16 @@ def _long_number(letters: npt.NDArray[np.uint8], outside: Marks) -> int | None:
     return None if found is None else (int(between[found - 1]) if found else -1) + MAX_DIGITS + 1
 
 
+def _depths(letters: npt.NDArray[np.uint8], *, outside: Marks, opening: Marks) -> npt.NDArray[np.int32]:
+    """Returns the number of objects and arrays that are open after each byte."""
+    closing = outside & ((letters == ord("}")) | (letters == ord("]")))
+    return np.cumsum(opening.astype(np.int32) - closing.astype(np.int32), dtype=np.int32)
+
+
 def _field_at(text: bytes, place: int, *, outside: Marks, opening: Marks, members: Marks) -> str:
     """Returns the name of the body's field that contains the byte at `place`; empty if it is in no field."""
     letters = np.frombuffer(text, np.uint8)[: place + 1]
-    closing = outside[: place + 1] & ((letters == ord("}")) | (letters == ord("]")))
-    depth = np.cumsum(opening[: place + 1].astype(np.int32) - closing.astype(np.int32))
-    names = np.flatnonzero(members[: place + 1] & (depth == 1))
+    depths = _depths(letters, outside=outside[: place + 1], opening=opening[: place + 1])
+    names = np.flatnonzero(members[: place + 1] & (depths == 1))
     found = _NAME.search(text[max(0, int(names[-1]) - 200) : int(names[-1])]) if len(names) else None
     return found[1].decode(errors="replace") if found else ""
