@@ -49,6 +49,8 @@ LARGE_PAGE = 2**21
 STARTED_MODULES = ("motet.cli.main", "motet.cli.server_commands", "motet.cli.servers", "motet.engines.native.process")
 IMPORTED_LATER = ("motet.transfer.backends.nixl", "transformers.modeling_layers", "transformers.processing_utils")
 """Modules that a process imports when its role is known, or with its first model."""
+HIDDEN_MODULES = "HIDDEN_MODULES"
+"""Environment variable with modules that a forked process cannot import, separated by spaces."""
 MESSAGE_BYTES = 2**17
 """Size of a buffer that is larger than any environment."""
 IN_NAMESPACE = ["ip", "netns", "exec"]
@@ -328,6 +330,8 @@ def apply_order(order: Order, streams: Sequence[int]) -> None:
     os.environ.clear()  # noqa: TID251  this process starts again
     os.environ.update(order.environ)  # noqa: TID251
     tempfile.tempdir = None
+    for module in order.environ.get(HIDDEN_MODULES, "").split():
+        sys.modules[module] = None  # type: ignore[assignment]  # an import of it raises ModuleNotFoundError
     if order.namespace:
         enter(order.namespace)
 

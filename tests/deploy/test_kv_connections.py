@@ -8,6 +8,7 @@ from motet.engine import Worker
 from motet.engine_orders import Connect, Done, EngineOrder, OrderAnswer
 from motet.errors import EngineDiedError
 from motet.testing.fake_engine import FakeEngine, FakeLeases
+from motet.transfer.ticket import TransportKind
 from tests.routing.kinds import info_of
 from tests.routing.scene import script
 
@@ -65,6 +66,19 @@ async def test_workers_with_different_dtypes_are_not_connected() -> None:
     other = Worker("d", ConnectingEngine("decode-a-motet-0", connected, dtype="bfloat16"), "there")
     await connect_pairs(other, workers(connected, "prefill-a-motet-0"))
     assert connected == set()
+
+
+async def test_workers_with_different_transports_are_not_connected_and_the_log_has_the_remedy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connected: set[tuple[str, str]] = set()
+    nixl, shared = TransportKind.NIXL, TransportKind.SHARED_MEMORY
+    decode = Worker("d", ConnectingEngine("decode-a-motet-0", connected, transfer_backend=nixl), "there")
+    prefill = Worker("p", ConnectingEngine("prefill-a-motet-0", connected, transfer_backend=shared), "there")
+    await connect_pairs(decode, [prefill])
+    assert connected == set()
+    assert "d moves KV with nixl, p with shared-memory" in caplog.text
+    assert "--kv-transfer-backend" in caplog.text
 
 
 async def test_engines_without_a_connect_order_connect_by_a_first_transfer() -> None:

@@ -17,9 +17,10 @@ from bench.servers.ports import free_port
 from motet.deploy.child import ChildServer, read_figures
 from motet.errors import StartupError
 from motet.settings.server_config import environment
+from motet.transfer.backends.shared_segment import PREFIX, segment_folders
 from tests.e2e.long_answer import ENDLESS, events_of_long_answer, texts_of
 from tests.e2e.processes import wait_until_gone
-from tests.forked import ForkingProcess
+from tests.forked import HIDDEN_MODULES, ForkingProcess
 from tests.hosts.servers import eventually
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import TINY
@@ -129,7 +130,8 @@ def test_two_cells_on_one_machine_stay_separate_and_each_ends_without_the_other(
         tmp_path_factory.mktemp("t") for _ in range(2)
     ]  # short, since the path of a socket has at most 107 characters
     once = (*CELL, "--engine-restarts", "0")
-    with start(forking, long_folder, folders[0], *once) as one, start(forking, folder, folders[1], *CELL) as other:
+    shared = (*CELL, "--kv-transfer-backend", "shared-memory")
+    with start(forking, long_folder, folders[0], *once) as one, start(forking, folder, folders[1], *shared) as other:
         sides = [worker["transfer"] for cell in (one, other) for worker in workers(cell).values()]
         assert len({str(side) for side in sides}) == 4
         assert texts(one) == expected
@@ -142,10 +144,56 @@ def test_two_cells_on_one_machine_stay_separate_and_each_ends_without_the_other(
         os.kill(other.pid, signal.SIGKILL)
         for pid in killed:
             wait_until_gone(pid, PATIENCE_S)
+        assert eventually(segment_files, lambda files: files == []) == [], "the engines have left shared memory"
         assert texts(one) == expected
 
         assert_it_works_without_prefill_and_ends_with_its_decode_engine(one, expected)
         assert list(folders[0].glob("motet-*")) == []
+
+
+def segment_files() -> list[Path]:
+    """Returns the files through which engines share memory. A file has a name for an instant only."""
+    return [path for folder in segment_folders() for path in folder.glob(PREFIX + "*")]
+
+
+FAKE_NIXL = """
+class nixlBackendError(Exception): ...
+class nixlNotAllowedError(Exception): ...
+class nixlRegDList: ...
+class nixl_xfer_handle: ...
+class nixl_agent_config:
+    def __init__(self, **settings): ...
+class nixl_agent:
+    def __init__(self, name, config):
+        raise nixlBackendError("NIXL_ERR_BACKEND")
+"""
+NIXL_MODULES = "nixl motet.transfer.backends.nixl"
+
+
+def test_a_cell_without_nixl_answers_like_one_engine_with_one_transfer(
+    forking: ForkingProcess, folder: Path, expected: list[str]
+) -> None:
+    environ = {**environment(), HIDDEN_MODULES: NIXL_MODULES}
+    with forking.server([str(folder), *TINY, *CELL], port=0, environ=environ) as server:
+        assert_it_uses_shared_memory(server, expected)
+        assert "NIXL is not installed" in server.log
+
+
+@pytest.mark.long
+def test_a_cell_whose_nixl_cannot_start_answers_like_one_engine_with_one_transfer(
+    folder: Path, tmp_path: Path, expected: list[str]
+) -> None:
+    (tmp_path / "nixl.py").write_text(FAKE_NIXL)
+    path = os.pathsep.join(filter(None, (str(tmp_path), environment().get("PYTHONPATH"))))
+    with ChildServer([str(folder), *TINY, *CELL], port=0, environ={**environment(), "PYTHONPATH": path}) as server:
+        assert_it_uses_shared_memory(server, expected)
+        assert "NIXL cannot start: nixlBackendError('NIXL_ERR_BACKEND')" in server.log
+
+
+def assert_it_uses_shared_memory(cell: ChildServer, expected: list[str]) -> None:
+    assert texts(cell) == expected
+    assert transfers(cell) == (1, 1)
+    assert {worker["transfer_backend"] for worker in workers(cell).values()} == {"shared-memory"}
 
 
 def assert_it_works_without_prefill_and_ends_with_its_decode_engine(cell: ChildServer, expected: list[str]) -> None:

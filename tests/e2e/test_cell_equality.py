@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = ["the hand in the sand", "hello and then another", "then the land and the other"]
 SEED = 2**63 - 5
+BACKENDS = {"float32": "nixl", "bfloat16": "shared-memory"}
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ def dtype(request: pytest.FixtureRequest) -> str:
 def cell(
     dtype: str, folder: Path, tmp_path_factory: pytest.TempPathFactory, forking: ForkingProcess
 ) -> Iterator[ChildServer]:
-    """A cell. After SIGTERM it must end with exit code 0 and leave nothing."""
+    """A cell with another transport for each dtype. After SIGTERM it must end with exit code 0 and leave nothing."""
     temporary = tmp_path_factory.mktemp("cell")
     arguments = [
         str(folder), "--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--dtype", dtype,
         "--max-num-seqs", "64", "--max-num-batched-tokens", "64", "--no-prefix-cache", "--threads", "1",
-        "--prefill", "1", "--decode", "1", "--bypass-tokens", "0",
+        "--prefill", "1", "--decode", "1", "--bypass-tokens", "0", "--kv-transfer-backend", BACKENDS[dtype],
     ]  # fmt: skip
     with forking.server(arguments, environ={**environment(), "TMPDIR": str(temporary)}) as running:
         yield running

@@ -30,6 +30,12 @@ def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
 
 
+@pytest.fixture(params=["shared-memory", "nixl"])
+def backend(request: pytest.FixtureRequest, over_tcp: None) -> dict[str, object]:
+    """Returns settings of an engine: what moves its KV. With both, the KV of a stopped process cannot be read."""
+    return {"kv_transfer_backend": request.param}
+
+
 @pytest.fixture
 async def cell(shared: RunningCell) -> AsyncIterator[RunningCell]:
     """The cell that all tests of a module share. All its engines are available before each test, which must leave

@@ -23,11 +23,13 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @asynccontextmanager
-async def cell(folder: Path, spawn: Spawn, **decode: object) -> AsyncIterator[tuple[WorkerPair, Router]]:
+async def cell(
+    folder: Path, spawn: Spawn, both: dict[str, object] | None = None, **decode: object
+) -> AsyncIterator[tuple[WorkerPair, Router]]:
     """Starts two workers with a router, as in a server. A group that loses its worker ends, since no moves are
     allowed."""
-    length: dict[str, object] = {"max_model_len": 1016}
-    async with worker_pair(folder, spawn, prefill=length, decode=length | decode) as pair:
+    both = {"max_model_len": 1016, **(both or {})}
+    async with worker_pair(folder, spawn, prefill=both, decode=both | decode) as pair:
         await pair.meet()
         fleet = Fleet([Worker("prefill-0", pair.p, ""), Worker("decode-0", pair.d, "")])
         routing = RoutingConfig(migration_limit=0, migration_wait_s=0.0)
@@ -38,9 +40,12 @@ def request(name: str, *, length: int = 300, n: int = 4, max_tokens: int = 30) -
     return group(name, prompt_of(length, len(name)), n=n, seed=5, max_tokens=max_tokens)
 
 
-async def test_decode_is_killed_after_one_pull_and_before_another(folder: Path, forking: ForkingProcess) -> None:
+@pytest.mark.parametrize("backend", ["shared-memory", pytest.param("nixl", marks=pytest.mark.long)], indirect=True)
+async def test_decode_is_killed_after_one_pull_and_before_another(
+    folder: Path, forking: ForkingProcess, backend: dict[str, object]
+) -> None:
     memory = gb_of(128)  # enough for either group, and too little for the long prompt next to the short one
-    async with cell(folder, forking.spawn, kv_cache_gb=memory) as (pair, engine):
+    async with cell(folder, forking.spawn, backend, kv_cache_gb=memory) as (pair, engine):
         stop(pair.d)  # otherwise it could finish the first group before it gets the second
         pulled = engine.placed().generate(request("pulled", length=80, n=1, max_tokens=900))
         # `placed()`: it waits on the worker, not in the router

@@ -37,9 +37,10 @@ async def test_prefill_is_killed_after_the_ticket_and_before_the_pull(
         await pair.check_decode(failure=FailureKind.PEER_LOST if met else FailureKind.UNREACHABLE)
 
 
-@pytest.mark.usefixtures("over_tcp")
-async def test_prefill_is_killed_during_the_pull(folder: Path, forking: ForkingProcess) -> None:
-    async with worker_pair(folder, forking.spawn) as pair:
+async def test_prefill_is_killed_during_the_pull(
+    folder: Path, forking: ForkingProcess, backend: dict[str, object]
+) -> None:
+    async with worker_pair(folder, forking.spawn, prefill=backend, decode=backend) as pair:
         await pair.meet()
         with_ticket = await pair.ticket(request())
         stop(pair.p)
@@ -110,11 +111,13 @@ async def test_a_ticket_serves_only_its_own_prompt_and_number_of_readers(folder:
         await pair.check_prefill()
 
 
+@pytest.mark.parametrize("backend", ["shared-memory", pytest.param("nixl", marks=pytest.mark.long)], indirect=True)
 async def test_a_late_reader_gets_neither_expired_blocks_nor_their_new_contents(
-    folder: Path, forking: ForkingProcess
+    folder: Path, forking: ForkingProcess, backend: dict[str, object]
 ) -> None:
     memory = gb_of(70)  # a little more than the longest prompt needs
-    async with worker_pair(folder, forking.spawn, prefill={"lease_s": 0.2, "kv_cache_gb": memory}) as pair:
+    prefill = backend | {"lease_s": 0.2, "kv_cache_gb": memory}
+    async with worker_pair(folder, forking.spawn, prefill=prefill, decode=backend) as pair:
         await pair.meet()
         expired = await pair.ticket(request("expired", length=250, seed=5))
         assert (await pair.check_prefill()).leases_expired == 1
@@ -131,12 +134,12 @@ async def test_a_late_reader_gets_neither_expired_blocks_nor_their_new_contents(
         await pair.check_prefill()
 
 
-@pytest.mark.usefixtures("over_tcp")
+@pytest.mark.parametrize("backend", ["shared-memory", pytest.param("nixl", marks=pytest.mark.long)], indirect=True)
 async def test_prefill_stops_during_a_pull_whose_client_leaves_and_continues_later(
-    folder: Path, forking: ForkingProcess
+    folder: Path, forking: ForkingProcess, backend: dict[str, object]
 ) -> None:
-    memory = gb_of(80)
-    async with worker_pair(folder, forking.spawn, decode={"kv_cache_gb": memory}) as pair:
+    decode = backend | {"kv_cache_gb": gb_of(80)}
+    async with worker_pair(folder, forking.spawn, prefill=backend, decode=decode) as pair:
         await pair.meet()
         left = await pair.ticket(request("left"))
         stop(pair.p)
@@ -155,9 +158,11 @@ async def test_prefill_stops_during_a_pull_whose_client_leaves_and_continues_lat
         await pair.check_prefill()
 
 
-@pytest.mark.usefixtures("over_tcp")
-async def test_a_pull_from_a_stopped_prefill_ends_in_time(folder: Path, forking: ForkingProcess) -> None:
-    async with worker_pair(folder, forking.spawn, decode={"pull_timeout_s": 2.0}) as pair:
+async def test_a_pull_from_a_stopped_prefill_ends_in_time(
+    folder: Path, forking: ForkingProcess, backend: dict[str, object]
+) -> None:
+    decode = backend | {"pull_timeout_s": 2.0}
+    async with worker_pair(folder, forking.spawn, prefill=backend, decode=decode) as pair:
         await pair.meet()
         with_ticket = await pair.ticket(request())
         stop(pair.p)
@@ -169,7 +174,7 @@ async def test_a_pull_from_a_stopped_prefill_ends_in_time(folder: Path, forking:
         await pair.check_prefill()
 
 
-async def test_workers_of_another_cluster_or_kv_dtype_refuse_each_other_with_the_reason(
+async def test_workers_of_another_cluster_kv_dtype_or_transport_refuse_each_other_with_the_reason(
     folder: Path, forking: ForkingProcess
 ) -> None:
     other_kv = r"dtype is float32 here and bfloat16 there|bfloat16 here and float32"
@@ -177,8 +182,10 @@ async def test_workers_of_another_cluster_or_kv_dtype_refuse_each_other_with_the
         others = await asyncio.gather(
             pair.start(Role.DECODE, cluster_key="another"),
             pair.start(Role.DECODE, cluster_key="one", dtype="bfloat16"),
+            pair.start(Role.DECODE, cluster_key="one", kv_transfer_backend="shared-memory"),
         )
-        cases = zip((pair.d, *others), ("cluster key", "cluster key", other_kv), strict=True)
+        other_transport = "transport is shared-memory here and nixl there"
+        cases = zip((pair.d, *others), ("cluster key", "cluster key", other_kv, other_transport), strict=True)
         for number, (decode, why) in enumerate(cases):
             pair.d = decode
             with pytest.raises(EngineError, match=why):

@@ -1,6 +1,7 @@
 """Two transfer threads over each transport: the bytes that arrive equal the owner's."""
 
 import itertools
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -102,6 +103,17 @@ def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
     ticket = pair.owner.ticket()
     pair.owner.thread.close()
     assert failure(pair.pull(ticket)) == PullFailure(kind=FailureKind.PEER_LOST, settled=True)
+
+
+def test_a_thread_whose_reader_has_gone_sleeps(pair: Pair) -> None:
+    """The end of a connection makes its socket readable: a thread that did not read it would be busy for ever."""
+    ticket = pair.owner.ticket()
+    assert isinstance(pair.pull(ticket), orders.PullLanded)
+    pair.owner.release(ticket)
+    pair.reader.thread.close()
+    before_s = time.process_time()
+    time.sleep(0.2)  # not for synchronisation: the CPU time of this interval is measured
+    assert time.process_time() - before_s < 0.1
 
 
 @pytest.mark.slow

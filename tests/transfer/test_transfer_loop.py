@@ -83,6 +83,14 @@ def test_an_idle_thread_sleeps_without_a_limit_and_does_not_poll_the_transport(s
     assert scene.transport.num_polls == 0
 
 
+def test_an_idle_thread_that_a_peer_wakes_polls_the_transport_once_and_sleeps_again(scene: LoopScene) -> None:
+    scene.transport.wakes, scene.transport.inbox = True, [msgspec.msgpack.encode(orders.ReaderDone(5, "d:1"))]
+    assert scene.loop.run_round() is FOR_EVER
+    assert scene.events == [orders.ReaderDone(5, "d:1")]
+    assert scene.loop.run_round() is FOR_EVER
+    assert scene.transport.num_polls == 1
+
+
 def test_while_leases_are_held_the_transport_is_polled_every_millisecond(scene: LoopScene) -> None:
     scene.order(orders.LeasesHeld(2))
     assert scene.loop.run_round() == POLL_MS

@@ -1,4 +1,4 @@
-"""The contract of `Transport`, for the transport inside a process, NIXL over shared memory, and NIXL over TCP."""
+"""The contract of `Transport`, for the transport inside a process, shared memory, and NIXL."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -19,7 +19,11 @@ NUM_BLOCKS = 24
 starts = itertools.count()
 
 
-@pytest.fixture(scope="module", params=EVERY_TRANSPORT)
+LONG = {"nixl over tcp": (pytest.mark.long,)}
+"""Processes use it in `test_transport_processes`, and threads in `test_thread_transports`."""
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=LONG.get(name, ())) for name in EVERY_TRANSPORT])
 def start(request: pytest.FixtureRequest) -> Iterator[Callable[[KVMemory], Side]]:
     """Returns a function that starts a worker."""
     make, sides = EVERY_TRANSPORT[request.param](), list[Side]()

@@ -63,7 +63,7 @@ class SharedSegment:
             mapping[: len(header)] = header
             return cls(name, mapping, path=None)
         reasons = []
-        for folder in _folders():
+        for folder in segment_folders():
             try:
                 return cls(name, _create_file(folder / name, header), path=folder / name)
             except OSError as error:
@@ -102,14 +102,14 @@ def remove_abandoned() -> None:
     """Removes the files of readers that were killed before they had unlinked them."""
     if sys.platform == "win32":
         return
-    for folder in _folders():
+    for folder in segment_folders():
         for path in folder.glob(PREFIX + "*"):
             with contextlib.suppress(OSError), _opened(path) as descriptor:  # it belongs to another user, or has a lock
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 
 
-def _folders() -> list[Path]:
+def segment_folders() -> list[Path]:
     """Returns the folders that can have segments, the best one first."""
     folders = [MEMORY_FOLDER] if MEMORY_FOLDER.is_dir() else []
     with contextlib.suppress(FileNotFoundError):
@@ -140,14 +140,14 @@ else:
                     raise
 
     def _attach_file(name: str) -> mmap.mmap:
-        for folder in _folders():
+        for folder in segment_folders():
             with contextlib.suppress(FileNotFoundError), _opened(folder / name) as descriptor:
                 facts = os.fstat(descriptor)
                 private = facts.st_uid == os.geteuid() and not facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
                 if not stat.S_ISREG(facts.st_mode) or not private or facts.st_size != SEGMENT_BYTES:
                     raise OSError(f"{folder / name} is not a segment of this user")
                 return mmap.mmap(descriptor, SEGMENT_BYTES)
-        raise OSError(f"there is no {name} in {', '.join(map(str, _folders()))}")
+        raise OSError(f"there is no {name} in {', '.join(map(str, segment_folders()))}")
 
 
 @contextlib.contextmanager
