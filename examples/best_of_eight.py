@@ -9,7 +9,8 @@ from collections import Counter
 
 from openai import OpenAI
 
-QUESTION = "A farmer has 3 fields with 4 cows each. How many cows are there? End with the number."
+QUESTION = "What is 7 + 8? Answer with the number only."
+"""A question to which SmolLM2-135M gives the right answer in about two of three samples."""
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
         model=client.models.list().data[0].id,
         messages=[{"role": "user", "content": arguments.question}],
         n=8,
-        temperature=0.7,
+        temperature=0.5,
         max_tokens=80,
     )
     numbers = [last_number(choice.message.content or "") for choice in answer.choices]
