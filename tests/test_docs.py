@@ -1,5 +1,6 @@
 """Everything that pages name exists: files and tests of the repository; modules, classes, functions of the package."""
 
+import ast
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -10,7 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "motet"
 MAP = ROOT / "tests" / "README.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", MAP, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    MAP,
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 HISTORY = ROOT / "docs" / "log.md"
 """This page keeps the names of its time."""
 
@@ -84,3 +89,64 @@ def test_a_name_that_does_not_exist_is_found() -> None:
     assert not is_there("routing.nothing") and not is_there("routing.groups.journey.Nothing")
     assert is_file("docs/api.md") and not is_file("docs/nothing.md")
     assert is_test("test_a_name_that_..._is_found") and not is_test("test_a_name_that_..._is_lost")
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "examples").rglob("*.md"))], ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", without_code(page)):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_index_has_a_line_for_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    linked = re.findall(r"^\| \[\w+\.md\]\((\w+\.md)\)", index, re.M)
+    assert sorted(linked) == sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md")
+    assert linked[-1] == "log.md"
+
+
+def test_the_page_of_models_names_every_architecture_that_is_supported() -> None:
+    source = (PACKAGE / "engines" / "native" / "model.py").read_text()
+    supported = re.findall(r'^    "(\w+ForCausalLM)",', source, re.M)
+    table = (ROOT / "docs" / "models.md").read_text()
+    assert sorted(set(re.findall(r"`(\w+ForCausalLM)`", table))) == sorted(supported)
+
+
+MIN_LETTERS = 14
+"""A text of the source with fewer letters is not a message."""
+
+
+def messages_in(page: str) -> Iterator[re.Pattern[str]]:
+    """Yields a pattern for each message of the source (a string, or a formatted string with any values in it) whose
+    fixed parts are on the page."""
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr | ast.Constant):
+                values = node.values if isinstance(node, ast.JoinedStr) else [node]
+                texts = [part.value if isinstance(part, ast.Constant) else None for part in values]
+                fixed = [text.strip("\n") for text in texts if isinstance(text, str)]
+                if sum(map(len, fixed)) >= MIN_LETTERS and all(text in page for text in fixed):
+                    parts = (re.escape(text.strip("\n")) if isinstance(text, str) else ".+" for text in texts)
+                    yield re.compile("".join(parts))
+
+
+@pytest.mark.slow
+def test_messages_on_the_page_of_remedies_are_printed_by_the_source() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    lines = [line for block in re.findall(r"```text\n(.*?)```", page, re.S) for line in block.splitlines()]
+    found = [*messages_in(page)]
+    assert len(lines) > 10
+    assert [line for line in lines if not any(message.search(line) for message in found)] == []
