@@ -6,7 +6,10 @@ needs, so that `motet --help` answers in a quarter of a second."""
 import os
 import sys
 
-from motet.cli.interrupts import INTERRUPTED, end_at_interrupts, own_interrupts
+try:
+    from motet.cli.interrupts import INTERRUPTED, end_at_interrupts, own_interrupts
+except KeyboardInterrupt:  # SIGINT has no handler yet
+    os._exit(130)
 
 
 def app() -> None:

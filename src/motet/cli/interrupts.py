@@ -6,13 +6,13 @@
    exit code; servers stop as `StopSignals` says
 3. the end of the interpreter: the process ends at once
 
-A program that imports `motet.cli` keeps its own handler: only `motet.__main__` calls `own_interrupts`."""
+This module imports little: while it is being imported, SIGINT has no handler. A program that imports `motet.cli` keeps its own
+handler: only `motet.cli.app` calls `own_interrupts`."""
 
 import os
 import signal
-from typing import Final
 
-INTERRUPTED: Final = 130
+INTERRUPTED = 130
 """The shell's exit code of a program that Ctrl-C has ended."""
 
 

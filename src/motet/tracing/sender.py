@@ -117,7 +117,11 @@ class Sender:
         self._started_s = self._clock()
         try:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", PROGRAM), stdin=PIPE, stdout=asyncio.subprocess.DEVNULL, env=self._environ
+                *(sys.executable, "-m", PROGRAM),
+                stdin=PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                env=self._environ,
+                start_new_session=True,  # a terminal sends Ctrl-C to all processes of a session
             )
         except OSError as error:
             logger.warning("the process that sends traces cannot be started: %s", error)

@@ -24,6 +24,8 @@ Spawn = Callable[[Launch], Awaitable[Process]]
 
 
 async def spawn(launch: Launch) -> Process:
+    """Starts the engine process, in a session of its own: a terminal sends Ctrl-C to all processes of a session, and the
+    engine could not ignore it before the end of its imports."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -31,6 +33,7 @@ async def spawn(launch: Launch) -> Process:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         env=engine_environ(environment()),
+        start_new_session=True,
     )
     if process.stdin is None:
         raise StartupError("the engine process has no standard input")
@@ -47,6 +50,7 @@ async def spawn_receiver() -> Process:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=engine_environ(environment()),
+            start_new_session=True,
         )
     except OSError as error:
         raise EngineError(f"the receiving process cannot be started: {error}") from error
