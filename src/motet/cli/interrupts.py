@@ -6,8 +6,8 @@
    exit code; servers stop as `StopSignals` says
 3. the end of the interpreter: the process ends at once
 
-This module imports little: while it is being imported, SIGINT has no handler. A program that imports `motet.cli` keeps its own
-handler: only `motet.cli.app` calls `own_interrupts`."""
+This module imports little: while it is being imported, SIGINT has no handler. A program that imports `motet.cli` keeps
+its own handler: only `motet.cli.app` calls `own_interrupts`."""
 
 import os
 import signal

@@ -24,8 +24,8 @@ Spawn = Callable[[Launch], Awaitable[Process]]
 
 
 async def spawn(launch: Launch) -> Process:
-    """Starts the engine process, in a session of its own: a terminal sends Ctrl-C to all processes of a session, and the
-    engine could not ignore it before the end of its imports."""
+    """Starts the engine process, in a session of its own: a terminal sends Ctrl-C to all processes of a session, which
+    the engine could not ignore from its first moment on."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
