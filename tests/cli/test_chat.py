@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from motet.cli.chat import layout, show
+from motet.cli.columns import layout, show
 from motet.cli.conversation import Conversation, StreamedChoice
 from motet.cli.main import app
 from motet.errors import EngineError
@@ -133,13 +133,17 @@ def two_answers(talk: Conversation) -> None:
 
 def test_without_a_terminal_finished_answers_are_printed_one_after_the_other() -> None:
     out = io.StringIO()
-    show(Console(file=out), 2, follow=two_answers)
+    show(Console(file=out), Conversation(2), follow=two_answers)
     assert out.getvalue() == "--- choice 0 (stop)\nfirst [x]\n--- choice 1 (length)\nsecond\n"
 
 
 def test_on_a_terminal_the_finished_answers_stay() -> None:
     out = io.StringIO()
-    show(Console(file=out, force_terminal=True, color_system=None, width=80, height=24), 2, follow=two_answers)
+    show(
+        Console(file=out, force_terminal=True, color_system=None, width=80, height=24),
+        Conversation(2),
+        follow=two_answers,
+    )
     _, left = out.getvalue().rsplit("\x1b[?25h", 1)  # the cursor is visible again: nothing after it is overwritten
     assert "first [x]" in left
     assert "second" in left

@@ -1,29 +1,43 @@
 """`motet chat`: shows n answers side by side and continues with the one that the user picks. Without a terminal it
 prints the answers one after the other."""
 
-from collections.abc import Callable, Sequence
+import os
+import sys
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import httpx
 import typer
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.panel import Panel
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.formatted_text import HTML
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from rich.console import Console
 from rich.prompt import IntPrompt
-from rich.table import Table
-from rich.text import Text
 
-from motet.cli.conversation import ChatQuestion, Conversation, StreamedChoice, connect, stream_answers
+from motet.cli.chat_commands import COMMANDS, ChatState, run_command
+from motet.cli.columns import show, speed
+from motet.cli.conversation import (
+    ChatQuestion,
+    Conversation,
+    StreamedChoice,
+    check_server,
+    connect,
+    stream_answers,
+)
+from motet.cli.progress import terminal_progress
 from motet.deploy.child import ChildServer
-from motet.log import escaped
+from motet.errors import MotetError
+from motet.log import escaped, failure, notice
+from motet.models.model_source import resolve
 from motet.models.smollm2 import DEFAULT_MODEL
+from motet.settings.server_config import cache_folder, environment
 
-MIN_COLUMN = 32
-REFRESH_PER_S = 12
-BORDER_LINES = 2
+HISTORY = "chat_history"
+"""File in the cache folder. Only its owner can read it."""
 
 
 def chat(
@@ -48,89 +62,137 @@ def chat(
     settings = ChatQuestion([], n=n, max_tokens=max_tokens, temperature=temperature, seed=seed)
     with ExitStack() as stack:
         if url is None:
-            console.print(f"starting a server with {model} ...", style="dim")
-            url = stack.enter_context(ChildServer([model])).url
+            folder = resolve(model, cache=cache_folder(environment()), progress=terminal_progress(notice))
+            with terminal_progress(notice).stage(f"starting a server with {model}"):
+                url = stack.enter_context(ChildServer([str(folder), "--served-model-name", model])).url
         client = stack.enter_context(connect(url, api_key=api_key))
-        session = ChatSession(client, console, settings=settings, system=system)
+        session = ChatSession(client, console, state=ChatState(settings, system))
         if prompt is not None:
             session.turn(prompt)
-            return
-        with suppress(EOFError):  # the end of the input ends the conversation
-            while question := console.input("[bold]you[/bold] (empty line ends): ").strip():
-                session.choose(session.turn(question))
+        elif console.is_terminal and sys.stdin.isatty():
+            check_server(client)
+            session.run(message_prompt(history_in(cache_folder(environment()))))
+        else:
+            session.read_lines()
 
 
 class ChatSession:
-    """A conversation: the messages so far, and the settings of the next answers."""
+    """A conversation on a terminal, or with lines of standard input."""
 
-    def __init__(self, client: httpx.Client, console: Console, *, settings: ChatQuestion, system: str | None) -> None:
+    def __init__(self, client: httpx.Client, console: Console, *, state: ChatState) -> None:
         self._client = client
         self._console = console
-        self._settings = settings
-        self._messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        self._state = state
 
     def turn(self, question: str) -> Conversation:
         """Sends one question and shows its answers."""
-        self._messages.append({"role": "user", "content": question})
-        request = replace(self._settings, messages=self._messages)
-        return show(self._console, request.n, follow=partial(stream_answers, request, client=self._client))
+        conversation = self._start(question)
+        self._follow(conversation)
+        return conversation
 
-    def choose(self, conversation: Conversation) -> None:
-        """Lets the user choose the answer with which the conversation continues."""
-        chosen = 0
-        if len(conversation.answers) > 1:
-            choices = [str(i) for i in range(len(conversation.answers))]
-            chosen = IntPrompt.ask("continue with choice", choices=choices, default=0, console=self._console)
-        self._messages.append({"role": "assistant", "content": conversation.answers[chosen].text})
+    def _start(self, question: str) -> Conversation:
+        self._state.add("user", question)
+        return Conversation(self._state.settings.n)
+
+    def _follow(self, conversation: Conversation) -> None:
+        request, answers = self._state.request, conversation.answers
+        show(
+            self._console,
+            conversation,
+            follow=partial(stream_answers, request, client=self._client),
+            title=self._state.turns[-1]["content"],
+            footer=lambda: f"{sum(map(has_ended, answers))} of {len(answers)} finished; Ctrl-C stops",
+        )
+
+    def read_lines(self) -> None:
+        """Takes each line of standard input as a question, and as a choice if there are several."""
+        with suppress(EOFError):  # the end of the input ends the conversation
+            while question := self._console.input("[bold]you[/bold] (empty line ends): ").strip():
+                answers, chosen = self.turn(question).answers, 0
+                if len(answers) > 1:
+                    choices = [str(i) for i in range(len(answers))]
+                    chosen = IntPrompt.ask("continue with choice", choices=choices, default=0, console=self._console)
+                self._state.add("assistant", answers[chosen].text)
+
+    def run(self, messages: "PromptSession[str]") -> None:
+        """Reads messages and commands from the terminal until the user ends the chat."""
+        with suppress(EOFError):
+            while True:
+                line = edited(messages, "you> ")
+                if line.startswith("/"):
+                    reply = escaped(run_command(line, self._state), keep="\n")
+                    self._console.print(reply, style="dim", markup=False, highlight=False)
+                elif line.strip():
+                    self._answer(line.strip())
+
+    def _answer(self, question: str) -> None:
+        """Shows the answers to one question, and continues with one of them. Ctrl-C ends the answers and keeps what was
+        generated. A question without an answer is not part of the conversation."""
+        conversation = self._start(question)
+        try:
+            self._follow(conversation)
+        except KeyboardInterrupt:
+            pass
+        except MotetError as error:
+            failure(error.message)
+        if conversation.started:
+            self._console.print(speed(conversation), style="dim", highlight=False)
+        texts = [answer.text for answer in conversation.answers]
+        if any(texts):
+            self._state.add("assistant", texts[self._chosen(len(texts))])
+        else:
+            self._state.turns.pop()
+
+    def _chosen(self, n: int) -> int:
+        """Returns the answer with which the conversation continues."""
+        text = "" if n == 1 else " "
+        while text and not (text.isdecimal() and int(text) < n):
+            text = edited(PromptSession(), f"continue with choice (0 to {n - 1}, Enter: 0)> ").strip()
+        return int(text or 0)
 
 
-def layout(answers: Sequence[StreamedChoice], *, width: int, height: int | None = None) -> RenderableType:
-    """Lays out one panel per answer in as many columns as fit. With a `height`, panels show only their last lines."""
-    columns = max(1, min(len(answers), width // MIN_COLUMN))
-    rows = -(-len(answers) // columns)
-    lines = None if height is None else max(1, height // rows - BORDER_LINES)
-    table = Table.grid(expand=True, padding=0)
-    for _ in range(columns):
-        table.add_column(ratio=1)
-    panels = [panel(i, answer, width=width // columns, lines=lines) for i, answer in enumerate(answers)]
-    for row in range(rows):
-        table.add_row(*panels[row * columns : (row + 1) * columns])
-    return table
+def has_ended(answer: StreamedChoice) -> bool:
+    return answer.finish_reason is not None
 
 
-def panel(index: int, answer: StreamedChoice, *, width: int, lines: int | None) -> Panel:
-    text = shown(answer)
-    height = None
-    if lines is not None:
-        wrapped = text.wrap(Console(width=width), width - 4)
-        text = Text("\n").join(wrapped[-lines:])
-        height = lines + BORDER_LINES
-    style = "green" if answer.finish_reason else "cyan"
-    end = None if answer.finish_reason is None else Text(escaped(answer.finish_reason))
-    return Panel(text, title=f"choice {index}", subtitle=end, height=height, border_style=style)
+def message_prompt(history: History) -> "PromptSession[str]":
+    """Returns a prompt with line editing: Enter sends the message, Alt-Enter starts a new line."""
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def start_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return PromptSession(
+        history=history,
+        key_bindings=keys,
+        multiline=True,
+        prompt_continuation="...> ",
+        completer=WordCompleter(list(COMMANDS), sentence=True),
+        complete_while_typing=False,
+        enable_suspend=True,
+        placeholder=HTML("<ansibrightblack>a message, or /help</ansibrightblack>"),
+    )
 
 
-def shown(answer: StreamedChoice) -> Text:
-    """Returns the answer's text, or the model's reasoning while there is no text. Control characters are escaped, so
-    that neither can move a terminal's cursor."""
-    text, reasoning = (escaped(text.strip(), keep="\n\t") for text in (answer.text, answer.reasoning))
-    return Text(text) if text else Text(reasoning, style="dim")
+def edited(prompt: "PromptSession[str]", text: str) -> str:
+    """Reads one input. Ctrl-C clears it; Ctrl-D raises EOFError."""
+    while True:
+        with suppress(KeyboardInterrupt):
+            return prompt.prompt(text)
 
 
-def show(console: Console, n: int, *, follow: Callable[[Conversation], None]) -> Conversation:
-    """Shows n answers while `follow` reads them to their end, and leaves them on the screen."""
-    conversation = Conversation(n)
-    if console.is_terminal:
-
-        def render() -> RenderableType:  # called at each refresh of the screen, not at each token
-            return layout(conversation.answers, width=console.width, height=console.height - 1)
-
-        with Live(get_renderable=render, console=console, refresh_per_second=REFRESH_PER_S, transient=True):
-            follow(conversation)
-        console.print(layout(conversation.answers, width=console.width))
-    else:
-        follow(conversation)
-        for index, answer in enumerate(conversation.answers):
-            console.print(escaped(f"--- choice {index} ({answer.finish_reason})"), highlight=False, markup=False)
-            console.print(shown(answer), highlight=False, soft_wrap=True)
-    return conversation
+def history_in(folder: Path) -> History:
+    """Returns the history of messages, in a file that only its owner can read; in memory if there can be no file."""
+    file = folder / HISTORY
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+        file.chmod(0o600)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(file))

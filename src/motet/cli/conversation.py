@@ -97,6 +97,11 @@ class Conversation:
         return self.total_s is not None
 
     @property
+    def started(self) -> bool:
+        """True if an answer has text or reasoning."""
+        return any(answer.text or answer.reasoning for answer in self.answers)
+
+    @property
     def first_s(self) -> float | None:
         """Seconds until the first answer had text."""
         return min((a.first_s for a in self.answers if a.first_s is not None), default=None)
@@ -144,9 +149,25 @@ def stream_answers(question: ChatQuestion, conversation: Conversation, *, client
             for line in _lines_of(response):
                 conversation.feed(line)
     except httpx.HTTPError as exc:
-        raise MotetError(f"{client.base_url}: {exc}") from exc
+        raise MotetError(_unreachable(client, exc)) from exc
     if not conversation.done:
         raise MotetError("the server closed the stream before its end")
+
+
+def check_server(client: httpx.Client) -> None:
+    """Raises `MotetError` if the server cannot be reached, or refuses the API key."""
+    try:
+        response = client.get("/v1/models")
+    except httpx.HTTPError as exc:
+        raise MotetError(_unreachable(client, exc)) from exc
+    if response.status_code != httpx.codes.OK:
+        raise MotetError(_refusal(response.status_code, response.read()))
+
+
+def _unreachable(client: httpx.Client, error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return f"{client.base_url} does not answer ({error}): start a server with `motet serve`, or correct --url"
+    return f"{client.base_url}: {error}"
 
 
 def _lines_of(response: httpx.Response) -> Iterator[str]:
@@ -163,4 +184,5 @@ def _refusal(status: int, body: bytes) -> str:
         error = CHUNK.decode(body).error
     except msgspec.DecodeError:
         error = None
-    return f"the server answered {status}{f': {error.message}' if error else ''}"
+    advice = " (--api-key)" if status == httpx.codes.UNAUTHORIZED else ""
+    return f"the server answered {status}{f': {error.message}' if error else ''}{advice}"

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from motet.cli.chat import show
+from motet.cli.columns import show
 from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, connect, stream_answers
 from motet.cli.progress import terminal_progress
 from motet.deploy.child import BlockSize, ChildServer, CounterSnapshot, read_block_size, read_figures
@@ -68,7 +68,8 @@ def demo(
         question = ChatQuestion(
             [{"role": "user", "content": QUESTION}], n=n, max_tokens=max_tokens, temperature=0.8, seed=seed
         )
-        conversation = show(console, n, follow=partial(stream_answers, question, client=client))
+        conversation = Conversation(n)
+        show(console, conversation, follow=partial(stream_answers, question, client=client))
         receipt = Receipt.of(conversation, read_figures(client) - before, block=block)
     console.print(receipt.table())
     typer.echo(receipt.json())

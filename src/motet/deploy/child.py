@@ -46,9 +46,9 @@ class ChildServer:
 
     def __enter__(self) -> "ChildServer":
         self._log = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")
-        self._process = self._popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=self._environ, text=True
-        )
+        # In a session of its own, Ctrl-C in the terminal of this program does not reach the server.
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
+        self._process = self._popen(self._command, **streams, env=self._environ, text=True, start_new_session=True)
         try:
             self.url = self._wait_until_ready()
         except BaseException:
