@@ -189,6 +189,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "uvicorn": ("deploy",),
     "typer": ("cli",),
     "rich": ("cli",),
+    "prompt_toolkit": ("cli",),
 }
 
 KNOWN_CYCLES: dict[frozenset[str], str] = {}

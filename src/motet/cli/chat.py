@@ -187,7 +187,7 @@ def edited(prompt: "PromptSession[str]", text: str) -> str:
 
 
 def history_in(folder: Path) -> History:
-    """Returns the history of messages, in a file that only its owner can read; in memory if there can be no file."""
+    """Returns the history of messages, in a file that only its owner can read; in memory if it cannot be created."""
     file = folder / HISTORY
     try:
         folder.mkdir(parents=True, exist_ok=True)

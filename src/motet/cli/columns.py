@@ -1,7 +1,7 @@
 """Shows n answers side by side while they are generated. Without a terminal it prints them one after the other.
 
-While answers are generated, they are on the terminal's alternate screen, which is drawn completely each time, so that
-a window that changes its size breaks no lines. Then the answers are printed on the normal screen and stay there."""
+While answers are generated, they are on the terminal's alternate screen. Each refresh replaces all of it, so that a
+window that changes its size breaks no lines. Then the answers are printed on the normal screen and stay there."""
 
 from collections.abc import Callable, Sequence
 
