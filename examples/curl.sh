@@ -8,6 +8,7 @@ curl --silent --show-error --fail-with-body "$url/v1/chat/completions" --header 
   "messages": [{"role": "user", "content": "Give a name for a boat."}],
   "n": 4,
   "max_tokens": 20,
+  "temperature": 0.6,
   "seed": 1
 }'
 echo
@@ -17,6 +18,7 @@ curl --silent --show-error --fail-with-body --no-buffer "$url/v1/chat/completion
   "messages": [{"role": "user", "content": "Give a name for a boat."}],
   "n": 4,
   "max_tokens": 20,
+  "temperature": 0.6,
   "seed": 1,
   "stream": true,
   "stream_options": {"include_usage": true}
@@ -26,7 +28,8 @@ echo "# two prompts with two choices each: index = prompt * n + choice"
 curl --silent --show-error --fail-with-body "$url/v1/completions" --header 'Content-Type: application/json' --data '{
   "prompt": ["The sea is", "The sky is"],
   "n": 2,
-  "max_tokens": 8
+  "max_tokens": 8,
+  "temperature": 0.6
 }'
 echo
 

@@ -28,6 +28,7 @@ def main() -> None:
         messages=[{"role": "user", "content": arguments.question}],
         n=arguments.n,
         max_tokens=60,
+        temperature=0.6,
         seed=1,  # choice i is the n=1 request with seed 1 + i
         stream=True,
         stream_options={"include_usage": True},
