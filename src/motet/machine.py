@@ -105,6 +105,18 @@ def resident_bytes(pid: int) -> int | None:
         return None
 
 
+def listener_on(port: int) -> str | None:
+    """Returns the program that listens on a TCP port of this machine, with its process id; None if this user cannot
+    see it, since systems show the sockets of other users only to root."""
+    try:
+        connections = psutil.net_connections("tcp")
+        listening = (one for one in connections if one.status == psutil.CONN_LISTEN)
+        pids = {one.pid for one in listening if tuple(one.laddr)[1:2] == (port,) and one.pid}
+        return next((f"{psutil.Process(pid).name()} (process {pid})" for pid in sorted(pids)), None)
+    except (psutil.Error, OSError):
+        return None
+
+
 def cores() -> int:
     """Returns the number of cores that this process is allowed to use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -83,6 +83,11 @@ COMMANDS: Mapping[str, CommandEntry] = {
         "Start a server, send one prompt, watch n answers, and see their cost.",
         ("motet demo", "motet demo --model org/name -n 16 --decode 2"),
     ),
+    "doctor": CommandEntry(
+        "motet.cli.doctor:doctor",
+        "Check what a server needs on this machine, and say what to do.",
+        ("motet doctor", "motet doctor org/name --port 9000", "motet doctor --json"),
+    ),
     "version": CommandEntry("motet.cli.main:version", "Print the version.", ("motet version",)),
 }
 MODELS: Mapping[str, CommandEntry] = {

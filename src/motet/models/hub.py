@@ -127,3 +127,13 @@ def is_reachable() -> bool:
     except httpx.HTTPError:
         return False
     return True
+
+
+def cached_folder(name: str) -> Path | None:
+    """Returns the folder of a model that was downloaded before; None if it is not in the cache."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (errors.HFValidationError, errors.LocalEntryNotFoundError, OSError):
+        return None

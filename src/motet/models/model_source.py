@@ -11,7 +11,7 @@ from pathlib import Path
 
 from motet.errors import ModelLoadError
 from motet.models.folder import check_model, check_tokenizer
-from motet.models.hub import HUB_NAME, MODEL_PATTERNS, TOKENIZER_PATTERNS, fetch, kept
+from motet.models.hub import HUB_NAME, MODEL_PATTERNS, TOKENIZER_PATTERNS, cached_folder, fetch, kept
 from motet.models.progress import SILENT, Progress, folder_bytes
 from motet.models.smollm2 import DEFAULT_MODEL, Smollm2
 
@@ -51,6 +51,17 @@ def _found(name: str, cache: Path, *, patterns: tuple[str, ...], revision: str |
         )
     progress.say(f"looking for {name} on the hub")
     return fetch(name, revision=revision, patterns=patterns, progress=progress)
+
+
+def local_folder(name: str, *, cache: Path) -> Path | None:
+    """Returns the folder of a model that is on this machine, checked or not; None if it would be downloaded."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if name == DEFAULT_MODEL:
+        folder = Smollm2(cache).folder
+        return folder if folder.is_dir() else None
+    return cached_folder(name) if HUB_NAME.fullmatch(name) else None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from motet.engines.native.build import Parts
 from motet.engines.native.core import EngineCore
-from motet.engines.native.memory import release_pages
+from motet.engines.native.cpu.memory import release_pages
 from motet.engines.native.sleep import Sleeper
 from motet.errors import EngineError, RequestError
 from motet.kv_events.changes import Cleared

@@ -101,18 +101,18 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     hf_config = read_config(folder)
     device, dtype = resolve_device(config.device), resolve_dtype(config.dtype, hf_config)
     shape = read_shape(folder, hf_config)
-    max_model_len = _max_model_len(config.max_model_len, shape.max_model_len)
+    max_model_len = max_model_len_of(config.max_model_len, shape.max_model_len)
     layout = KVLayout(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
-    choose_blocks = partial(_choose_blocks, config, layout, device=device, max_model_len=max_model_len)
+    choose = partial(choose_blocks, config, layout, device=device, max_model_len=max_model_len)
     if config.gpu_memory_utilization is None:
-        num_blocks, reason = choose_blocks()
+        num_blocks, reason = choose()
     cache = cache_folder(environment())
     weights = start_weights_digest([folder], cache)
     load = partial(load_model, folder, hf_config, dtype=dtype, device=device)
     model = load()
     model_id = model_digest(hf_config, weights.result())
     if config.gpu_memory_utilization is not None:  # weights reduce the free memory of a GPU
-        num_blocks, reason = choose_blocks()
+        num_blocks, reason = choose()
     facts = layout.facts(model_id, config.quantization)
     storage = _allocated(layout, num_blocks, device=device)
     if device.type == "cuda" and config.kernels == "auto" and config.quantization == "none":
@@ -203,7 +203,7 @@ def _note(reason: str | None) -> str:
     )
 
 
-def _choose_blocks(
+def choose_blocks(
     config: EngineConfig, layout: KVLayout, *, device: torch.device, max_model_len: int
 ) -> tuple[int, str]:
     """Returns the number of KV blocks, and the reason for it in words. Raises KVMemoryError."""
@@ -247,7 +247,7 @@ def _allocated(layout: KVLayout, num_blocks: int, *, device: torch.device) -> KV
         ) from exc
 
 
-def _max_model_len(setting: int | None, limit: int) -> int:
+def max_model_len_of(setting: int | None, limit: int) -> int:
     """Returns the setting if there is one, and otherwise the limit of the model."""
     if setting is None:
         return limit

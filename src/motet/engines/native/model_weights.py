@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from motet.engines.native.memory import release_pages
+from motet.engines.native.cpu.memory import release_pages
 
 
 class StagedWeights(Protocol):

@@ -11,8 +11,8 @@ wakes.
 import logging
 
 from motet.engines.native.core import EngineCore
+from motet.engines.native.cpu.memory import trim_heap
 from motet.engines.native.kv.storage import KVStorage
-from motet.engines.native.memory import trim_heap
 from motet.engines.native.weight_loader import WeightLoader
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from motet.engines.native import compiled_kernels as c
 from motet.engines.native.attention.group_attention import Scores
 from motet.engines.native.cpu import panels
+from motet.engines.native.cpu.memory import trim_heap
 from motet.engines.native.kv.storage import KVStorage
-from motet.engines.native.memory import trim_heap
 from motet.engines.native.model_weights import names_of, tied_names
 
 ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from motet.engines.native import compiled_kernels as c
-from motet.engines.native.memory import huge_pages, release_pages
+from motet.engines.native.cpu.memory import huge_pages, release_pages
 
 DTYPE_CODES = {torch.bfloat16: c.BF16, torch.float32: c.FLOAT32}
 """The kernels' code for each dtype in which they compute."""

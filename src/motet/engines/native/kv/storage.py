@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from motet.engines.native.memory import huge_pages, release_pages
+from motet.engines.native.cpu.memory import huge_pages, release_pages
 from motet.transfer.proof import Proof
 from motet.transfer.transport import KVFacts, RegisteredMemory
 

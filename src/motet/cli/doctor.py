@@ -1,0 +1,371 @@
+"""`motet doctor`: what a server needs, what is there, what that means, and what to do about it.
+
+Each check is a function of a `Subject` and returns a `Finding`. Checks run at the same time, each with a time limit,
+and a check that fails or hangs becomes a warning. What needs torch, NIXL or the model's config is found by a process
+of its own (`engines.native.probe`), which ends with this command."""
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import httpx
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from motet import __version__
+from motet.deploy.connection import allow_open_files
+from motet.deploy.listen import listen
+from motet.engines.native.compiled_kernels import missing_kernels, running_kind
+from motet.errors import ConfigError, ModelLoadError
+from motet.machine import GIB, cores, listener_on, processor, read_memory
+from motet.models.folder import check_model as check_model_folder
+from motet.models.folder import check_tokenizer
+from motet.models.model_source import local_folder
+from motet.settings.record import Settings
+from motet.settings.resolve import resolve_settings
+from motet.settings.server_config import cache_folder, environment
+
+CHECK_S = 10.0
+"""Time limit of a check that does not wait for the probe."""
+PROBE_S = 90.0
+"""Time limit of the probe: importing torch takes 2 s on an idle machine, and 20 s on a busy one."""
+HUB_S = 3.0
+HUB = "https://huggingface.co"
+LOW_DISK = 2 * GIB
+ENGINE_BYTES = GIB // 2
+"""Memory of an engine process without weights and KV."""
+INSTRUCTION_SETS = (
+    ({"avx512f", "avx512_bf16"}, "AVX-512 with bf16", "the compiled kernels use their fastest variant"),
+    ({"avx2", "fma"}, "AVX2", "the compiled kernels run; with AVX-512 and bf16 they would be faster"),
+)
+RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")
+"""File in which Ray stores the address of the cluster that runs on this machine."""
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+    """A server cannot run."""
+
+
+SIGNS = {Verdict.OK: ("ok", "green"), Verdict.WARNING: ("warning", "yellow"), Verdict.PROBLEM: ("problem", "bold red")}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    meaning: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked: a server with these settings, in this environment."""
+
+    settings: Settings
+    environ: Mapping[str, str]
+    probe: Callable[[], Mapping[str, Mapping[str, Any]]]
+    """Returns the parts that the probe has reported, when it has ended."""
+
+    @property
+    def model(self) -> str:
+        return self.settings.model.model
+
+    @property
+    def cache(self) -> Path:
+        return cache_folder(self.environ)
+
+    @property
+    def num_engines(self) -> int:
+        return max(1, self.settings.cell.prefill + self.settings.cell.decode)
+
+
+Check = Callable[[Subject], Finding]
+T = TypeVar("T")
+
+
+def check_python(subject: Subject) -> Finding:
+    found = f"Python {platform.python_version()}, {platform.system()} on {platform.machine()}, Motet {__version__}"
+    return Finding("Python", Verdict.OK, found)
+
+
+def check_processor(subject: Subject) -> Finding:
+    cpu = processor()
+    found = f"{cpu.name}, {cores()} cores for this process"
+    for needed, name, meaning in INSTRUCTION_SETS:
+        if needed <= cpu.instruction_sets:
+            return Finding("processor", Verdict.OK, f"{found}, {name}", meaning)
+    return Finding(
+        "processor", Verdict.WARNING, found, "it has no instruction set for which there are compiled kernels"
+    )
+
+
+def check_kernels(subject: Subject) -> Finding:
+    try:
+        kind, note = running_kind(), missing_kernels()
+    except ImportError as error:
+        return Finding(
+            "kernels", Verdict.PROBLEM, str(error), "an engine cannot start", "install Motet again (make setup)"
+        )
+    if kind is not None:
+        return Finding("kernels", Verdict.OK, f"compiled, {kind}", "an engine runs them for bfloat16 and float32")
+    reason, _, remedy = (note or "").rpartition(": ")
+    return Finding("kernels", Verdict.WARNING, "missing", reason or str(note), remedy.rstrip(".") if reason else "")
+
+
+def check_memory(subject: Subject) -> Finding:
+    memory, model = read_memory(), subject.probe().get("model", {})
+    found = f"{memory.available_bytes / GIB:.1f} of {memory.total_bytes / GIB:.1f} GiB are available"
+    if "kv_cache_bytes" not in model:
+        return Finding("memory", Verdict.OK, found)
+    each = f" for each of {subject.num_engines} engines" if subject.num_engines > 1 else ""
+    weights = model["weights_bytes"]
+    meaning = (
+        f"weights of {weights / GIB:.2f} GiB and up to {model['kv_cache_bytes'] / GIB:.2f} GiB of KV cache{each} "
+        f"({model['kv_cache_reason']}): {model['kv_cache_tokens']:,} tokens"
+    )
+    if model["device"] == "cpu" and subject.num_engines * (weights + ENGINE_BYTES) > memory.available_bytes:
+        remedy = "end other programs, or serve a smaller model"
+        return Finding(
+            "memory", Verdict.PROBLEM, found, f"it cannot hold the weights, {weights / GIB:.1f} GiB{each}", remedy
+        )
+    return Finding("memory", Verdict.OK, found, meaning)
+
+
+def check_disk(subject: Subject) -> Finding:
+    folder = next(path for path in (subject.cache, *subject.cache.parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    found = f"{free / GIB:.1f} GiB free for {subject.cache}"
+    if not os.access(folder, os.W_OK):
+        return Finding(
+            "disk", Verdict.WARNING, f"{folder} is not writable", "no model can be stored", "set MOTET_CACHE_DIR"
+        )
+    if free < LOW_DISK:
+        return Finding("disk", Verdict.WARNING, found, "a model may not fit", "free space, or set MOTET_CACHE_DIR")
+    return Finding("disk", Verdict.OK, found)
+
+
+def check_port(subject: Subject) -> Finding:
+    config = subject.settings.server()
+    try:
+        listen(config.host, config.port).close()
+    except ConfigError as error:
+        listener = listener_on(config.port)
+        found = f"{error.message}: {listener}" if listener else error.message
+        return Finding(
+            "port", Verdict.PROBLEM, found, "a server cannot start there", "end that program, or give --port"
+        )
+    return Finding("port", Verdict.OK, f"{config.host}:{config.port} is free")
+
+
+def check_model(subject: Subject) -> Finding:
+    folder = local_folder(subject.model, cache=subject.cache)
+    if folder is None:
+        meaning = "motet serve downloads it at its first start"
+        return Finding(
+            "model",
+            Verdict.OK,
+            f"{subject.model} is not on this machine",
+            meaning,
+            f"motet models pull {subject.model}",
+        )
+    try:
+        check_model_folder(folder)
+        check_tokenizer(folder)
+    except ModelLoadError as error:
+        return Finding("model", Verdict.PROBLEM, error.message, "an engine cannot start with it", "download it again")
+    facts = subject.probe().get("model", {"error": "its config could not be read in time"})
+    if "error" in facts:
+        return Finding("model", Verdict.PROBLEM, f"{subject.model} in {folder}", str(facts["error"]))
+    meaning = f"{facts['architecture']} is supported; {facts['dtype']}, up to {facts['max_model_len']:,} tokens"
+    return Finding("model", Verdict.OK, f"{subject.model} in {folder}", meaning)
+
+
+def check_torch(subject: Subject) -> Finding:
+    facts = subject.probe().get("torch", {"error": "torch could not be imported in time"})
+    if error := facts.get("error"):
+        return Finding("torch", Verdict.PROBLEM, str(error), "an engine cannot start", "install Motet again")
+    build = f"for CUDA {facts['cuda']}" if facts["cuda"] else "for CPUs"
+    found = f"torch {facts['version']}, built {build}"
+    if facts["gpus"]:
+        return Finding("torch", Verdict.OK, f"{found}; {', '.join(facts['gpus'])}", "--device auto uses the first GPU")
+    if facts["nvidia"]:
+        remedy = "check the driver with nvidia-smi" if facts["cuda"] else "install a CUDA build of torch"
+        return Finding(
+            "torch", Verdict.WARNING, found, "this machine has an NVIDIA driver, but torch sees no GPU", remedy
+        )
+    return Finding("torch", Verdict.OK, found, "engines run on the CPU")
+
+
+def check_transport(subject: Subject) -> Finding:
+    facts = subject.probe().get("transport", {"error": "no transport started in time"})
+    if error := facts.get("error"):
+        meaning = "prefill and decode engines cannot exchange KV; a server with one engine needs none"
+        return Finding("KV transfer", Verdict.WARNING, str(error), meaning)
+    if facts["kind"] == "nixl":
+        return Finding("KV transfer", Verdict.OK, "NIXL is installed and starts", "cells on one machine and on several")
+    remedy = "pip install nixl (Linux), for workers on several machines"
+    return Finding(
+        "KV transfer", Verdict.OK, "shared memory", "cells on this machine; NIXL is missing or cannot start", remedy
+    )
+
+
+def check_ray(subject: Subject, cluster_file: Path = RAY_CLUSTER) -> Finding:
+    try:
+        found = f"Ray {metadata.version('ray')}"
+    except metadata.PackageNotFoundError:
+        return Finding("Ray", Verdict.OK, "not installed", "only motet ray needs it", "pip install '.[ray]'")
+    address = subject.environ.get("RAY_ADDRESS") or (cluster_file.read_text() if cluster_file.is_file() else "")
+    if address and answers(address.strip()):
+        return Finding("Ray", Verdict.OK, f"{found}; a cluster runs at {address.strip()}", "motet ray joins it")
+    return Finding("Ray", Verdict.OK, f"{found}; no cluster was found", "motet ray starts one on this machine")
+
+
+def answers(address: str) -> bool:
+    """Returns True if a program accepts connections at `HOST:PORT`."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def check_open_files(subject: Subject) -> Finding:
+    limit, connections = allow_open_files(), subject.settings.server().max_connections
+    if limit is None or limit // 2 >= connections:
+        return Finding("open files", Verdict.OK, "no limit" if limit is None else f"up to {limit:,}")
+    meaning = f"a server accepts {limit // 2:,} connections at once, instead of {connections:,}"
+    return Finding("open files", Verdict.WARNING, f"up to {limit:,}", meaning, "raise the limit: ulimit -n")
+
+
+def check_hub(subject: Subject) -> Finding:
+    url = subject.environ.get("HF_ENDPOINT") or HUB
+    token = "HF_TOKEN is set" if subject.environ.get("HF_TOKEN") else "HF_TOKEN is not set"
+    try:
+        httpx.head(url, timeout=HUB_S)
+    except httpx.HTTPError as error:
+        meaning = "models of the hub cannot be downloaded; models on this machine can be served"
+        return Finding(
+            "hub", Verdict.WARNING, f"{url} does not answer ({error}); {token}", meaning, "check the network"
+        )
+    return Finding("hub", Verdict.OK, f"{url} answers; {token}", "gated and private models need a token")
+
+
+CHECKS: Sequence[Check] = (
+    check_python, check_processor, check_kernels, check_memory, check_disk, check_port, check_model,
+    check_torch, check_transport, check_ray, check_open_files, check_hub,
+)  # fmt: skip
+USE_PROBE = frozenset({check_memory, check_model, check_torch, check_transport})
+
+
+def run_checks(subject: Subject, checks: Iterable[Check] = CHECKS, *, limit_s: float = CHECK_S) -> list[Finding]:
+    """Runs the checks at the same time, and returns their findings in order."""
+    waiting = [(check, started(partial(check, subject))) for check in checks]
+    return [
+        _result(name_of(check), finding, limit_s=limit_s + (PROBE_S if check in USE_PROBE else 0))
+        for check, finding in waiting
+    ]
+
+
+def name_of(check: Check) -> str:
+    return check.__name__.removeprefix("check_").replace("_", " ")
+
+
+def _result(name: str, finding: Future[Finding], *, limit_s: float) -> Finding:
+    try:
+        return finding.result(limit_s)
+    except TimeoutError:
+        return Finding(name, Verdict.WARNING, f"this check took longer than {limit_s:g} s")
+    except Exception as error:
+        return Finding(name, Verdict.WARNING, f"this check failed: {error!r}")
+
+
+def started(work: Callable[[], T]) -> Future[T]:
+    """Runs a function in a thread that does not keep the process alive, and returns its future result."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result
+
+
+def run_probe(settings: Settings, environ: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]]:
+    """Runs the probe, and returns the parts that it reported before it ended or was killed."""
+    folder = local_folder(settings.model.model, cache=cache_folder(environ))
+    engine = settings.engine(model_path=folder or Path(), model_name=settings.model.model)
+    num_engines = max(1, settings.cell.prefill + settings.cell.decode)
+    engine = replace(engine, num_engines=num_engines, model_path=str(folder or ""))
+    command = [sys.executable, "-m", "motet.engines.native.probe"]
+    try:
+        output = subprocess.run(
+            command, input=msgspec.json.encode(engine), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            timeout=PROBE_S, check=False,
+        ).stdout  # fmt: skip
+    except subprocess.TimeoutExpired as expired:
+        output = expired.stdout or b""
+    parts: dict[str, Mapping[str, Any]] = {}
+    for line in output.splitlines():
+        parts |= json.loads(line)
+    return parts
+
+
+def shown(findings: Sequence[Finding]) -> Table:
+    table = Table("", "what", "what is there", "what it means", "what to do", box=None, pad_edge=False)
+    for finding in findings:
+        sign, style = SIGNS[finding.verdict]
+        table.add_row(Text(sign, style), *map(Text, (finding.check, finding.found, finding.meaning, finding.remedy)))
+    return table
+
+
+def doctor(
+    model: Annotated[str | None, typer.Argument(help="Folder or name of a model.", show_default=False)] = None,
+    *,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the server.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check what a server needs on this machine, and say what to do. The exit code is 0 if a server can run, else 1."""
+    environ, findings = environment(), []
+    flags = {"model": model, "port": port}
+    try:
+        settings = resolve_settings(flags, environ=environ)
+    except ConfigError as error:
+        findings.append(Finding("settings", Verdict.PROBLEM, error.message, "motet serve does not start", "correct it"))
+        settings = resolve_settings(flags, environ={})
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    probe = started(partial(run_probe, settings, environ))
+    with Console(stderr=True).status("checking this machine"):
+        findings += run_checks(Subject(settings, environ, probe.result))
+    can_run = not any(finding.verdict is Verdict.PROBLEM for finding in findings)
+    if as_json:
+        typer.echo(json.dumps({"can_run": can_run, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        console.print(shown(findings))
+        console.print("A server can run." if can_run else "A server cannot run until the problems are solved.")
+    raise typer.Exit(0 if can_run else 1)
