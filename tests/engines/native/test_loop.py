@@ -16,6 +16,7 @@ from motet.engines.native.protocol import (
     Close,
     Command,
     Event,
+    Launch,
     NumberedAnswer,
     NumberedOrder,
     Ready,
@@ -28,12 +29,15 @@ from motet.engines.native.step.handover import NO_TRANSFERS
 from motet.engines.wire import CarriedError
 from motet.errors import EngineError
 from motet.metrics.stats import EngineStats
+from motet.settings.server_config import EngineConfig
 from motet.transfer.ticket import Ticket, TransferAddress
 from tests.engines.native.drive import group, prompt_of
 from tests.engines.native.grammars import PERSON
 from tests.engines.native.pair import CorePair, alone, with_ticket
 from tests.engines.native.test_compiling import HeldGrammars
 from tests.patience import PATIENCE_S
+
+NOT_LAUNCHED = Launch(EngineConfig(model_path="", model_name=""), folder="")
 
 Tiny = Callable[[str], Path]
 
@@ -95,7 +99,7 @@ class Wired:
             events.connect("inproc://events")
             parts = self.pair.parts["D"]
             sleeper = Sleeper(self.pair.d, storage=parts.storage, weights=parts.weights)
-            heartbeat = HeartbeatThread(self._context, "inproc://events", every_s=60.0)  # not entered: it sends none
+            heartbeat = HeartbeatThread(self._context, NOT_LAUNCHED, every_s=60.0)  # not entered: it sends none
             try:
                 EngineLoop(
                     self.pair.d, heartbeat, weights=parts.weights, sleeper=sleeper, commands=commands, events=events

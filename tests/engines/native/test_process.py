@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from motet.engines.native.client import NativeEngine
-from motet.engines.native.protocol import Launch, StartFailed
+from motet.engines.native.protocol import Close, Launch, Pipes, StartFailed
 from motet.engines.native.spawn import Spawn, engine_environ
 from motet.engines.wire import CarriedError
 from motet.errors import (
@@ -328,6 +328,43 @@ class EndsBeforeItsEvent(asyncio.subprocess.Process):
             events.connect(self._launch.address("events"))
             events.send(msgspec.msgpack.encode(unable))
         return self.returncode
+
+
+@pytest.fixture
+def no_file_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes ZeroMQ report that it has no pipes in the file system, as on Windows."""
+    has = zmq.has
+    monkeypatch.setattr(zmq, "has", lambda capability: capability != "ipc" and has(capability))
+
+
+@pytest.mark.usefixtures("no_file_pipes")
+async def test_an_engine_can_be_reached_over_the_loopback_address(
+    native: NativeEngine, tiny: Tiny, forking: ForkingProcess
+) -> None:
+    request = group("g", prompt_of(30), n=3, max_tokens=20)
+    async with engine(tiny("llama"), forking.spawn) as over_tcp:
+        assert await tokens_of(over_tcp, request) == await tokens_of(native, request)
+        assert await idle(over_tcp)
+
+
+@pytest.mark.usefixtures("no_file_pipes")
+def test_only_a_process_with_the_key_of_the_launch_gets_commands(tmp_path: Path) -> None:
+    pipes = Pipes(Launch(EngineConfig(model_path="", model_name=""), str(tmp_path / "pipes")))
+    launch = pipes.launch
+    assert launch.loopback is not None
+    other = zmq.curve_keypair()[0].decode()
+    without_key = msgspec.structs.replace(launch, loopback=msgspec.structs.replace(launch.loopback, key=other))
+    with zmq.Context() as context, context.socket(zmq.PULL) as stranger, context.socket(zmq.PULL) as engine:
+        for end in (stranger, engine):
+            end.setsockopt(zmq.LINGER, 0)
+        without_key.connect(stranger, "commands")
+        launch.connect(engine, "commands")
+        engine_gets = 0
+        while engine_gets < 20:
+            pipes.send(Close())
+            engine_gets += engine.poll(100) and bool(engine.recv())
+        assert not stranger.poll(0), "a connected stranger would get half of the commands"
+    pipes.close()
 
 
 async def test_an_event_that_arrives_after_the_end_of_its_process_is_read(tiny: Tiny) -> None:

@@ -66,7 +66,7 @@ class NativeEngine:
             async with contextlib.AsyncExitStack() as undo:
                 pipes = Pipes(launch)
                 undo.callback(pipes.close)
-                process = await spawn(launch)
+                process = await spawn(pipes.launch)
                 undo.push_async_callback(end, process)
                 info = await first_event(pipes, process)
                 undo.pop_all()

@@ -252,9 +252,9 @@ class HeartbeatThread:
     A stopped process sends no heartbeats, and neither does a process whose computing thread hangs and holds the
     interpreter's lock. If it hangs without the lock, the heartbeats report how long the current step has taken."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, *, every_s: float) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", launch: Launch, *, every_s: float) -> None:
         self._context = context
-        self._address = address
+        self._launch = launch
         self._every_s = every_s
         self._present: object | None = None
         """A new object for each piece of work, None between two. Needs no lock: only the computing thread sets it."""
@@ -284,7 +284,7 @@ class HeartbeatThread:
         with self._context.socket(zmq.PUSH) as events:  # a socket belongs to one thread
             events.setsockopt(zmq.LINGER, 0)
             events.set_hwm(1)
-            events.connect(self._address)
+            self._launch.connect(events, "events")
             while not self._over.wait(self._every_s):
                 present = self._present
                 busy_s = busy_s + self._every_s if present is not None and present is last else 0.0
@@ -307,8 +307,8 @@ def main() -> int:
     threading.Thread(target=_end_with_parent, args=(stdin, Path(launch.folder)), daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context, context.socket(zmq.PULL) as commands, context.socket(zmq.PUSH) as events:
-        commands.connect(launch.address("commands"))
-        events.connect(launch.address("events"))
+        launch.connect(commands, "commands")
+        launch.connect(events, "events")
         try:
             parts = build_parts(launch.config, pid=os.getpid())
             core = core_over(parts, launch.config)
@@ -320,7 +320,7 @@ def main() -> int:
         gc.freeze()
         every_s = heartbeat_every_s(launch.config.heartbeat_timeout_s)
         try:
-            with HeartbeatThread(context, launch.address("events"), every_s=every_s) as heartbeat:
+            with HeartbeatThread(context, launch, every_s=every_s) as heartbeat:
                 sleeper = Sleeper(core, storage=parts.storage, weights=parts.weights)
                 loop = EngineLoop(
                     core, heartbeat, weights=parts.weights, sleeper=sleeper, commands=commands, events=events

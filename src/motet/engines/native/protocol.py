@@ -6,6 +6,9 @@
 The engine process can receive many commands between two steps. A step sends one event, whatever the number of groups
 and choices. A second thread of the engine process sends a Heartbeat twice a second, through its own connection to the
 same address.
+
+Where ZeroMQ has no pipes of the file system (Windows), they are TCP sockets of the loopback address. Other users of the
+machine can reach them, so CURVE keeps out and encrypts: a process can only connect if it knows the key in its `Launch`.
 """
 
 import contextlib
@@ -25,6 +28,17 @@ from motet.settings.server_config import EngineConfig
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, GenerateRequest, GroupDelta
 
+LOOPBACK = "tcp://127.0.0.1"
+Pipe = Literal["commands", "events"]
+
+
+class Loopback(msgspec.Struct, frozen=True):
+    """The pipes as TCP sockets of the loopback address."""
+
+    ports: dict[Pipe, int]
+    key: str
+    """CURVE's public key of the API process, known to the engine process only."""
+
 
 class Launch(msgspec.Struct, frozen=True):
     """The engine to start, as a line of JSON on the engine process's standard input."""
@@ -33,8 +47,20 @@ class Launch(msgspec.Struct, frozen=True):
     folder: str
     """Folder of the pipes until the engine is connected. If both processes end before that, the last one removes it."""
 
-    def address(self, pipe: Literal["commands", "events"]) -> str:
-        return f"ipc://{self.folder}/{pipe}"
+    loopback: Loopback | None = None
+    """None if the pipes are in the folder."""
+
+    def address(self, pipe: Pipe) -> str:
+        return f"ipc://{self.folder}/{pipe}" if self.loopback is None else f"{LOOPBACK}:{self.loopback.ports[pipe]}"
+
+    def connect(self, socket: "zmq.Socket[bytes]", pipe: Pipe) -> None:
+        """Connects a socket of the engine process to a pipe."""
+        if self.loopback is not None:
+            public, secret = zmq.curve_keypair()
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+            socket.setsockopt(zmq.CURVE_SERVERKEY, self.loopback.key.encode())
+        socket.connect(self.address(pipe))
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -120,7 +146,8 @@ class Pipes:
 
     def __init__(self, launch: Launch) -> None:
         """Raises StartupError, and removes the folder, if the sockets cannot be opened."""
-        self._folder = launch.folder
+        self.launch = launch
+        """The launch for the engine process, with the addresses of the pipes."""
         self._folder_is_needed = True
         with contextlib.ExitStack() as undo:
             undo.callback(self._remove_folder)
@@ -131,10 +158,13 @@ class Pipes:
                 undo.callback(self._commands.close, linger=0)
                 # The pipe stores any number of commands until the engine takes them: admission bounds the groups.
                 self._commands.set_hwm(0)
-                self._commands.bind(launch.address("commands"))
                 self._events = zmq.asyncio.Context(context).socket(zmq.PULL)
                 undo.callback(self._events.close, linger=0)
-                self._events.bind(launch.address("events"))
+                if zmq.has("ipc"):
+                    self._commands.bind(launch.address("commands"))
+                    self._events.bind(launch.address("events"))
+                else:
+                    self._bind_to_loopback()
             except zmq.ZMQError as exc:  # too many open files, or too long a name
                 raise StartupError(f"the pipes to an engine process cannot be made in {launch.folder}: {exc}") from exc
             self._closing = undo.pop_all()
@@ -158,6 +188,16 @@ class Pipes:
     def close(self) -> None:
         self._closing.close()
 
+    def _bind_to_loopback(self) -> None:
+        public, secret = zmq.curve_keypair()
+        for socket in (self._commands, self._events):
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        commands = self._commands.bind_to_random_port(LOOPBACK)
+        events = self._events.bind_to_random_port(LOOPBACK)
+        loopback = Loopback({"commands": commands, "events": events}, public.decode())
+        self.launch = msgspec.structs.replace(self.launch, loopback=loopback)
+
     def _remove_folder(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.launch.folder, ignore_errors=True)
         self._folder_is_needed = False
