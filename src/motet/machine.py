@@ -53,8 +53,8 @@ def read_memory(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> MachineMemo
         memory = psutil.virtual_memory()
         total, available = int(memory.total), int(memory.available)
     except OSError:  # Linux without /proc/meminfo; the files that the system can drop do not count as available then
-        page = os.sysconf("SC_PAGE_SIZE")
-        total, available = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
+        sysconf: Any = vars(os)["sysconf"]  # it does not exist on Windows, where psutil needs no /proc
+        total, available = (sysconf(pages) * sysconf("SC_PAGE_SIZE") for pages in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
     for limit, used in cgroup_limits(cgroups, own):
         total, available = min(total, limit), min(available, limit - used)
     return MachineMemory(total, max(0, available))

@@ -48,7 +48,7 @@ class Launch(msgspec.Struct, frozen=True):
     """Folder of the pipes until the engine is connected. If both processes end before that, the last one removes it."""
 
     loopback: Loopback | None = None
-    """None if the pipes are in the folder."""
+    """Addresses of the pipes; None if they are in the folder."""
 
     def address(self, pipe: Pipe) -> str:
         return f"ipc://{self.folder}/{pipe}" if self.loopback is None else f"{LOOPBACK}:{self.loopback.ports[pipe]}"

@@ -62,13 +62,14 @@ class SharedSegment:
             mapping = mmap.mmap(-1, SEGMENT_BYTES, tagname=name)
             mapping[: len(header)] = header
             return cls(name, mapping, path=None)
-        reasons = []
-        for folder in segment_folders():
-            try:
-                return cls(name, _create_file(folder / name, header), path=folder / name)
-            except OSError as error:
-                reasons.append(f"{folder}: {error.strerror}")
-        raise OSError(f"no memory can be shared ({'; '.join(reasons)})")
+        else:
+            reasons = []
+            for folder in segment_folders():
+                try:
+                    return cls(name, _create_file(folder / name, header), path=folder / name)
+                except OSError as error:
+                    reasons.append(f"{folder}: {error.strerror}")
+            raise OSError(f"no memory can be shared ({'; '.join(reasons)})")
 
     @classmethod
     def attach(cls, name: str) -> "SharedSegment":
@@ -100,10 +101,8 @@ class SharedSegment:
 
 def remove_abandoned() -> None:
     """Removes the files of readers that were killed before they had unlinked them."""
-    if sys.platform == "win32":
-        return
-    for folder in segment_folders():
-        for path in folder.glob(PREFIX + "*"):
+    if sys.platform != "win32":
+        for path in (path for folder in segment_folders() for path in folder.glob(PREFIX + "*")):
             with contextlib.suppress(OSError), _opened(path) as descriptor:  # it belongs to another user, or has a lock
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
@@ -149,12 +148,11 @@ else:
                 return mmap.mmap(descriptor, SEGMENT_BYTES)
         raise OSError(f"there is no {name} in {', '.join(map(str, segment_folders()))}")
 
-
-@contextlib.contextmanager
-def _opened(path: Path, flags: int = 0) -> Iterator[int]:
-    """Opens a regular file for reading and writing. Neither follows a link, nor waits for the end of a pipe."""
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o600)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    @contextlib.contextmanager
+    def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+        """Opens a regular file for reading and writing. Neither follows a link, nor waits for the end of a pipe."""
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o600)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)

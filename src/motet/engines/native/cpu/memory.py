@@ -13,28 +13,38 @@ import logging
 import mmap
 import sys
 from contextlib import suppress
+from typing import Any
 
 import torch
 
 logger = logging.getLogger(__name__)
+
+HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+"""The advice to use huge pages; None on macOS and Windows."""
+PRIVATE_MEMORY = sum(getattr(mmap, name, 0) for name in ("MAP_PRIVATE", "MAP_ANONYMOUS"))
+DONT_NEED: int = getattr(mmap, "MADV_DONTNEED", 0)
+RETURNS_ZEROS = bool(sys.platform == "linux")
+"""True if the system takes pages back at once, and provides zeros at their next use. On other systems `madvise` does
+not exist, or permits the system to keep the content."""
 
 
 def huge_pages(num_bytes: int) -> torch.Tensor:
     """Returns zeros [num_bytes] uint8, in huge pages if the system supports them. A step reads weights and KV from
     start to end; with small pages it would miss the processor's translation lookaside buffer every few kilobytes.
     Raises OSError if the system refuses the memory."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):  # macOS, Windows
-        return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    allocate: Any = mmap.mmap  # its arguments depend on the system
+    if HUGE_PAGES is None:
+        return torch.frombuffer(allocate(-1, num_bytes), dtype=torch.uint8)
+    memory = allocate(-1, num_bytes, flags=PRIVATE_MEMORY)
     with suppress(OSError):  # the kernel was built without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(HUGE_PAGES)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def release_pages(tensor: torch.Tensor) -> None:
     """Returns the pages of a contiguous tensor in main memory to the system. A page at either end that also contains
     other data is not returned. Only Linux takes pages back and provides zeros at the next use."""
-    if not sys.platform.startswith("linux"):
+    if not RETURNS_ZEROS:
         logger.warning(
             "%d bytes of memory stay in use: only Linux takes back pages of a running process", tensor.nbytes
         )
@@ -44,13 +54,11 @@ def release_pages(tensor: torch.Tensor) -> None:
     if num_bytes <= 0:
         return
     system = ctypes.CDLL(None, use_errno=True)
-    if system.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(num_bytes), mmap.MADV_DONTNEED):
+    if system.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(num_bytes), DONT_NEED):
         logger.warning("the system did not take back %d bytes of memory: error %d", num_bytes, ctypes.get_errno())
 
 
 def trim_heap() -> None:
     """Returns the heap memory of freed objects to the system, if the C library is glibc."""
-    if not sys.platform.startswith("linux"):
-        return
-    if (malloc_trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        malloc_trim(ctypes.c_size_t(0))
+    with suppress(AttributeError, TypeError):  # macOS has no such function, and a Windows process no library of its own
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
