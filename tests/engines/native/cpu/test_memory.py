@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from motet.engines.native import memory
+from motet.engines.native.cpu import memory
 
 
 def test_memory_of_zeros_needs_no_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,5 +31,5 @@ def test_a_system_without_glibc_has_no_heap_to_trim(monkeypatch: pytest.MonkeyPa
         raise TypeError("LoadLibrary() argument 1 must be str, not None")
 
     for library in (windows, lambda name: object()):
-        monkeypatch.setattr(memory.ctypes, "CDLL", library)
+        monkeypatch.setattr("ctypes.CDLL", library)
         memory.trim_heap()
