@@ -3,51 +3,32 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.pictures.log_tables import Entry, entry, numbers
+from tools.pictures.log_tables import entry, numbers
 from tools.pictures.svg import box, path, picture, text
 
 WIDTH, HEIGHT = 880, 416
 PANEL_WIDTH, PANEL_HEIGHT, TOP = 396, 210, 122
 BAR, GAP = 30, 6
-MOTET = "Motet"
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A server that was compared with Motet. Both got the same requests in turn."""
-
-    name: str
-    kind: str
-    """Class of its bars."""
-    entry: Entry
+ENTRY = "Motet compared with vLLM, bf16, two cores"
+"""Start of the title of an entry of the log. A cell of its table has a figure for each server, in their order."""
+SERVERS = {"Motet": "first", "vLLM 0.32": "peer"}
+"""Servers, with the class of their bars. The third one is `other`."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """One number of choices, with the figures of Motet and then of each peer."""
+    """One number of choices, with a figure for each server."""
 
     n: str
     decode: Sequence[float]
     last_first_s: Sequence[float]
 
 
-def read_peers() -> list[Peer]:
-    """Returns the peers, whose entries have a table with `Motet / peer` in each cell."""
-    return [Peer("vLLM 0.32", "peer", entry("Motet compared with vLLM, bf16, two cores"))]
-
-
-def read_groups(peers: Sequence[Peer]) -> list[Group]:
-    """Returns the figures of all comparisons. Motet's figures are from the first one."""
+def read_groups() -> list[Group]:
     return [
-        Group(row["n"], rates, firsts)
-        for row in peers[0].entry.rows("n")
-        for rates, firsts in [(figures(peers, row["n"], "decode tokens/s"), figures(peers, row["n"], "of last choice"))]
+        Group(row["n"], numbers(row["decode tokens/s"]), numbers(row["of last choice"]))
+        for row in entry(ENTRY).rows("n")
     ]
-
-
-def figures(peers: Sequence[Peer], n: str, column: str) -> list[float]:
-    pairs = [numbers(row[column]) for peer in peers for row in peer.entry.rows("n") if row["n"] == n]
-    return [pairs[0][0], *(pair[1] for pair in pairs)]
 
 
 @dataclass(frozen=True)
@@ -58,10 +39,10 @@ class Series:
     hint: str
     digits: int
     values: Sequence[tuple[str, Sequence[float]]]
-    """For each n, the values of Motet and of each peer."""
+    """For each n, the value of each server."""
 
 
-def panel(x: float, series: Series, kinds: Sequence[str]) -> list[str]:
+def panel(x: float, series: Series) -> list[str]:
     """Returns bars for each n, scaled so that the largest one fills the panel."""
     largest = max(max(values) for _, values in series.values)
     parts = [text(x, 76, series.title, "bold", size=17), text(x, 97, series.hint, "soft", size=13)]
@@ -70,7 +51,7 @@ def panel(x: float, series: Series, kinds: Sequence[str]) -> list[str]:
     for number, (n, values) in enumerate(series.values):
         group_width = len(values) * BAR + (len(values) - 1) * GAP
         left = x + number * pitch + (pitch - group_width) / 2
-        for place, (value, kind) in enumerate(zip(values, kinds, strict=True)):
+        for place, (value, kind) in enumerate(zip(values, SERVERS.values(), strict=True)):
             height = max(2.0, value / largest * (PANEL_HEIGHT - 18))
             at = left + place * (BAR + GAP)
             shown = f"{value:.{series.digits}f}"
@@ -82,44 +63,42 @@ def panel(x: float, series: Series, kinds: Sequence[str]) -> list[str]:
     return parts
 
 
-def legend(names: Sequence[str], kinds: Sequence[str]) -> list[str]:
+def legend() -> list[str]:
     parts, at = [], 24.0
-    for name, kind in zip(names, kinds, strict=True):
+    for name, kind in SERVERS.items():
         parts += [
             box(at, 22, 14, 14, kind, radius=3),
-            text(at + 21, 34, name, "bold" if name == MOTET else "", size=15),
+            text(at + 21, 34, name, "bold" if kind == "first" else "", size=15),
         ]
         at += 46 + 8.5 * len(name)
     return parts
 
 
 def bars() -> str:
-    peers = read_peers()
-    groups = read_groups(peers)
-    names, kinds = [MOTET, *(peer.name for peer in peers)], ["first", *(peer.kind for peer in peers)]
+    groups = read_groups()
     rates = Series("Decode, tokens per second", "more is better; sum of all n choices", 0,
                    [(group.n, group.decode) for group in groups])  # fmt: skip
     firsts = Series("First token of the last choice, seconds", "less is better; 1,340 prompt tokens, not cached", 2,
                     [(group.n, group.last_first_s) for group in groups])  # fmt: skip
-    machine = "SmolLM2-135M in bf16, two cores of an AMD EPYC, 64 tokens per choice, medians."
-    dates = "; ".join(f"{peer.name}: {peer.entry.date}" for peer in peers)
+    machine = "SmolLM2-135M in bf16, two cores of an AMD EPYC, 64 tokens per choice."
+    method = f"The servers got the same requests in turn; medians of three, {entry(ENTRY).date}."
     parts = [
-        *legend(names, kinds),
-        *panel(24, rates, kinds),
-        *panel(460, firsts, kinds),
+        *legend(),
+        *panel(24, rates),
+        *panel(460, firsts),
         text(24, HEIGHT - 32, machine, "soft", size=12),
-        text(24, HEIGHT - 15, f"Both servers of a comparison got the same requests in turn. {dates}.", "soft", size=12),
+        text(24, HEIGHT - 15, method, "soft", size=12),
     ]
-    return picture(WIDTH, HEIGHT, summary(names, groups), parts)
+    return picture(WIDTH, HEIGHT, summary(groups), parts)
 
 
-def summary(names: Sequence[str], groups: Sequence[Group]) -> str:
+def summary(groups: Sequence[Group]) -> str:
     """Returns the figures as a sentence, for readers who do not see the picture."""
     sentences = [
         f"n = {group.n}: "
         + ", ".join(
             f"{name} {rate:.0f} tokens/s and {first:.2f} s"
-            for name, rate, first in zip(names, group.decode, group.last_first_s, strict=True)
+            for name, rate, first in zip(SERVERS, group.decode, group.last_first_s, strict=True)
         )
         for group in groups
     ]
