@@ -182,6 +182,12 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name() -> None:
     assert "did you mean MOTET_MAX_NUM_SEQS?" in refused(environ={"MOTET_MAX_NUM_SEQ": "1"})
 
 
+def test_only_a_similar_name_is_suggested() -> None:
+    assert refused(environ={"MOTET_X": "1"}) == (
+        "MOTET_X: there is no such setting; `motet serve --help-all` and docs/settings.md list them"
+    )
+
+
 def test_variables_of_a_kubernetes_service_are_explained() -> None:
     assert "enableServiceLinks" in refused(environ={"MOTET_PORT": "tcp://10.0.0.1:8000"})
     assert "enableServiceLinks" in refused(environ={"MOTET_SERVICE_HOST": "10.0.0.1"})
@@ -192,7 +198,7 @@ def test_variables_of_a_kubernetes_service_are_explained() -> None:
     [
         ("prot = 1", "did you mean port?"),
         ('port = "8000"', None),
-        ("port = 1.5", "port: expected `int`, got `float`"),
+        ("port = 1.5", "port: must be a whole number, 0 (any free port) to 65535"),
         ("[server]\nport = 1", "no such setting"),
         ("port = ", "cannot be read as TOML"),
     ],
@@ -214,4 +220,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_not_a_number_is_named() -> None:
-    assert refused(environ={"MOTET_PORT": "http"}) == "MOTET_PORT=http: expected `int`, got `str`"
+    assert refused(environ={"MOTET_PORT": "http"}) == (
+        "MOTET_PORT=http: must be a whole number, 0 (any free port) to 65535"
+    )

@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
@@ -159,6 +160,7 @@ class Motet(LazyGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+@cache
 def load(name: str, entry: CommandEntry) -> PlainCommand:
     """Imports a command."""
     module, _, function = entry.function.partition(":")

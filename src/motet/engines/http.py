@@ -74,7 +74,7 @@ def server_client(*, ca_file: str | None = None) -> Client:
     try:
         trusted = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # includes ssl.SSLError
-        raise ConfigError(f"{ca_file}: no certificates can be read from it: {error}") from error
+        raise ConfigError(f"--worker-ca-file {ca_file}: no certificates can be read from it: {error}") from error
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=trusted),
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -53,6 +53,9 @@ class Mark(Flag):
     """A value from the environment applies to this machine only, not to the other nodes of a cluster."""
 
 
+KIND_NAMES: Final = {int: "a whole number", float: "a number", bool: "true or false"}
+MAX_NUMBER: Final = 2**53
+"""Maximum of every number, also of one without a range: the largest that JSON and every client can represent."""
 MAX_PORT: Final = 65535
 PORT: Final = {"minimum": 0, "maximum": MAX_PORT, "zero": "any free port"}
 NOT_BLANK: Final = r"[\s\S]*\S[\s\S]*"
@@ -158,6 +161,12 @@ class Declaration:
         return f"{minimum} or more" if self.minimum == 0 else f"at least {minimum}"
 
     @property
+    def requirement(self) -> str:
+        """Requirement on the type of a value, in words, with the range: `a whole number, at least 1`."""
+        kind = "a list of texts" if self.is_list else KIND_NAMES.get(self.flag_kind, "a text")
+        return self.range if self.choices else f"{kind}, {self.range}" if self.range else kind
+
+    @property
     def shown_default(self) -> str:
         """Default value in words, with its unit; empty if there is none."""
         if self.default in (None, (), ""):
@@ -178,24 +187,29 @@ class Declaration:
         """Returns the reason why this value is not allowed; empty if it is. None is always allowed."""
         if value is None:
             return ""
-        why = f"must be {self.must or self.range}" + (f": {self.reason}" if self.reason else "")
+        why = f"must be {self.must or self.range or 'not empty'}" + (f": {self.reason}" if self.reason else "")
         if self.choices and value not in self.choices:
             return why
-        if isinstance(value, int | float) and not self._in_range(value):
+        if isinstance(value, int | float):
+            if not self._in_range(value):
+                return why
+            if not -MAX_NUMBER <= value <= MAX_NUMBER:
+                return f"must be at most {MAX_NUMBER}"
+        if isinstance(value, str) and isinstance(self.kind, UnionType) and not value.strip():
             return why
         texts = [value] if isinstance(value, str) else value if isinstance(value, tuple) else []
         if self.pattern and not all(re.fullmatch(self.pattern, text) for text in texts):
             return why
         try:
-            if self.read is not None and isinstance(value, tuple):
-                self.read(value)
+            if self.read is not None and texts:
+                self.read(texts)
         except ConfigError as exc:
-            return why if self.secret else exc.message
+            return why if self.secret or self.must else exc.message
         return ""
 
     def _in_range(self, value: float) -> bool:
         return (
-            math.isfinite(value)
+            (isinstance(value, int) or math.isfinite(value))
             and (self.minimum is None or self.minimum <= value)
             and (self.above is None or self.above < value)
             and (self.maximum is None or value <= self.maximum)
@@ -206,6 +220,11 @@ def setting(default: Value, help: str, **more: Any) -> Value:
     """Declares a field of a record as a setting; `more` are fields of its `Declaration`."""
     declared: Value = field(default=default, metadata={METADATA_KEY: more | {"help": help}})
     return declared
+
+
+def common(default: Value, help: str, **more: Any) -> Value:
+    """Declares a setting that people need first."""
+    return setting(default, help, **more | {"marks": more.get("marks", Mark.NONE) | Mark.COMMON})
 
 
 def settings_of(record: Any, panel: Panel, *, commands: tuple[ServerCommand, ...]) -> Mapping[str, Declaration]:

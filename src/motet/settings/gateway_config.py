@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from motet.settings.declaration import GATEWAY, RAY, SENT_KEY, Mark, setting
+from motet.settings.declaration import GATEWAY, RAY, SENT_KEY, Mark, common, setting
 from motet.settings.named_worker import by_url, check_workers, roles_by_url
 
 
@@ -10,19 +10,18 @@ from motet.settings.named_worker import by_url, check_workers, roles_by_url
 class GatewayConfig:
     """The servers behind a gateway."""
 
-    workers: tuple[str, ...] = setting(
+    workers: tuple[str, ...] = common(
         (),
         "URL of a worker, or URL,role,kind with one or both; repeatable.",
-        marks=Mark.COMMAS | Mark.COMMON,
+        metavar="URL",
+        marks=Mark.COMMAS,
         read=check_workers,
     )
     role_of: tuple[str, ...] = setting(
         (), "Role of a worker that reports none: URL=prefill, URL=decode or URL=both; repeatable.", read=roles_by_url
     )
-    workers_file: str | None = setting(
-        None,
-        "File with one worker per line; workers join and leave when lines are added and removed.",
-        marks=Mark.COMMON,
+    workers_file: str | None = common(
+        None, "File with one worker per line; workers join and leave when lines are added and removed.", metavar="FILE"
     )
     worker_api_key: str | None = setting(
         None, "API key sent to workers that are not Motet servers; Motet servers get the worker key.", **SENT_KEY
@@ -36,7 +35,10 @@ class GatewayConfig:
         marks=Mark.SECRET,
     )
     worker_ca_file: str | None = setting(
-        None, "File with the CA certificates of workers at https URLs.", unset="the system's certificates"
+        None,
+        "File with the CA certificates of workers at https URLs.",
+        metavar="FILE",
+        unset="the system's certificates",
     )
     tokenizer_of: tuple[str, ...] = setting(
         (),

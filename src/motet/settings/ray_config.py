@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from motet.settings.declaration import NOT_BLANK, PORT, Mark, setting
+from motet.settings.declaration import NOT_BLANK, PORT, common, setting
 from motet.settings.named_worker import resources_by_role
 from motet.types import Ingress
 
@@ -16,10 +16,8 @@ class RayConfig:
         "Replicas that hold clients' streams: gateway replicas, so that a stream outlives its worker, or decode "
         "replicas (direct), with one hop less.",
     )
-    gateways: int = setting(1, "Number of gateway replicas.", minimum=1, marks=Mark.COMMON)
-    autoscale: bool = setting(
-        False, "Scale the number of prefill and decode replicas with the load.", marks=Mark.COMMON
-    )
+    gateways: int = common(1, "Number of gateway replicas.", minimum=1)
+    autoscale: bool = common(False, "Scale the number of prefill and decode replicas with the load.")
     min_prefill: int = setting(0, "Minimum number of prefill replicas, with --autoscale.", minimum=0)
     min_decode: int = setting(1, "Minimum number of decode replicas, with --autoscale.", minimum=1)
     choices_per_decode: int = setting(
@@ -32,19 +30,15 @@ class RayConfig:
     scale_down_delay_s: float = setting(
         60.0, "Time below the target load before a replica is removed; five times as long for the last one.", minimum=0
     )
-    cpus_per_worker: float = setting(
-        1.0,
-        "CPUs that Ray reserves for each prefill and decode replica, and threads of its engine.",
-        above=0,
-        marks=Mark.COMMON,
+    cpus_per_worker: float = common(
+        1.0, "CPUs that Ray reserves for each prefill and decode replica, and threads of its engine.", above=0
     )
-    gpus_per_worker: float = setting(
+    gpus_per_worker: float = common(
         0.0,
         "GPUs that Ray reserves for each prefill and decode replica; with a fraction, replicas share one.",
         minimum=0,
         maximum=1,
         reason="an engine uses one GPU",
-        marks=Mark.COMMON,
     )
     resources_of: tuple[str, ...] = setting(
         (),
@@ -58,10 +52,9 @@ class RayConfig:
     decode_port: int = setting(
         22000, "Side-channel port of the first decode replica; the next one has the next port.", **PORT
     )
-    ray_address: str | None = setting(
+    ray_address: str | None = common(
         None,
         "Cluster to join: auto or HOST:PORT; local starts a cluster.",
         unset="a running cluster, or else a new one",
-        marks=Mark.COMMON,
     )
     app_name: str = setting("motet", "Name of the Serve application.", pattern=NOT_BLANK, must="not empty")

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from motet.log import cut, escaped
 from motet.settings import server_config as config
 from motet.settings.declaration import ENVIRONMENT_PREFIX, Declaration, Mark
 from motet.settings.gateway_config import GatewayConfig
@@ -15,6 +16,12 @@ from motet.settings.ray_config import RayConfig
 Record = TypeVar("Record")
 
 DEFAULT: Final = "default"
+MAX_SHOWN_CHARS: Final = 200
+
+
+def one_line(value: str) -> str:
+    """Returns a user's value as it is shown in errors and tables: escaped, and cut off if it is long."""
+    return escaped(cut(value, MAX_SHOWN_CHARS))
 
 
 @dataclass(frozen=True)
@@ -47,9 +54,9 @@ class Setting:
             case tuple() if self.declared.secret:
                 return f"{len(self.value)} given"
             case tuple():
-                return ", ".join(map(str, self.value))
+                return one_line(", ".join(map(str, self.value)))
             case _:
-                return str(self.value)
+                return one_line(str(self.value))
 
     @property
     def as_given(self) -> str:

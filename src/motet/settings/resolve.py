@@ -1,7 +1,6 @@
 """Resolves settings from their sources in order of precedence, and refuses values that are not allowed."""
 
 import contextlib
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -11,11 +10,13 @@ import msgspec
 
 from motet.errors import ConfigError
 from motet.settings.declaration import ENVIRONMENT_PREFIX, Mark, ServerCommand
-from motet.settings.record import DEFAULT, Setting, Settings
+from motet.settings.record import DEFAULT, Setting, Settings, one_line
 from motet.settings.rules import check_rules, fit_defaults
 from motet.settings.server_config import SETTINGS
 
 CONFIG_VARIABLE = "MOTET_CONFIG"
+MIN_LIKENESS = 0.75
+"""Minimum likeness of a name that an error suggests, from 0 to 1."""
 LOGGING = ("log_format", "log_level")
 NOT_SETTINGS = frozenset({CONFIG_VARIABLE, "MOTET_CACHE_DIR"})
 """Variables with Motet's prefix that are not settings: the config file, and the folder of models."""
@@ -31,11 +32,11 @@ def resolve_settings(
     """Returns the settings of a command: default < file < environment < flags. Flags that are None and settings of
     other commands are ignored. Raises ConfigError."""
     rows = {name: Setting(name, SETTINGS[name].default, DEFAULT) for name in names_of(command)}
-    if file is None and (named := environ.get(CONFIG_VARIABLE)):
-        file = Path(named).expanduser()
     sources = [from_environment(environ), from_flags(flags)]
     if file is not None:
-        sources.insert(0, from_file(file))
+        sources.insert(0, from_file(file, named_by="--config "))
+    elif named := environ.get(CONFIG_VARIABLE):
+        sources.insert(0, from_file(Path(named).expanduser(), named_by=f"{CONFIG_VARIABLE}="))
     for source in sources:
         rows |= {setting.name: setting for setting in source if setting.name in rows}
     settings = Settings(fit_defaults(rows))
@@ -63,13 +64,14 @@ def names_of(command: ServerCommand) -> tuple[str, ...]:
     return tuple(name for name, declared in SETTINGS.items() if command in declared.commands)
 
 
-def from_file(file: Path) -> Iterator[Setting]:
+def from_file(file: Path, *, named_by: str) -> Iterator[Setting]:
+    """Yields the settings of a TOML file. `named_by`: the flag or variable with its name, for errors."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
-        raise ConfigError(f"--config {file}: there is no such file") from exc
+        raise ConfigError(f"{named_by}{file}: there is no such file") from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise ConfigError(f"--config {file}: cannot be read as TOML: {exc}") from exc
+        raise ConfigError(f"{named_by}{file}: cannot be read as TOML: {exc}") from exc
     for name, value in content.items():
         known_setting(name, shown=f"{file}: {name}", known={known: known for known in SETTINGS})
         yield Setting(name, converted(name, value, shown=f"{file}: {name}"), str(file))
@@ -87,7 +89,7 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting]:
                 "rename the service or set enableServiceLinks: false"
             )
         name = known_setting(variable, shown=variable, known=variables)
-        yield Setting(name, converted(name, text, shown=f"{variable}={text}"), variable)
+        yield Setting(name, converted(name, text, shown=f"{variable}={one_line(text)}"), variable)
 
 
 def from_flags(flags: Mapping[str, object]) -> Iterator[Setting]:
@@ -96,15 +98,19 @@ def from_flags(flags: Mapping[str, object]) -> Iterator[Setting]:
             flag = SETTINGS[name].flag_for(value)
             if Mark.COMMAS in SETTINGS[name].marks and isinstance(value, list):
                 value = ",".join(map(str, value))
-            yield Setting(name, converted(name, value, shown=f"{flag} {value}"), flag)
+            yield Setting(name, converted(name, value, shown=f"{flag} {one_line(str(value))}"), flag)
 
 
 def known_setting(text: str, *, shown: str, known: Mapping[str, str]) -> str:
     """Returns the setting that `text` names. `known` maps the names in a source to settings."""
     if text in known:
         return known[text]
-    near = difflib.get_close_matches(text, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known settings are {', '.join(known)}"
+    import difflib  # takes as long to import as the rest of this module
+
+    prefix = ENVIRONMENT_PREFIX if text.startswith(ENVIRONMENT_PREFIX) else ""
+    names = [name.removeprefix(prefix) for name in known]
+    near = difflib.get_close_matches(text.removeprefix(prefix), names, n=1, cutoff=MIN_LIKENESS)
+    hint = f"did you mean {prefix}{near[0]}?" if near else "`motet serve --help-all` and docs/settings.md list them"
     raise ConfigError(f"{shown}: there is no such setting; {hint}")
 
 
@@ -119,4 +125,4 @@ def converted(name: str, value: object, *, shown: str) -> object:
     try:
         return msgspec.convert(value, kind, strict=not isinstance(value, str))
     except msgspec.ValidationError as exc:
-        raise ConfigError(f"{shown}: {str(exc)[0].lower()}{str(exc)[1:]}") from exc
+        raise ConfigError(f"{shown}: must be {declared.requirement}") from exc

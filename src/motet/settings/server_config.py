@@ -31,6 +31,7 @@ from motet.settings.declaration import (
     Mark,
     Panel,
     Value,
+    common,
     setting,
     settings_of,
 )
@@ -57,14 +58,13 @@ class ModelConfig:
         pattern=NOT_BLANK,
         must="a folder or the name of a model",
     )
-    served_model_name: str | None = setting(
+    served_model_name: str | None = common(
         None,
         "Name of the model in requests; for a gateway, of the first of its models.",
         commands=EVERY,
         unset="MODEL as given",
         pattern=NOT_BLANK,
         must="not empty",
-        marks=Mark.COMMON,
     )
     revision: str | None = setting(
         None, "Branch, tag or commit of the model on the Hugging Face Hub.", unset="the main branch"
@@ -75,24 +75,18 @@ class ModelConfig:
         commands=EVERY,
         unset="the model's tokenizer",
     )
-    chat_template: str | None = setting(
+    chat_template: str | None = common(
         None,
         "File with another chat template (Jinja).",
+        metavar="FILE",
         commands=EVERY,
         unset="the model's chat template",
-        marks=Mark.COMMON,
     )
-    tool_parser: str = setting(
-        "auto",
-        "Format of tool calls: a name, none, or auto, which detects it from the chat template.",
-        commands=EVERY,
-        marks=Mark.COMMON,
+    tool_parser: str = common(
+        "auto", "Format of tool calls: a name, none, or auto, which detects it from the chat template.", commands=EVERY
     )
-    reasoning_parser: str = setting(
-        "auto",
-        "Format of reasoning: a name, none, or auto, which detects it from the chat template.",
-        commands=EVERY,
-        marks=Mark.COMMON,
+    reasoning_parser: str = common(
+        "auto", "Format of reasoning: a name, none, or auto, which detects it from the chat template.", commands=EVERY
     )
 
 
@@ -109,45 +103,38 @@ class EngineConfig:
     """Available memory when the server started. None means that the engine reads it when it starts."""
     num_engines: int = 1
     """Number of engines that share the machine's memory."""
-    device: str = setting(
+    device: str = common(
         "auto",
         "Device of the model: cpu, cuda, cuda:K, or auto, which takes the first GPU, or the CPU if there is none.",
         pattern=r"auto|cpu|cuda|cuda:\d+",
         must="auto, cpu, cuda or cuda:K",
-        marks=Mark.COMMON,
     )
-    dtype: str = setting(
+    dtype: str = common(
         "auto",
         "Data type of weights and KV cache; auto takes the checkpoint's. On a CPU float16 has no compiled kernels.",
         choices=("auto", "bfloat16", "float16", "float32"),
-        marks=Mark.COMMON,
     )
-    max_model_len: int | None = setting(
+    max_model_len: int | None = common(
         None,
         "Maximum length of a prompt and its output together.",
         unit="tokens",
         unset="the model's maximum",
         minimum=2,
         reason="it holds a prompt and an output",
-        marks=Mark.COMMON,
     )
-    kv_cache_gb: float | None = setting(
+    kv_cache_gb: float | None = common(
         None,
         "Memory for the KV cache of one engine.",
         unit="GiB",
         unset="2 GiB; on a CPU with little memory, half of the available memory divided by the number of engines",
         above=0,
-        marks=Mark.COMMON,
     )
     gpu_memory_utilization: float | None = setting(
         None, "Fraction of a GPU's memory for the engine, weights included; replaces --kv-cache-gb.", above=0, maximum=1
     )
     block_size: int = setting(16, "Number of tokens in a KV block.", unit="tokens", choices=(8, 16, 32, 64, 128))
-    max_num_seqs: int = setting(
-        256,
-        "Maximum number of choices that one engine runs at once, and maximum size of a group.",
-        minimum=1,
-        marks=Mark.COMMON,
+    max_num_seqs: int = common(
+        256, "Maximum number of choices that one engine runs at once, and maximum size of a group.", minimum=1
     )
     max_num_batched_tokens: int = setting(
         512, "Maximum tokens of a step: one for each running choice, the rest for prompts.", unit="tokens", minimum=1
@@ -157,11 +144,10 @@ class EngineConfig:
         "Kernels on the CPU: compiled (C++; bfloat16 on AVX-512 or AVX2), torch, or auto, the first that works.",
         choices=("auto", "compiled", "torch"),
     )
-    quantization: str = setting(
+    quantization: str = common(
         "none",
         "Weight quantization; int8 uses 8 bits with one scale per column and needs the compiled kernels.",
         choices=("none", "int8"),
-        marks=Mark.COMMON,
     )
     prefix_cache: bool = setting(True, "Reuse the KV of earlier prompts with the same prefix.")
     keep_gb: float | None = setting(
@@ -196,12 +182,11 @@ class EngineConfig:
         reason="more threads than cores only wait for each other",
     )
     enforce_eager: bool = setting(False, "Disable CUDA graphs and launch every operator separately.")
-    role: Role = setting(
+    role: Role = common(
         Role.BOTH,
         "Role of this server: prefill provides the KV of prompts, decode fetches it, both does everything itself.",
         panel=Panel.CELL,
         commands=SERVE,
-        marks=Mark.COMMON,
     )
     side_channel_host: str = setting(
         "127.0.0.1",
@@ -261,24 +246,23 @@ class EngineConfig:
 class CellConfig:
     """Prefill/decode disaggregation: the number of engines of each role, where they run, and when prefill pays."""
 
-    prefill: int = setting(
+    prefill: int = common(
         0,
         "Number of prefill engines on this machine; on Ray, of prefill replicas (with --autoscale, the maximum).",
         minimum=0,
-        marks=Mark.COMMON,
     )
-    decode: int = setting(
+    decode: int = common(
         0,
         "Number of decode engines on this machine; on Ray, of decode replicas (with --autoscale, the maximum), "
         "where 0 counts as 1.",
         minimum=0,
-        marks=Mark.COMMON,
     )
-    prefill_urls: tuple[str, ...] = setting(
+    prefill_urls: tuple[str, ...] = common(
         (),
         "URL of a prefill server for this decode server; repeat the flag, or separate URLs with commas.",
         commands=SERVE,
-        marks=Mark.COMMAS | Mark.COMMON,
+        metavar="URL",
+        marks=Mark.COMMAS,
         read=check_urls,
     )
     bypass_tokens: int = setting(
@@ -352,25 +336,23 @@ class ServerConfig:
     """The settings of the HTTP side."""
 
     served_model_name: str
-    host: str = setting(
-        "127.0.0.1", "Address to listen on.", pattern=NOT_BLANK, must="a host name or an address", marks=Mark.COMMON
-    )
-    port: int = setting(8000, "Port to listen on; not 0 on Ray.", marks=Mark.COMMON, **PORT)
-    api_keys: tuple[str, ...] = setting(
+    host: str = common("127.0.0.1", "Address to listen on.", pattern=NOT_BLANK, must="a host name or an address")
+    port: int = common(8000, "Port to listen on; not 0 on Ray.", **PORT)
+    api_keys: tuple[str, ...] = common(
         (),
         "API key of a client; repeatable.",
         unset="none, requests need no key",
         pattern=CLIENT_KEY,
         must="keys of ASCII characters that are not blank",
-        marks=Mark.SECRET | Mark.COMMON,
+        marks=Mark.SECRET,
     )
-    admin_key: str = setting(
+    admin_key: str = common(
         "",
         "Key for /drain, /workers and the routes of --rl; API keys are refused there.",
         unset="none, and /workers cannot be changed",
         pattern=r"[ -~]*",
         must="ASCII characters",
-        marks=Mark.SECRET | Mark.COMMON,
+        marks=Mark.SECRET,
     )
     rl: bool = setting(False, "Enable the routes for trainers, which pause the server and update its weights.")
     worker_key: str = setting(
@@ -392,7 +374,12 @@ class ServerConfig:
         pattern=NOT_BLANK,
         must="the name of a host, without a port",
     )
-    cors_origins: tuple[str, ...] = setting((), "Origin whose web pages may call the server (CORS); repeatable.")
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        "Origin whose web pages may call the server (CORS); repeatable.",
+        pattern=NOT_BLANK,
+        must="an origin such as https://example.com",
+    )
     page: bool = setting(True, "Serve a web page at / that sends requests to this server and shows its groups.")
     max_n: int = limit(256, "Maximum n: the number of choices of one prompt.", minimum=1)
     max_choices: int = limit(1024, "Maximum number of choices of one request: prompts times n.", minimum=1)
@@ -454,12 +441,8 @@ class ServerConfig:
     drain_timeout_s: float = setting(
         30.0, "Time for which a stopping server or replica lets running answers finish.", panel=Panel.PROCESS, minimum=0
     )
-    log_level: str = setting(
-        "info",
-        "Minimum level of log lines.",
-        panel=Panel.PROCESS,
-        choices=("debug", "info", "warning", "error"),
-        marks=Mark.COMMON,
+    log_level: str = common(
+        "info", "Minimum level of log lines.", panel=Panel.PROCESS, choices=("debug", "info", "warning", "error")
     )
     log_format: LogFormat = setting(
         LogFormat.TEXT, "Format of log lines: text, or json with one object per line.", panel=Panel.PROCESS
@@ -470,6 +453,8 @@ class ServerConfig:
         unset="no traces",
         panel=Panel.PROCESS,
         pattern=r"https?://[^\s/@]+(/\S*)?",
+        read=check_urls,
+        metavar="URL",
         must="a URL such as http://127.0.0.1:4318",
     )
 
