@@ -51,6 +51,8 @@ IMPORTED_LATER = ("motet.transfer.backends.nixl", "transformers.modeling_layers"
 """Modules that a process imports when its role is known, or with its first model."""
 HIDDEN_MODULES = "HIDDEN_MODULES"
 """Environment variable with modules that a forked process cannot import, separated by spaces."""
+USED_KV = "USED_KV"
+"""Environment variable with which a forked engine holds its complete KV cache in memory, as after a long run."""
 MESSAGE_BYTES = 2**17
 """Size of a buffer that is larger than any environment."""
 IN_NAMESPACE = ["ip", "netns", "exec"]
@@ -332,6 +334,10 @@ def apply_order(order: Order, streams: Sequence[int]) -> None:
     tempfile.tempdir = None
     for module in order.environ.get(HIDDEN_MODULES, "").split():
         sys.modules[module] = None  # type: ignore[assignment]  # an import of it raises ModuleNotFoundError
+    if USED_KV in order.environ:
+        storage = vars(importlib.import_module("motet.engines.native.kv.storage"))
+        reserve = storage["huge_pages"]
+        storage["huge_pages"] = lambda num_bytes: reserve(num_bytes).zero_()
     if order.namespace:
         enter(order.namespace)
 

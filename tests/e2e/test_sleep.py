@@ -8,7 +8,8 @@ import pytest
 
 from motet.deploy.child import ChildServer
 from motet.models.smollm2 import DEFAULT_MODEL
-from tests.forked import ForkingProcess
+from motet.settings.server_config import environment
+from tests.forked import USED_KV, ForkingProcess
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.usefixtures("default_weights")]
@@ -20,7 +21,8 @@ KV_BYTES, WEIGHT_BYTES = KV_GB * 2**30, 256 * MB
 
 @pytest.fixture
 def server(default_weights: None, forking: ForkingProcess) -> Iterator[ChildServer]:
-    with forking.server([DEFAULT_MODEL, "--rl", "--kv-cache-gb", str(KV_GB)]) as running:
+    environ = {**environment(), USED_KV: "1"}
+    with forking.server([DEFAULT_MODEL, "--rl", "--kv-cache-gb", str(KV_GB)], environ=environ) as running:
         yield running
 
 

@@ -14,12 +14,12 @@ from tests.fault.answers import Answer, fetch_answer
 from tests.fault.fault_requests import CHAT, COMPLETIONS, ENDLESS, ENDLESS_ENGINE, STREAMED, chat, completion
 from tests.fault.faults import kill
 from tests.fault.running_cell import MANY_RESTARTS, RunningCell
-from tests.forked import ForkingProcess
+from tests.forked import USED_KV, ForkingProcess
 from tests.patience import PATIENCE_S
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.usefixtures("used_kv")]
 
 BODIES = [(CHAT, chat("a chat", n=3)), (COMPLETIONS, completion("texts", n=2, prompts=2))]
 LONG = chat("under way", STREAMED, n=4, max_tokens=1000)
@@ -28,6 +28,12 @@ LONG_TEXTS: dict[str, Any] = {"max_model_len": 2048}
 RL: dict[str, object] = {"rl": True}
 KV_GB = 0.1
 WORKERS = ("prefill-0", "decode-0", "decode-1")
+
+
+@pytest.fixture
+def used_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets engines hold their complete KV cache, so that its release can be measured."""
+    monkeypatch.setenv(USED_KV, "1")
 
 
 @pytest.fixture(scope="module")
