@@ -12,7 +12,11 @@ from typer.testing import CliRunner
 from motet.cli.main import app
 from tools.blocks import ROOT, Block, Kind, all_blocks, blocks_of
 
-PARSED = [block for block in all_blocks() if block.kind is Kind.PARSED]
+PARSED = [
+    pytest.param(block, id=block.place, marks=[pytest.mark.slow] if "python -m" in block.text else [])
+    for block in all_blocks()
+    if block.kind is Kind.PARSED
+]
 PROGRAMS = ("motet", "python")
 """Programs whose flags are known here. The other commands of a parsed block are not checked."""
 
@@ -25,7 +29,7 @@ def test_every_block_has_a_language_and_a_mark() -> None:
     assert [f"{block.place} {problem}" for block in all_blocks() for problem in block.problems()] == []
 
 
-@pytest.mark.parametrize("block", PARSED, ids=lambda block: block.place)
+@pytest.mark.parametrize("block", PARSED)
 def test_the_commands_of_a_parsed_block_have_valid_flags(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = [command for command in block.commands() if parses(shlex.split(command), monkeypatch)]
     assert parsed, "a block without such commands has the mark `not run`"
