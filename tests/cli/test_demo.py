@@ -1,14 +1,13 @@
-"""The receipt shows the counts of the workers next to the times of the client."""
+"""The receipt has the counts of the workers and the times of the client. A kill reports its pause and what changed."""
 
-import json
 from dataclasses import replace
-from io import StringIO
 
+import httpx
 import pytest
-from rich.console import Console
 
-from motet.cli.conversation import Conversation
-from motet.cli.demo import Receipt
+from motet.cli.conversation import Conversation, StreamedChoice
+from motet.cli.demo.engine_kill import EngineKill
+from motet.cli.demo.receipt import Receipt
 from motet.deploy.child import BlockSize, CounterSnapshot
 from motet.errors import EngineError
 
@@ -50,14 +49,8 @@ def complete() -> Conversation:
     )
 
 
-def words(receipt: Receipt) -> str:
-    console = Console(width=120, file=StringIO(), record=True)
-    console.print(receipt.table())
-    return " ".join(console.export_text().split())
-
-
 def test_a_receipt_shows_the_cost_of_an_answer() -> None:
-    assert json.loads(Receipt.of(complete(), CELL, block=BLOCK).json()) == {
+    assert Receipt.of(complete(), CELL, block=BLOCK).figures() == {
         "n": 2,
         "prefills": 1,
         "transfers": 1,
@@ -83,20 +76,67 @@ def test_the_trunk_is_the_blocks_of_the_prompt_without_its_last_token(prompt_tok
     assert BLOCK.bytes_of(prompt_tokens - 1) == blocks * BLOCK.bytes
 
 
-def test_the_table_shows_the_work_that_was_saved() -> None:
-    shown = words(Receipt.of(complete(), CELL, block=BLOCK))
-    assert "prefills 1 2, one for each choice" in shown
-    assert "KV transfers 1 2, one for each choice" in shown
-    assert "KV bytes transferred 18,000 36,000" in shown
+def test_the_sentences_show_the_work_that_was_saved() -> None:
+    assert Receipt.of(complete(), CELL, block=BLOCK).sentences() == [
+        "1 prefill and 1 KV transfer of 18 kB for 2 answers; with one for each answer it would be 2 and 36 kB.",
+        "280 prompt tokens were computed, not 2 x 280 = 560.",
+        "480 output tokens in 4.0 s, the first after 1.00 s: 120 tokens/s. 17 of 31 draft tokens were accepted.",
+    ]
 
 
-def test_the_table_of_a_single_server_has_no_transfers() -> None:
-    shown = words(Receipt.of(complete(), SINGLE, block=BLOCK))
-    assert "transfer" not in shown
-    assert "280 of 280 560" in shown
-    assert "draft tokens accepted 17 of 31" in shown
+def test_the_sentences_of_a_single_server_have_no_transfers() -> None:
+    sentences = Receipt.of(complete(), SINGLE, block=BLOCK).sentences()
+    assert not any("transfer" in sentence for sentence in sentences)
+    assert sentences[0] == "280 prompt tokens were computed, not 2 x 280 = 560."
 
 
 def test_a_stream_without_usage_gives_no_receipt() -> None:
     with pytest.raises(EngineError, match="without usage"):
         Receipt.of(conversation("[DONE]"), CELL, block=BLOCK)
+
+
+WORKERS = """{"workers": [
+    {"id": "prefill-0", "role": "prefill", "pid": 1, "choices_running": 0},
+    {"id": "decode-0", "role": "decode", "pid": 2, "choices_running": 0},
+    {"id": "decode-1", "role": "decode", "pid": 3, "choices_running": 2}
+]}"""
+
+
+KILLED: list[int] = []
+
+
+def read(arrivals: list[tuple[float, str]], *, expected: list[StreamedChoice]) -> tuple[EngineKill, Conversation]:
+    """Reads the text of choice 0 as it arrives at these seconds. The kill has no effect but to be recorded."""
+    now_s = 0.0
+    talk = Conversation(2)
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=WORKERS))
+    with httpx.Client(base_url="http://server", transport=transport) as client:
+        kill = EngineKill(expected, client=client, kill=KILLED.append, clock=lambda: now_s)
+        for second, text in arrivals:
+            now_s = second
+            talk.answers[0].text += text
+            kill.read(talk)
+    return kill, talk
+
+
+def test_the_engine_that_generates_is_killed_in_mid_stream_and_the_pause_is_measured() -> None:
+    KILLED.clear()
+    expected = [StreamedChoice("0123456789"), StreamedChoice()]
+    arrivals = [(1.0, "01"), (9.0, "2"), (9.5, "3456"), (11.0, "789"), (11.1, "")]
+    kill, talk = read(arrivals, expected=expected)
+    assert KILLED == [3]
+    assert kill.figures(talk.answers) == {"worker": "decode-1", "pause_ms": 1500, "identical": 2}
+    assert kill.sentence(talk.answers) == (
+        "decode-1 (process 3) was killed: a pause of 1500 ms, and 2 of 2 answers are the same, to the last character."
+    )
+
+
+def test_an_answer_that_changed_is_reported() -> None:
+    expected = [StreamedChoice("0123456789"), StreamedChoice()]
+    kill, talk = read([(1.0, "01234"), (2.0, "X")], expected=expected)
+    assert "1 of 2 answers are the same" in kill.sentence(talk.answers)
+
+
+def test_answers_that_end_before_the_kill_are_reported() -> None:
+    kill, talk = read([], expected=[StreamedChoice("0"), StreamedChoice()])
+    assert kill.sentence(talk.answers) == "The answers had ended before an engine could be killed."

@@ -36,5 +36,11 @@ def test_the_size_of_a_download_is_the_size_of_its_files(tmp_path: Path) -> None
     assert sizes[-1] == folder_bytes(tmp_path) - before
 
 
-def test_sizes_have_three_digits_and_a_unit() -> None:
-    assert [size_text(n) for n in (0, 2000, 92_871_040, 1_240_000_000)] == ["0 kB", "2 kB", "93 MB", "1.24 GB"]
+def test_sizes_have_a_unit() -> None:
+    assert [size_text(n) for n in (0, 2000, 6_635_520, 92_871_040, 1_240_000_000)] == [
+        "0 kB",
+        "2 kB",
+        "6.6 MB",
+        "93 MB",
+        "1.24 GB",
+    ]

@@ -19,11 +19,10 @@ from rich.console import Console
 from rich.prompt import IntPrompt
 
 from motet.cli.chat_commands import COMMANDS, ChatState, run_command
-from motet.cli.columns import show, speed
+from motet.cli.columns import num_finished, show, speed
 from motet.cli.conversation import (
     ChatQuestion,
     Conversation,
-    StreamedChoice,
     check_server,
     connect,
     stream_answers,
@@ -95,13 +94,13 @@ class ChatSession:
         return Conversation(self._state.settings.n)
 
     def _follow(self, conversation: Conversation) -> None:
-        request, answers = self._state.request, conversation.answers
+        request = self._state.request
         show(
             self._console,
             conversation,
             follow=partial(stream_answers, request, client=self._client),
             title=self._state.turns[-1]["content"],
-            footer=lambda: f"{sum(map(has_ended, answers))} of {len(answers)} finished; Ctrl-C stops",
+            footer=lambda: f"{num_finished(conversation)} of {request.n} answers have ended; Ctrl-C stops",
         )
 
     def read_lines(self) -> None:
@@ -149,10 +148,6 @@ class ChatSession:
         while text and not (text.isdecimal() and int(text) < n):
             text = edited(PromptSession(), f"continue with choice (0 to {n - 1}, Enter: 0)> ").strip()
         return int(text or 0)
-
-
-def has_ended(answer: StreamedChoice) -> bool:
-    return answer.finish_reason is not None
 
 
 def message_prompt(history: History) -> "PromptSession[str]":

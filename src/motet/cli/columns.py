@@ -61,12 +61,15 @@ def show(
     follow: Callable[[Conversation], None],
     title: str = "",
     footer: Callable[[], str] = str,
+    keeps: bool = True,
 ) -> None:
-    """Shows the answers of a conversation while `follow` reads them to their end, and leaves them on the screen. On a
-    terminal an interrupted conversation stays too. `footer` returns the last line of the screen at each refresh."""
+    """Shows the answers of a conversation while `follow` reads them to their end, and leaves them on the screen if it
+    `keeps` them. On a terminal an interrupted conversation stays too. `footer` returns the last line of the screen at
+    each refresh."""
     if not console.is_terminal:
         follow(conversation)
-        print_one_by_one(console, conversation)
+        if keeps:
+            print_one_by_one(console, conversation)
         return
 
     def render() -> RenderableType:  # called at each refresh of the screen, not at each token
@@ -78,7 +81,7 @@ def show(
         with Live(get_renderable=render, console=console, refresh_per_second=REFRESH_PER_S, screen=True):
             follow(conversation)
     finally:
-        if conversation.started:
+        if keeps and conversation.started:
             console.print(layout(conversation.answers, width=console.width))
 
 
@@ -86,6 +89,11 @@ def print_one_by_one(console: Console, conversation: Conversation) -> None:
     for index, answer in enumerate(conversation.answers):
         console.print(escaped(f"--- choice {index} ({answer.finish_reason})"), highlight=False, markup=False)
         console.print(shown(answer), highlight=False, soft_wrap=True)
+
+
+def num_finished(conversation: Conversation) -> int:
+    """Returns the number of answers that have ended."""
+    return sum(answer.finish_reason is not None for answer in conversation.answers)
 
 
 def speed(conversation: Conversation) -> str:

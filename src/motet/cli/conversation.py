@@ -140,14 +140,26 @@ def connect(url: str, *, api_key: str | None = None) -> httpx.Client:
     return httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout)
 
 
-def stream_answers(question: ChatQuestion, conversation: Conversation, *, client: httpx.Client) -> None:
-    """Sends a request and reads all answers. Raises `MotetError` if the server refuses, fails or cannot be reached."""
+def nothing() -> None:
+    """Does nothing after a chunk."""
+
+
+def stream_answers(
+    question: ChatQuestion,
+    conversation: Conversation,
+    *,
+    client: httpx.Client,
+    after_chunk: Callable[[], None] = nothing,
+) -> None:
+    """Sends a request and reads all answers. `after_chunk` is called after each line of the stream. Raises `MotetError`
+    if the server refuses, fails or cannot be reached."""
     try:
         with client.stream("POST", "/v1/chat/completions", json=question.body()) as response:
             if response.status_code != httpx.codes.OK:
                 raise MotetError(_refusal(response.status_code, response.read()))
             for line in _lines_of(response):
                 conversation.feed(line)
+                after_chunk()
     except httpx.HTTPError as exc:
         raise MotetError(_unreachable(client, exc)) from exc
     if not conversation.done:

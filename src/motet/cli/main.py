@@ -80,9 +80,9 @@ COMMANDS: Mapping[str, CommandEntry] = {
         ),
     ),
     "demo": CommandEntry(
-        "motet.cli.demo:demo",
-        "Start a server, send one prompt, watch n answers, and see their cost.",
-        ("motet demo", "motet demo --model org/name -n 16 --decode 2"),
+        "motet.cli.demo.command:demo",
+        "Start a server, send one prompt, watch n answers, kill an engine, and see the cost.",
+        ("motet demo", "motet demo --model ./folder -n 16", "motet demo --json > figures.json"),
     ),
     "doctor": CommandEntry(
         "motet.cli.doctor:doctor",

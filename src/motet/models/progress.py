@@ -59,10 +59,12 @@ SILENT = Lines(silent)
 
 
 def size_text(num_bytes: int) -> str:
-    """Returns a size with a unit: `93 MB`, `1.24 GB`."""
+    """Returns a size with a unit: `6.6 MB`, `93 MB`, `1.24 GB`."""
     if num_bytes < 10**6:
         return f"{num_bytes / 10**3:.0f} kB"
-    return f"{num_bytes / 10**6:.0f} MB" if num_bytes < 10**9 else f"{num_bytes / 10**9:.2f} GB"
+    if num_bytes < 10**9:
+        return f"{num_bytes / 10**6:.{1 if num_bytes < 10**7 else 0}f} MB"
+    return f"{num_bytes / 10**9:.2f} GB"
 
 
 @contextlib.contextmanager
