@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.prompt import IntPrompt
 
 from motet.cli.chat_commands import COMMANDS, ChatState, run_command
-from motet.cli.columns import num_finished, show, speed
+from motet.cli.columns import activity, show, speed
 from motet.cli.conversation import (
     ChatQuestion,
     Conversation,
@@ -51,7 +51,7 @@ def chat(
     model: Annotated[str, typer.Option(help="Model of the server that is started.")] = DEFAULT_MODEL,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Number of answers to each prompt.")] = 4,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.8,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.4,
     seed: Annotated[int | None, typer.Option(help="Seed; choice i uses seed + i.", show_default=False)] = None,
     system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
     api_key: Annotated[str | None, typer.Option(help="API key of the running server.", show_default=False)] = None,
@@ -100,7 +100,7 @@ class ChatSession:
             conversation,
             follow=partial(stream_answers, request, client=self._client),
             title=self._state.turns[-1]["content"],
-            footer=lambda: f"{num_finished(conversation)} of {request.n} answers have ended; Ctrl-C stops",
+            footer=lambda: f"{activity(conversation)}; Ctrl-C stops",
         )
 
     def read_lines(self) -> None:

@@ -91,9 +91,12 @@ def print_one_by_one(console: Console, conversation: Conversation) -> None:
         console.print(shown(answer), highlight=False, soft_wrap=True)
 
 
-def num_finished(conversation: Conversation) -> int:
-    """Returns the number of answers that have ended."""
-    return sum(answer.finish_reason is not None for answer in conversation.answers)
+def activity(conversation: Conversation) -> str:
+    """Returns what the user waits for."""
+    ended = sum(answer.finish_reason is not None for answer in conversation.answers)
+    return (
+        f"{ended} of {len(conversation.answers)} answers have ended" if conversation.started else "waiting for a token"
+    )
 
 
 def speed(conversation: Conversation) -> str:

@@ -14,7 +14,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from motet.cli.columns import num_finished, show
+from motet.cli.columns import activity, show
 from motet.cli.conversation import ChatQuestion, Conversation, StreamedChoice, connect, stream_answers
 from motet.cli.demo.engine_kill import EngineKill
 from motet.cli.demo.receipt import Receipt, count
@@ -47,7 +47,7 @@ QUESTION = "Give me five tips for staying healthy."
 TEMPERATURE = 0.4
 
 CELL_CHOICES, SINGLE_CHOICES = 8, 4
-NEXT_STEPS = """\
+NEXT_STEPS = """
 What next:
   motet serve         the API and the page at http://127.0.0.1:8000
   motet chat -n 4     a conversation in this terminal
@@ -126,9 +126,10 @@ class Demo:
             conversation,
             follow=partial(stream_answers, self._question, client=self._client),
             title=QUESTION,
-            footer=lambda: f"{num_finished(conversation)} of {self._question.n} answers have ended",
+            footer=lambda: activity(conversation),
         )
         receipt = Receipt.of(conversation, read_figures(self._client) - before, block=block)
+        self._say("")
         for sentence in receipt.sentences():
             self._say(sentence)
         killed = self._kill(conversation.answers) if kills else None
@@ -139,7 +140,12 @@ class Demo:
         conversation, kill = Conversation(self._question.n), EngineKill(expected, client=self._client)
 
         def footer() -> str:
-            return f"{kill.worker} (process {kill.pid}) was killed" if kill.worker else "the same request again"
+            now = activity(conversation)
+            return (
+                f"{kill.worker} (process {kill.pid}) was killed; {now}"
+                if kill.worker
+                else f"the same request again: {now}"
+            )
 
         def follow(conversation: Conversation) -> None:
             stream_answers(
