@@ -127,7 +127,8 @@ def test_the_engine_that_generates_is_killed_in_mid_stream_and_the_pause_is_meas
     assert KILLED == [3]
     assert kill.figures(talk.answers) == {"worker": "decode-1", "pause_ms": 1500, "identical": 2}
     assert kill.sentence(talk.answers) == (
-        "decode-1 (process 3) was killed in mid-stream: a pause of 1500 ms, and 2 of 2 answers are the same, to the last character."
+        "decode-1 (process 3) was killed in mid-stream: a pause of 1500 ms, "
+        "and 2 of 2 answers are the same, to the last character."
     )
 
 

@@ -140,12 +140,8 @@ class Demo:
         conversation, kill = Conversation(self._question.n), EngineKill(expected, client=self._client)
 
         def footer() -> str:
-            now = activity(conversation)
-            return (
-                f"{kill.worker} (process {kill.pid}) was killed; {now}"
-                if kill.worker
-                else f"the same request again: {now}"
-            )
+            stage = f"{kill.worker} (process {kill.pid}) was killed" if kill.worker else "the same request again"
+            return f"{stage}: {activity(conversation)}"
 
         def follow(conversation: Conversation) -> None:
             stream_answers(

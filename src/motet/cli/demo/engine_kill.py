@@ -84,7 +84,8 @@ class EngineKill:
         if not self.worker:
             return "The answers had ended before an engine could be killed."
         same = f"{self.num_identical(answers)} of {len(answers)} answers are the same, to the last character"
-        return f"{self.worker} (process {self.pid}) was killed in mid-stream: a pause of {self.pause_s * 1000:.0f} ms, and {same}."
+        pause = f"a pause of {self.pause_s * 1000:.0f} ms"
+        return f"{self.worker} (process {self.pid}) was killed in mid-stream: {pause}, and {same}."
 
     def num_identical(self, answers: Sequence[StreamedChoice]) -> int:
         """Returns the number of answers that are the same as without a kill, to the last character."""
