@@ -1,10 +1,12 @@
 """The engine processes that follow from the settings."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from motet.deploy.server_plan import ServerPlan, engine_configs
+from motet.log import LogFormat
 from motet.settings.server_config import CellConfig, EngineConfig, ServerConfig
 from motet.types import Role
 
@@ -68,3 +70,11 @@ def test_a_server_with_a_role_has_its_side_channel_at_the_default_or_set_port(
     engine = EngineConfig(model_path="/m", model_name="m", role=role, side_channel_port=chosen)
     (name, config), *_ = engine_configs(plan(engine=engine), cores=2).items()
     assert (name, config.role, config.side_channel_port) == (f"{role}-0", role, port)
+
+
+def test_engines_share_the_memory_and_log_as_their_server_does() -> None:
+    server = ServerConfig(served_model_name="m", log_format=LogFormat.JSON, log_level="error")
+    shared = replace(plan(cell=CellConfig(prefill=1, decode=2)), server=server)
+    configs = engine_configs(shared, cores=2, available_bytes=2**30).values()
+    assert {(config.available_bytes, config.num_engines) for config in configs} == {(2**30, 3)}
+    assert {(config.log_format, config.log_level) for config in configs} == {("json", "error")}

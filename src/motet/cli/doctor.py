@@ -51,8 +51,8 @@ LOW_DISK = 2 * GIB
 ENGINE_BYTES = GIB // 2
 """Memory of an engine process without weights and KV."""
 INSTRUCTION_SETS = (
-    ({"avx512f", "avx512_bf16"}, "AVX-512 with bf16", "the compiled kernels use their fastest variant"),
-    ({"avx2", "fma"}, "AVX2", "the compiled kernels run; with AVX-512 and bf16 they would be faster"),
+    ({"avx512f", "avx512_bf16"}, "AVX-512 with bf16", "the fastest compiled kernels support it"),
+    ({"avx2", "fma"}, "AVX2", "compiled kernels support it; they are faster with AVX-512 and bf16"),
 )
 RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 """File in which Ray stores the address of the cluster that runs on this machine."""

@@ -109,7 +109,13 @@ def engine_configs(plan: ServerPlan, *, cores: int, available_bytes: int | None 
     listen on free ports, and have a cluster key of their own, so that two cells on one machine never connect."""
     cell = plan.cell
     num_engines = max(plan.engine.num_engines, cell.prefill + cell.decode)
-    engine = replace(plan.engine, available_bytes=available_bytes, num_engines=num_engines)
+    engine = replace(
+        plan.engine,
+        available_bytes=available_bytes,
+        num_engines=num_engines,
+        log_format=plan.server.log_format,
+        log_level=plan.server.log_level,
+    )
     if cell.prefill + cell.decode == 0:
         port = engine.side_channel_port
         name = "engine" if engine.role is Role.BOTH else engine.role.value

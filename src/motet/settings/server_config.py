@@ -103,6 +103,8 @@ class EngineConfig:
     """Available memory when the server started. None means that the engine reads it when it starts."""
     num_engines: int = 1
     """Number of engines that share the machine's memory."""
+    log_format: str = LogFormat.TEXT
+    log_level: str = "info"
     device: str = common(
         "auto",
         "Device of the model: cpu, cuda, cuda:K, or auto, which takes the first GPU, or the CPU if there is none.",

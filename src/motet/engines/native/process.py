@@ -43,8 +43,9 @@ from motet.engines.native.weight_loader import WeightLoader, WeightThreads
 from motet.engines.wire import CarriedError
 from motet.errors import EngineError, MotetError, RequestError, StartupError
 from motet.ids import RequestId
-from motet.log import TextFormatter
+from motet.log import MOTET, LogFormat, TextFormatter, capture_process, setup_logging
 from motet.metrics.stats import EngineStats
+from motet.settings.server_config import EngineConfig
 from motet.transfer.orders import ConnectWorker
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo
@@ -297,13 +298,11 @@ def main() -> int:
     """Runs the engine. Returns 0 after Close, or the exit code of a StartupError. A crash raises its exception."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(TextFormatter("%(asctime)s %(levelname)s engine %(message)s"))
-    logging.basicConfig(handlers=[lines], level=logging.INFO)
     disable_progress_bar()  # type: ignore[no-untyped-call]
     # Unbuffered: a thread that waits in a buffered reader holds its lock, and then the interpreter cannot end.
     stdin = FileIO(sys.stdin.fileno(), closefd=False)
     launch = msgspec.json.decode(stdin.readline(), type=Launch)
+    _set_up_log(launch.config)
     threading.Thread(target=_end_with_parent, args=(stdin, Path(launch.folder)), daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context, context.socket(zmq.PULL) as commands, context.socket(zmq.PUSH) as events:
@@ -330,6 +329,19 @@ def main() -> int:
             if core.transfers is not None:
                 core.transfers.close()
     return 0
+
+
+def _set_up_log(config: EngineConfig) -> None:
+    """Sends the log lines of this process, of its libraries too, to standard error in the format of the server."""
+    if config.log_format == LogFormat.JSON:
+        setup_logging(format=config.log_format, level=config.log_level)
+        capture_process()
+    else:
+        lines = logging.StreamHandler(sys.stderr)
+        lines.setFormatter(TextFormatter("%(asctime)s %(levelname)s engine %(message)s"))
+        logging.basicConfig(handlers=[lines])
+        MOTET.setLevel(config.log_level.upper())
+    logging.getLogger().setLevel(max(logging.INFO, MOTET.level))  # libraries have too many lines for debugging
 
 
 def _end_with_parent(stdin: FileIO, folder: Path) -> None:
