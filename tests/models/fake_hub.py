@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+INVALID_TOKEN = "invalid"
+"""A token that the hub does not know."""
 
 
 @dataclass
@@ -58,6 +60,9 @@ class FakeHub:
         files = self.models.get(name)
         if path == "/":
             self._send(handler, 200, b"hub", sends_body=sends_body)
+        elif handler.headers.get("Authorization") == f"Bearer {INVALID_TOKEN}":
+            refusal = {"X-Error-Message": "Invalid credentials in Authorization header"}
+            self._send(handler, 401, b"{}", refusal, sends_body=sends_body)
         elif files is None:
             self._send(handler, 404, b"{}", {"X-Error-Code": "RepoNotFound"}, sends_body=sends_body)
         elif name in self.gated and handler.headers.get("Authorization") != f"Bearer {self.gated[name]}":

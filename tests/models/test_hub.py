@@ -3,11 +3,16 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 
+from motet.errors import ModelLoadError
+from motet.models.hub import download
+from motet.models.progress import SILENT
 from motet.settings.server_config import environment
-from tests.models.fake_hub import COMMIT, FakeHub
+from tests.models.fake_hub import COMMIT, INVALID_TOKEN, FakeHub
 from tests.models.model_folders import write_model, write_safetensors
 
 CHUNK_BYTES = 10 * 2**20
@@ -77,15 +82,32 @@ def test_a_gated_model_needs_a_token_and_a_missing_one_is_named(tmp_path: Path) 
         refused = pull("org/gated", tmp_path, HF_ENDPOINT=hub.url)
         other = pull("org/gated", tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN="another")
         missing = pull("org/none", tmp_path, HF_ENDPOINT=hub.url)
+        unknown = pull("org/gated", tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN=INVALID_TOKEN)
         assert pull("org/gated", tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN="secret").returncode == 0
     assert (refused.returncode, other.returncode, missing.returncode) == (3, 3, 3)
     token = "the token of HF_TOKEN or `hf auth login`"
     terms = f"motet: org/gated is gated: accept its terms on {hub.url}/org/gated; {token}"
     assert refused.stderr.splitlines()[-1] == f"{terms} is needed"
     assert other.stderr.splitlines()[-1] == f"{terms} has no access to it"
+    assert unknown.stderr.splitlines()[-1] == f"motet: org/gated: {hub.url} refuses {token}"
     assert missing.stderr.splitlines()[-1] == (
         f"motet: org/none: there is no such model on {hub.url}, or it is private and {token} is needed"
     )
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    calls: list[bool] = []
+
+    def snapshot(dry_run: bool = False) -> list[SimpleNamespace]:
+        calls.append(dry_run)
+        return [SimpleNamespace(file_size=10**18, will_download=True)]
+
+    with pytest.raises(ModelLoadError, match=r"org/huge needs 1000000000.00 GB, .* free: set HF_HUB_CACHE"):
+        download(snapshot, "org/huge", shown="org/huge", progress=SILENT)
+    assert calls == [True]
 
 
 @pytest.mark.long

@@ -42,9 +42,7 @@ def fetch(name: str, *, revision: str | None, patterns: tuple[str, ...], progres
     online = is_reachable()
     snapshot = partial(snapshot_download, name, revision=revision, allow_patterns=list(patterns))
     try:
-        folder = (
-            _downloaded(snapshot, name, shown=shown, progress=progress) if online else snapshot(local_files_only=True)
-        )
+        folder = download(snapshot, name, shown=shown, progress=progress) if online else snapshot(local_files_only=True)
     except errors.GatedRepoError as exc:
         raise ModelLoadError(f"{shown} is gated: accept its terms on {constants.ENDPOINT}/{name}; {login}") from exc
     except errors.RepositoryNotFoundError as exc:
@@ -58,13 +56,17 @@ def fetch(name: str, *, revision: str | None, patterns: tuple[str, ...], progres
             _missing(shown) if not online else f"{shown} could not be downloaded: {_reason(exc)}"
         ) from exc
     except (errors.HFValidationError, errors.XetDownloadError, http_error, OSError) as exc:
+        if getattr(getattr(exc, "response", None), "status_code", None) == httpx.codes.UNAUTHORIZED:
+            raise ModelLoadError(
+                f"{shown}: {constants.ENDPOINT} refuses the token of HF_TOKEN or `hf auth login`"
+            ) from exc
         raise ModelLoadError(
             f"{shown} could not be downloaded: {_reason(exc)}. Run the command again: it keeps the complete files"
         ) from exc
     return Path(folder)
 
 
-def _downloaded(snapshot: Callable[..., Any], name: str, *, shown: str, progress: Progress) -> str:
+def download(snapshot: Callable[..., Any], name: str, *, shown: str, progress: Progress) -> str:
     """Returns the folder of a snapshot after downloading the files that it lacks."""
     from huggingface_hub import constants, errors
     from huggingface_hub.file_download import repo_folder_name
