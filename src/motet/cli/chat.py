@@ -144,10 +144,13 @@ class ChatSession:
 
     def _chosen(self, n: int) -> int:
         """Returns the answer with which the conversation continues."""
-        text = "" if n == 1 else " "
-        while text and not (text.isdecimal() and int(text) < n):
-            text = edited(PromptSession(), f"continue with choice (0 to {n - 1}, Enter: 0)> ").strip()
-        return int(text or 0)
+        if n == 1:
+            return 0
+        prompt: PromptSession[str] = PromptSession()
+        while True:
+            text = edited(prompt, f"continue with choice (0 to {n - 1}, Enter: 0)> ").strip() or "0"
+            if text.isdecimal() and int(text) < n:
+                return int(text)
 
 
 def message_prompt(history: History) -> "PromptSession[str]":

@@ -51,7 +51,7 @@ NEXT_STEPS = """
 What next:
   motet serve         the API and the page at http://127.0.0.1:8000
   motet chat -n 4     a conversation in this terminal
-  motet demo --model  the same with another model: a folder, or a name on the hub"""
+  motet demo --model  the same with another model: a folder or a hub name"""
 
 
 def demo(
