@@ -119,6 +119,9 @@ def test_memory_says_what_serve_would_choose_for_the_kv_cache(monkeypatch: Monke
     assert (finding.verdict, finding.found) == (Verdict.OK, "5.0 of 8.0 GiB are available")
     assert "2.00 GiB of KV cache (default): 93,200 tokens" in finding.meaning
     assert check_memory(subject()).verdict is Verdict.OK
+    is_warning(check_memory(subject(parts={"model": {**MODEL, "kv_cache_bytes": 4 * GIB}})), "lower --kv-cache-gb")
+    gpu = subject(parts={"model": {**MODEL, "device": "cuda:0", "kv_cache_bytes": 80 * GIB}})
+    assert check_memory(gpu).verdict is Verdict.OK
     cell = subject(parts={"model": MODEL}, prefill=1, decode=3)
     is_problem(check_memory(cell), "cannot hold the weights", "for each of 4 engines", "a smaller model")
 
@@ -135,7 +138,7 @@ def test_a_full_or_protected_disk_is_a_warning(tmp_path: Path, monkeypatch: Monk
 def test_a_port_in_use_names_the_program_that_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        is_problem(check_port(subject(port=port)), f"--port {port}", f"(process {os.getpid()})", "give --port")
+        is_problem(check_port(subject(port=port)), f"--port {port}", f"(process {os.getpid()})", "give another --port")
     assert check_port(subject(port=port)).verdict is Verdict.OK
 
 

@@ -145,11 +145,14 @@ def check_memory(subject: Subject) -> Finding:
         f"weights of {weights / GIB:.2f} GiB and up to {model['kv_cache_bytes'] / GIB:.2f} GiB of KV cache{each} "
         f"({model['kv_cache_reason']}): {model['kv_cache_tokens']:,} tokens"
     )
-    if model["device"] == "cpu" and subject.num_engines * (weights + ENGINE_BYTES) > memory.available_bytes:
-        remedy = "end other programs, or serve a smaller model"
-        return Finding(
-            "memory", Verdict.PROBLEM, found, f"it cannot hold the weights, {weights / GIB:.1f} GiB{each}", remedy
-        )
+    if model["device"] != "cpu":
+        return Finding("memory", Verdict.OK, found, meaning)
+    remedy, weights_gb = "end other programs, or serve a smaller model", f"{weights / GIB:.1f} GiB{each}"
+    if subject.num_engines * (weights + ENGINE_BYTES) > memory.available_bytes:
+        return Finding("memory", Verdict.PROBLEM, found, f"it cannot hold the weights, {weights_gb}", remedy)
+    if subject.num_engines * (weights + ENGINE_BYTES + model["kv_cache_bytes"]) > memory.available_bytes:
+        remedy = "end other programs, or lower --kv-cache-gb"
+        return Finding("memory", Verdict.WARNING, found, f"{meaning}: more than is available", remedy)
     return Finding("memory", Verdict.OK, found, meaning)
 
 
@@ -173,9 +176,8 @@ def check_port(subject: Subject) -> Finding:
     except ConfigError as error:
         listener = listener_on(config.port)
         found = f"{error.message}: {listener}" if listener else error.message
-        return Finding(
-            "port", Verdict.PROBLEM, found, "a server cannot start there", "end that program, or give --port"
-        )
+        remedy = "end that program, or give another --port" if listener else "give another --port"
+        return Finding("port", Verdict.PROBLEM, found, "a server cannot start there", remedy)
     return Finding("port", Verdict.OK, f"{config.host}:{config.port} is free")
 
 
