@@ -9,10 +9,10 @@ from tools.pictures.svg import box, path, picture, text
 WIDTH, HEIGHT = 880, 416
 PANEL_WIDTH, PANEL_HEIGHT, TOP = 396, 210, 122
 BAR, GAP = 30, 6
-ENTRY = "Motet compared with vLLM, bf16, two cores"
+ENTRY = "Motet compared with vLLM and llama.cpp"
 """Start of the title of an entry of the log. A cell of its table has a figure for each server, in their order."""
-SERVERS = {"Motet": "first", "vLLM 0.32": "peer"}
-"""Servers, with the class of their bars. The third one is `other`."""
+SERVERS = {"Motet": "first", "vLLM 0.32": "peer", "llama.cpp": "other"}
+"""Servers, with the class of their bars."""
 
 
 @dataclass(frozen=True)
