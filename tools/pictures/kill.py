@@ -20,7 +20,7 @@ WIDTH = 880
 PROMPT_LENGTH = 14
 ROWS_X, ROWS_TOP, ROW_PITCH, LINE_PITCH = 246, 92, 42, 17
 CHARACTER, LINE_LENGTH, FONT_SIZE = 7.2, 84, 12
-SLOWER = 5
+SLOWER = 15
 """Time of the animation divided by the time of the run."""
 HOLD_S = 4.0
 """Time for which the end is shown before the animation starts again."""
