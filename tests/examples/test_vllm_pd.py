@@ -6,9 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import typer.main
-
-from motet.cli.main import app
+from motet.cli.main import COMMANDS, load
 from motet.settings.server_config import environment
 from tests.examples.test_examples import EXAMPLES, numbered, run
 from tests.fake_server import FakeServer
@@ -64,8 +62,7 @@ def test_two_servers_and_their_gateway_are_started_and_ended(tmp_path: Path) -> 
 
 
 def flags_of(command: str) -> set[str]:
-    found = typer.main.get_command(app).get_command(None, command)  # type: ignore[attr-defined]
-    return {flag for parameter in found.params for flag in parameter.opts}
+    return {flag for parameter in load(command, COMMANDS[command]).params for flag in parameter.opts}
 
 
 def test_its_request_has_eight_choices(tmp_path: Path) -> None:
