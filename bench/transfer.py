@@ -5,8 +5,8 @@
     busy       pulls while the prefill process computes a long prompt: they must not wait for the end of its pass
     idle       CPU time of both processes without requests
 
-Everything is measured twice: over shared memory, which is the default on one machine, and over TCP, as between
-machines. Prints a table, and JSON on the last line.
+Everything is measured for each transport: Motet's shared memory, NIXL over shared memory, which is the default on one
+machine with NIXL, and NIXL over TCP, as between machines. Prints a table, and JSON on the last line.
 
 Run: python -m bench.transfer [--ns 1,8] [--repeats 5] [--prompt-tokens 1200] [--model MODEL]
 """
@@ -40,8 +40,12 @@ from motet.models.progress import Lines
 from motet.settings.server_config import EngineConfig, cache_folder, environment
 from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 
-WAYS: dict[str, dict[str, str]] = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp"}}
-"""UCX variables in the environment of the engine processes, for each way."""
+WAYS: dict[str, tuple[str, dict[str, str]]] = {
+    "shared memory": ("shared-memory", {}),
+    "NIXL": ("nixl", {}),
+    "NIXL over TCP": ("nixl", {"UCX_TLS": "tcp"}),
+}
+"""The backend, and the UCX variables in the environment of the engine processes, for each way."""
 LONG_PROMPT = 4000
 GB = 1e9
 
@@ -123,7 +127,13 @@ class EnginePair:
 
 
 async def measure_way(name: str, model: Path, arguments: argparse.Namespace) -> TransferWay:
-    config = EngineConfig(model_path=str(model), model_name="bench", kv_cache_gb=arguments.kv_cache_gb, num_threads=1)
+    config = EngineConfig(
+        model_path=str(model),
+        model_name="bench",
+        kv_cache_gb=arguments.kv_cache_gb,
+        num_threads=1,
+        kv_transfer_backend=WAYS[name][0],
+    )
     roles = (Role.PREFILL, Role.DECODE)
     engines = await asyncio.gather(*(NativeEngine.start(replace(config, role=role)) for role in roles))
     pair = EnginePair(*engines)
@@ -227,7 +237,7 @@ def main(argv: Sequence[str]) -> int:
     conditions = machine()
     model = resolve(arguments.model, cache=cache_folder(environment()), progress=Lines(progress))
     ways = []
-    for name, variables in WAYS.items():
+    for name, (_, variables) in WAYS.items():
         with mock.patch.dict(os.environ, variables):  # noqa: TID251  the engine processes inherit it
             ways.append(asyncio.run(measure_way(name, model, arguments)))
     copy = copy_gb_per_s(ways[0].pulls[0].num_bytes, arguments.repeats)
