@@ -1,7 +1,7 @@
 """New Debian systems in folders, and commands in them under chroot.
 
-Commands run with mounts and processes of their own, which end with the command; they share the machine's network.
-pip's settings on this machine apply there too, and files that they name are under /host.
+Commands run with mounts, processes and shared memory of their own, which end with the command; they share the machine's
+network. pip's settings on this machine apply there too, and files that they name are under /host.
 """
 
 import os
@@ -45,6 +45,7 @@ class System:
             f"mount -t proc proc {self.folder}/proc",
             f"mount --rbind -o ro /sys {self.folder}/sys",
             f"mount --rbind /dev {self.folder}/dev",
+            f"mount -t tmpfs tmpfs {self.folder}/dev/shm",
             *(f"mount --bind -o ro {place} {self.folder}{HOST}{place}" for place in places),
         ]
         variables = [f"{name}={value}" for name, value in within.items()]
