@@ -162,3 +162,8 @@ def test_messages_on_the_page_of_remedies_are_printed_by_the_source() -> None:
     messages = [*messages_in(page)]
     assert len(lines) > 10
     assert {line: share for line in lines if (share := fixed_share(line, messages)) < MIN_SHARE} == {}
+
+
+def test_the_readme_has_at_most_900_words() -> None:
+    text = re.sub(r"<[^>]+>|\]\([^)]+\)", " ", (ROOT / "README.md").read_text())  # without tags and addresses of links
+    assert len(re.findall(r"[\w'./+-]*\w[\w'./+-]*", text)) <= 900

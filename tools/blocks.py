@@ -79,7 +79,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    found = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     return [*found, *sorted((ROOT / "examples").rglob("README.md"))]
 
 
