@@ -54,6 +54,17 @@ def pytest_collection_finish() -> None:
             logger.propagate = True
 
 
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Restores Motet's logger after a command has changed it. Otherwise later tests would see other log lines."""
+    logger = logging.getLogger("motet")
+    handlers, level, propagate = logger.handlers, logger.level, logger.propagate
+    yield
+    logger.handlers, logger.propagate = handlers, propagate
+    if logger.level != level:
+        logger.setLevel(level)  # an assignment would leave the levels that other loggers have cached
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"

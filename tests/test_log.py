@@ -5,19 +5,10 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from motet.log import ONCE_A_MINUTE, LogFormat, failure, notice, setup_logging
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    logger = logging.getLogger("motet")
-    before = (logger.handlers, logger.level, logger.propagate)
-    yield
-    logger.handlers, logger.level, logger.propagate = before
 
 
 def logged(format: LogFormat) -> str:

@@ -75,13 +75,13 @@ async def test_prefill_generates_one_token_and_decode_gets_the_ticket(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("all_forked")
-def test_pulls_are_measured_over_shared_memory_and_tcp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pulls_are_measured_over_each_transport(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_tiny_model("llama", tmp_path)
     small = ["--ns", "1,3", "--repeats", "1", "--prompt-tokens", "50", "--settle", "0", "--idle", "0.1"]
     small += ["--kv-cache-gb", "0.05"]
     assert main(["--model", str(folder), *small]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [way["name"] for way in report["ways"]] == ["shared memory", "TCP"]
+    assert [way["name"] for way in report["ways"]] == ["shared memory", "NIXL", "NIXL over TCP"]
     for way in report["ways"]:
         assert [(pull["n"], pull["transfers"], pull["recomputed_tokens"]) for pull in way["pulls"]] == [
             (1, 1, 1),
