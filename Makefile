@@ -4,10 +4,11 @@ PYTHON ?= python3
 MODEL  ?= smollm2
 ARGS   ?=
 
+# The build of torch, as uv names it: auto, cpu, cu130, ... auto is the CPU build where there is no NVIDIA device.
+TORCH_BACKEND ?= $(or $(UV_TORCH_BACKEND),auto)
+
 BIN   := .venv/bin
 READY := .venv/ready
-# The one pin of pyproject.toml that must be installed first; the comment there explains why it is exact.
-TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 
 # A test process has one thread: more would only wait for the other process. Tests that still use two threads do not
 # spin for a core that another process has. Compiled modules are kept, which saves 6 s a run.
@@ -21,14 +22,17 @@ RAY_PYTEST := $(PYTEST) --dist loadscope --no-loadscope-reorder tests/ray tests/
 
 .PHONY: setup model demo serve check check-half check-rest check-text test test-long clients wheel image debian triton bench clean
 
-setup: $(READY)
+# Makes the environment, or repairs it, also if it is complete. The other targets do this only if it is not.
+setup:
+	$(SET_UP)
 
 $(READY): pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*)
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Motet needs Python 3.11 or newer: make PYTHON=python3.x")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
-	touch $(READY)
+	$(SET_UP)
+
+define SET_UP
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Motet needs Python 3.11 or newer: make PYTHON=python3.x")'
+@$(PYTHON) tools/set_up.py --torch-backend $(TORCH_BACKEND)
+endef
 
 model: $(READY)
 	$(BIN)/motet models pull $(MODEL)

@@ -4,17 +4,31 @@ The kernels are optional: without a compiler, or on another type of processor, t
 slower. A wheel has both kinds of kernels, no matter which processor it was built on, and the engine selects a kind that
 its processor can run. The kernels are called through ctypes and do not use Python's C API, so one wheel serves every
 Python version from 3.11 on.
+
+Installers hide what a successful build prints, and a build without kernels is successful. The reason why a kind could
+not be compiled is therefore written to a file in the package, from which `missing_kernels` reports it.
 """
 
+import os
 import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from glob import glob
+from pathlib import Path
+from typing import IO
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 KINDS = {
     "avx512": [f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "bf16")],
     "avx2": ["-mavx2", "-mfma"],
 }
+FAILURE_FILE = "src/motet/engines/native/cpu/not_compiled.txt"
+"""File for the reason, as `motet.engines.native.compiled_kernels` names it."""
 
 
 def kernels_for(kind: str) -> Extension:
@@ -42,9 +56,64 @@ def kernels_for(kind: str) -> Extension:
     )
 
 
+class KernelBuild(build_ext):
+    """Compiles the kernels, and records the last failure in the package."""
+
+    failure = ""
+
+    def build_extension(self, ext: Extension) -> None:
+        with tempfile.TemporaryFile(mode="w+", errors="replace") as errors:
+            try:
+                with into(errors):
+                    super().build_extension(ext)
+            except Exception as error:
+                self.failure = reason(self.compiler.compiler_so_cxx[0], error, compiler_output(errors))
+                raise
+            finally:
+                sys.stderr.write(compiler_output(errors))
+
+    def run(self) -> None:
+        super().run()
+        packages = "src" if self.inplace or self.editable_mode else self.build_lib
+        record = Path(packages, Path(FAILURE_FILE).relative_to("src"))
+        if self.failure:
+            record.parent.mkdir(parents=True, exist_ok=True)
+            record.write_text(f"{self.failure}\n")
+        else:
+            record.unlink(missing_ok=True)
+
+
+@contextmanager
+def into(errors: IO[str]) -> Iterator[None]:
+    """Redirects the standard error of this process, which the compiler inherits."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    os.dup2(errors.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def compiler_output(errors: IO[str]) -> str:
+    errors.seek(0)
+    return errors.read()
+
+
+def reason(compiler: str, error: Exception, output: str) -> str:
+    """Returns the reason in one line: the compiler's last error if it printed one."""
+    if shutil.which(compiler) is None:
+        return f"there was no C++ compiler, {compiler}"
+    lines = [line.strip() for line in output.splitlines() if "error" in line.lower()]
+    return lines[-1] if lines else f"{compiler} failed with {type(error).__name__}"
+
+
 built_here = platform.system() == "Linux" and platform.machine() == "x86_64"
 # Never use `build_ext --parallel`, because the object files of both kinds have the same names.
 setup(
     ext_modules=[kernels_for(kind) for kind in KINDS] if built_here else [],
+    cmdclass={"build_ext": KernelBuild},
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if built_here else {},
 )

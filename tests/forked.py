@@ -281,7 +281,7 @@ def collapse_pages() -> None:
 
 def load_ucx() -> None:
     """Loads UCX, which takes 0.4 s to patch functions of the C library."""
-    api = sys.modules[sys.modules["nixl"].nixl_agent.__module__]
+    api = sys.modules[sys.modules["motet.transfer.backends.nixl"].nixl.nixl_agent.__module__]
     package = Path(api.__file__ or "").parent
     for plugin in package.parent.glob(f".{package.name}.*/plugins/libplugin_UCX.so"):
         ctypes.CDLL(str(plugin))

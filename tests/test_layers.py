@@ -24,7 +24,7 @@ from tools.layers import (
     wrong_cycles,
 )
 
-HEAVY = ("torch", "transformers", "nixl", "ray", "opentelemetry.sdk")
+HEAVY = ("torch", "transformers", "nixl", "nixl_cu13", "ray", "opentelemetry.sdk")
 LIGHT = (
     *("motet", "motet.api.app", "motet.text", "motet.metrics.prometheus", "motet.transfer.figures"),
     *(

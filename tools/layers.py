@@ -178,6 +178,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "aiohttp": ("engines.http",),
     "zmq": ("engines.native", "transfer", "kv_events"),
     "nixl": ("transfer",),
+    "nixl_cu13": ("transfer",),
     "llguidance": ("grammar",),
     "re2": ("policies",),
     "openai_harmony": ("text.harmony",),

@@ -157,6 +157,8 @@ def segment_files() -> list[Path]:
 
 
 FAKE_NIXL = """
+import sys
+_bindings = sys.modules[__name__]
 class nixlBackendError(Exception): ...
 class nixlNotAllowedError(Exception): ...
 class nixlRegDList: ...
@@ -167,7 +169,7 @@ class nixl_agent:
     def __init__(self, name, config):
         raise nixlBackendError("NIXL_ERR_BACKEND")
 """
-NIXL_MODULES = "nixl motet.transfer.backends.nixl"
+NIXL_MODULES = "nixl nixl_cu13 motet.transfer.backends.nixl"
 
 
 def test_a_cell_without_nixl_answers_like_one_engine_with_one_transfer(

@@ -4,18 +4,18 @@ import sys
 from collections.abc import Callable, Iterator
 
 import msgspec
-import nixl  # type: ignore[import-untyped]  # it has no annotations
 import pytest
 import zmq
 
 from motet.errors import StartupError
+from motet.transfer.backends.nixl import bindings
 from motet.transfer.backends.shared_memory import SharedMemoryTransport
 from motet.transfer.backends.start import start_transport
 from motet.transfer.ticket import TransportKind
 from motet.transfer.transport import Transport
 from tests.transfer.memory import KVMemory
 
-NIXL_MODULES = ("nixl", "motet.transfer.backends.nixl")
+NIXL_MODULES = ("nixl", "nixl_cu13", "motet.transfer.backends.nixl")
 Start = Callable[..., Transport]
 
 
@@ -43,9 +43,9 @@ def with_nixl_that_cannot_start(patch: pytest.MonkeyPatch) -> None:
     """Lets NIXL fail as in a container without /sys."""
 
     def fail(*_: object) -> None:
-        raise nixl.nixlBackendError("NIXL_ERR_BACKEND")
+        raise bindings.nixlBackendError("NIXL_ERR_BACKEND")
 
-    patch.setattr(nixl.nixl_agent, "create_backend", fail)
+    patch.setattr("motet.transfer.backends.nixl.nixl.nixl_agent.create_backend", fail)
 
 
 PROBLEMS = {"NIXL is not installed": without_nixl, "NIXL cannot start": with_nixl_that_cannot_start}

@@ -12,6 +12,9 @@ the side channel.
 Bytes of a read that is not final can arrive at any time: hours later if its peer was stopped, and even after the read
 was cancelled, released or removed, since NIXL returns from these calls at once. A handle is therefore released only
 when its read is final, or together with the agent, whose connections end with it.
+
+Motet requires `nixl-cu13`, NIXL's build for CUDA 13, which also runs without CUDA. The package `nixl` consists of two
+builds and chooses one of them for the installed torch. It is used where it is installed, for a torch with CUDA 12.
 """
 
 import logging
@@ -19,7 +22,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import nixl  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
 import numpy.typing as npt
 
@@ -38,6 +40,13 @@ from motet.transfer.transport import (
     proof_spans,
 )
 
+try:
+    import nixl  # type: ignore[import-untyped]  # it has no annotations
+except ImportError:
+    import nixl_cu13 as nixl
+
+bindings = nixl._bindings  # noqa: SLF001  # the package `nixl_cu13` has no public name for NIXL's errors
+
 LOOPBACK = {"NET_DEVICES": "lo"}
 """UCX settings of a worker that no other machine should reach. Without them UCX listens on every network."""
 
@@ -46,7 +55,7 @@ CLOSE_TIMEOUT_S = 0.5
 is gone ("unexpected error: Endpoint timeout"), so a reader waits for the answer if it can. A reader that is killed
 cannot wait: a worker that polls every millisecond has usually answered before, but a stopped worker aborts."""
 NIXL_ERRORS: tuple[type[Exception], ...] = (
-    *(kind for kind in vars(nixl).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+    *(kind for kind in vars(bindings).values() if isinstance(kind, type) and issubclass(kind, Exception)),
     *(OverflowError, RuntimeError, TypeError, ValueError),  # raised by the bindings for values out of range
 )
 SEND_ERRORS: tuple[type[Exception], ...] = (TransferError, *NIXL_ERRORS)
@@ -77,7 +86,7 @@ class NixlRead:
         peer: RemoteAgent,
         *,
         on_done: Callable[[], object] = lambda: None,
-        buffer: nixl.nixlRegDList | None = None,
+        buffer: object | None = None,
     ) -> None:
         """`on_done`: called once, when all bytes have arrived. `buffer`: registered memory that only this read uses."""
         self.num_bytes = 0
@@ -162,7 +171,7 @@ class NixlTransport:
             self._proof = register(self._agent, proof_spans(memory, [(0, memory.proof_entries)]), device=-1)
         except NIXL_ERRORS as error:
             raise StartupError(f"NIXL cannot start: {error!r}") from error
-        self._blocks: nixl.nixlRegDList | None = None
+        self._blocks: object | None = None
         self._description = b""
         self.register_blocks()
 
@@ -279,7 +288,7 @@ class NixlTransport:
     def _add(self, description: bytes) -> str:
         try:
             return str(self._agent_if_open().add_remote_agent(description).decode())
-        except nixl.nixlNotAllowedError as error:
+        except bindings.nixlNotAllowedError as error:
             raise TransferError("an earlier start of a worker has this name", FailureKind.RESTARTED) from error
         except NIXL_ERRORS as error:
             raise TransferError(f"NIXL refuses the worker's description: {error!r}", FailureKind.REFUSED) from error
@@ -309,7 +318,7 @@ class NixlTransport:
             log.debug("cannot remove %s: %r", peer.name, error)
 
 
-def register(agent: nixl.nixl_agent, spans: Spans, *, device: int) -> nixl.nixlRegDList:
+def register(agent: nixl.nixl_agent, spans: Spans, *, device: int) -> object:
     """Returns the list that `deregister_memory` takes."""
     return agent.register_memory(*as_table(spans, device))
 
