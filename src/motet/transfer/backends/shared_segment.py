@@ -102,10 +102,10 @@ class SharedSegment:
 def remove_abandoned() -> None:
     """Removes the files of readers that were killed before they had unlinked them."""
     if sys.platform != "win32":
-        for path in (path for folder in segment_folders() for path in folder.glob(PREFIX + "*")):
-            with contextlib.suppress(OSError), _opened(path) as descriptor:  # it belongs to another user, or has a lock
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+        for folder in segment_folders():
+            with contextlib.suppress(OSError):  # this user cannot list the folder
+                for path in folder.glob(PREFIX + "*"):
+                    _remove_unlocked(path)
 
 
 def segment_folders() -> list[Path]:
@@ -137,6 +137,11 @@ else:
                 except OSError:
                     path.unlink(missing_ok=True)
                     raise
+
+    def _remove_unlocked(path: Path) -> None:
+        with contextlib.suppress(OSError), _opened(path) as descriptor:  # it belongs to another user, or has a lock
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
     def _attach_file(name: str) -> mmap.mmap:
         for folder in segment_folders():
