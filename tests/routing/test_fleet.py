@@ -1,6 +1,7 @@
 """Workers join, leave, die and return: the fleet reports them, and each start of a worker has its own load."""
 
 import asyncio
+import logging
 
 import msgspec
 import pytest
@@ -53,6 +54,24 @@ def test_an_expected_worker_that_comes_is_one_member_and_reports_its_own_role() 
     assert fleet.put(worker("decode-0")[0]) is expected
     (report,) = fleet.reports()
     assert (report.state, report.role, report.address) == (WorkerState.READY, Role.DECODE, "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("before", "expected", "level"),
+    [
+        (WorkerState.READY, False, logging.ERROR),
+        (WorkerState.READY, True, logging.INFO),  # this server closes the engine
+        (WorkerState.DRAINING, False, logging.INFO),  # the worker is stopped by its operator
+    ],
+)
+def test_only_an_unexpected_end_of_a_worker_is_logged_as_an_error(
+    before: WorkerState, expected: bool, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet([worker("decode-0")[0]])
+    fleet.mark("decode-0", before)
+    with caplog.at_level(logging.INFO, logger="motet.routing"):
+        fleet.mark("decode-0", WorkerState.DEAD, why="it ended", expected=expected)
+    assert [record.levelno for record in caplog.records] == [level]
 
 
 def test_only_ready_workers_get_work() -> None:

@@ -99,8 +99,9 @@ class Refusal:
 
     @property
     def quoted(self) -> str:
-        """The start of the body."""
-        return self.body.decode(errors="replace").strip()[:QUOTED_CHARS]
+        """The start of the body in one line; empty for a page of HTML, which says less than the status."""
+        line = " ".join(self.body[: 4 * QUOTED_CHARS].decode(errors="replace").split())
+        return "" if line.startswith("<") else line[:QUOTED_CHARS]
 
 
 class Reply:

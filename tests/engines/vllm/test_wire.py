@@ -280,6 +280,18 @@ def body(message: str, kind: str = "BadRequestError", *, param: str | None = Non
     return f'{{"error":{{"message":"{message}","type":"{kind}","param":{quoted},"code":{code}}}}}'
 
 
+@pytest.mark.parametrize(
+    ("quoted", "message"),
+    [
+        ("<!DOCTYPE HTML>\n<html>\n<head><title>Error</title></head>", "the server answered 418: Phrase"),
+        ("one line\n  and\r\nanother", "the server answered 418: one line and another"),
+        ("x" * 2000, "the server answered 418: " + "x" * 300),
+    ],
+)
+def test_a_body_without_an_error_is_quoted_in_one_short_line(quoted: str, message: str) -> None:
+    assert refusal_of(418, quoted).message == message
+
+
 @pytest.mark.parametrize(("theirs", "ours"), [("top_p", "top_p"), ("body.prompt", "prompt"), (None, None)])
 def test_a_refused_request_is_the_clients_error(theirs: str | None, ours: str | None) -> None:
     error = refusal_of(400, body("no", param=theirs))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from motet.engine import ANSWERING, Worker, WorkerState
-from motet.errors import MotetError, NoWorkerError, OverloadedError, WorkerFaultError
+from motet.errors import EngineClosedError, MotetError, NoWorkerError, OverloadedError, WorkerFaultError
 from motet.metrics.routing import RoutingFigures
 from motet.routing.choosing.choose import choose
 from motet.routing.choosing.survey import survey
@@ -57,7 +57,9 @@ class WorkerChooser:
         elif isinstance(error, WorkerFaultError):
             self.fleet.distrust(member.id, why=error.message)
         elif member.state in ANSWERING:  # otherwise its keeper has already recorded a state
-            self.fleet.mark(member.id, WorkerState.DEAD, why=error.message)
+            self.fleet.mark(
+                member.id, WorkerState.DEAD, why=error.message, expected=isinstance(error, EngineClosedError)
+            )
 
     def none_available(self, work: WorkKind, model: str = "", *, model_digest: str = "") -> NoWorkerError:
         """Returns the error that says that no worker can do this work, with the state of each worker."""

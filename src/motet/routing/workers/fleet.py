@@ -97,8 +97,9 @@ class Fleet:
             member.set_models(cards)
             self._record_change()
 
-    def mark(self, id: str, state: WorkerState, *, why: str = "") -> None:
-        """Records the state of a worker. Ignores unknown ids, whose workers have been removed."""
+    def mark(self, id: str, state: WorkerState, *, why: str = "", expected: bool = False) -> None:
+        """Records the state of a worker. Ignores unknown ids, whose workers have been removed. `expected`: this server
+        ended the worker, so that its end is not logged as an error. The end of a draining worker is always expected."""
         member = self._members.get(id)
         if member is None or (member.state, member.note) == (state, why):
             return
@@ -106,7 +107,8 @@ class Fleet:
         if member.state is state:
             logger.info("%s is still %s%s", id, state, because)
         else:
-            level = logging.INFO if state in (*ANSWERING, WorkerState.STARTING) else logging.ERROR
+            expected = expected or state in (*ANSWERING, WorkerState.STARTING) or member.state is WorkerState.DRAINING
+            level = logging.INFO if expected else logging.ERROR
             logger.log(level, "%s is %s, was %s%s", id, state, member.state, because)
         member.state, member.note = state, why
         member.faults.deaths += state is WorkerState.DEAD
