@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from bench.servers.ports import free_port
-from motet.deploy.server import Outcome
+from motet.deploy.server import Outcome, make_gateway
 from motet.engine import WorkerState
+from motet.engines.http import server_client
 from motet.settings.server_config import RoutingConfig
 from motet.testing.fake_engine import FakeLeases
 from motet.types import Role
@@ -265,3 +266,10 @@ async def test_a_stop_string_ends_a_choice_as_on_one_server(folder: Path) -> Non
         assert answers[0]["choices"] == answers[1]["choices"]
         assert answers[1]["choices"][0]["message"]["content"] == "the hand and the "
         assert answers[0]["usage"] == answers[1]["usage"]
+
+
+async def test_a_worker_named_as_openai_takes_texts_before_it_has_been_reached() -> None:
+    async with server_client() as client:
+        gateway, _ = make_gateway(plan_of("http://127.0.0.1:1,openai", "http://127.0.0.1:2"), client)
+        assert [member.facts.takes_texts for member in gateway.router.fleet.members] == [True, False]
+        await gateway.close()

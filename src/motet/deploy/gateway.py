@@ -219,7 +219,7 @@ class Gateway:
         )
         worker = self._workers[id] = _KeptWorker(keeper)
         logger.info("%s is the worker at %s", id, named.url)
-        self._fleet.expect(id, named.url, role=named.role)
+        self._fleet.expect(id, named.url, role=named.role, takes_texts=named.kind is EngineKind.OPENAI)
         if self._tasks is not None:
             worker.task = self._tasks.create_task(keeper.keep())
         return id
