@@ -2,9 +2,9 @@
 
 A skip fails the run, since a test that is not run protects nothing. Exceptions are tests that need a GPU (`gpu`), the
 default model's weights or vLLM (`real`), the compiled kernels (`kernels`), permission to make network namespaces
-(`hosts`), a third-party client that can be installed (`clients`), Prometheus (`prometheus`), Chromium (`browser`), or
-tools for images and Debians (`image`, `debian`), or a package index (`index`); they must give the reason. The time
-limit is 300 s for a `slow` test, and 600 s for a test with a Ray cluster.
+(`hosts`), a third-party client that can be installed (`clients`), Prometheus (`prometheus`), Chromium (`browser`), curl
+(`curl`), tools for images and Debians (`image`, `debian`), or a package index (`index`); they must give the reason. The
+time limit is 300 s for a `slow` test, and 600 s for a test with a Ray cluster.
 """
 
 from collections.abc import Generator
@@ -14,7 +14,7 @@ import pytest
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
-MAY_SKIP = ("gpu", "real", "kernels", "hosts", "clients", "prometheus", "image", "debian", "browser", "index")
+MAY_SKIP = ("gpu", "real", "kernels", "hosts", "clients", "prometheus", "image", "debian", "browser", "curl", "index")
 SLOW_TIMEOUT_S, RAY_TIMEOUT_S = 300, 600
 
 

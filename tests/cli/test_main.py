@@ -125,11 +125,13 @@ except SystemExit:
 @pytest.mark.slow
 def test_bash_completes_with_the_script_that_motet_prints(tmp_path: Path) -> None:
     """Starts bash and `motet`, as a user's shell does."""
-    program = tmp_path / "motet"
-    program.write_text(f"#!{sys.executable}\nfrom motet.cli import app\napp()\n")
-    program.chmod(0o755)
+    program, command = tmp_path / "motet", tmp_path / "bin" / "motet"
+    program.write_text("from motet.cli import app\napp()\n")
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')  # the first line allows no spaces
+    command.chmod(0o755)
     script = f"""
-        PATH="{tmp_path}:$PATH"
+        PATH="{command.parent}:$PATH"
         eval "$(motet --show-completion bash)"
         for words in ser "serve --max-num-s" "serve --no-pref"; do
             COMP_WORDS=(motet $words); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))

@@ -48,17 +48,15 @@ LONG_PROMPT = "the cat sat on the mat and " * 40
 
 def blocks(world: str) -> pytest.MarkDecorator:
     """Parametrizes a test with the blocks of this world."""
-    found = [
-        pytest.param(block, id=block.place, marks=[pytest.mark.long] if is_long(block) else [])
-        for block in RUN
-        if block.detail == world
-    ]
+    found = [pytest.param(block, id=block.place, marks=[*marks(block)]) for block in RUN if block.detail == world]
     return pytest.mark.parametrize("block", found)
 
 
-def is_long(block: Block) -> bool:
-    """Returns True for servers with traces: without a collector, they take three seconds to stop."""
-    return "--otlp-endpoint" in block.text
+def marks(block: Block) -> Iterator[pytest.MarkDecorator]:
+    if "--otlp-endpoint" in block.text:  # without a collector, servers with traces take three seconds to stop
+        yield pytest.mark.long
+    if "curl " in block.text:
+        yield pytest.mark.curl
 
 
 def run_shell(command: str, *, cwd: Path = ROOT, environ: Mapping[str, str] | None = None) -> str:

@@ -51,6 +51,7 @@ def test_best_of_eight(server: FakeServer) -> None:
     assert output.splitlines() == ["6 of 8: 12", "2 of 8: 11"]
 
 
+@pytest.mark.curl
 def test_curl(server: FakeServer) -> None:
     lines = run(str(EXAMPLES / "curl.sh"), server.url).splitlines()
     objects = [json.loads(line) for line in lines if line.startswith("{")]

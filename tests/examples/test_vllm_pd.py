@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from motet.cli.main import COMMANDS, load
 from motet.settings.server_config import environment
 from tests.examples.test_examples import EXAMPLES, numbered, run
@@ -65,6 +67,7 @@ def flags_of(command: str) -> set[str]:
     return {flag for parameter in load(command, COMMANDS[command]).params for flag in parameter.opts}
 
 
+@pytest.mark.curl
 def test_its_request_has_eight_choices(tmp_path: Path) -> None:
     with FakeServer(save_tiny_tokenizer(tmp_path), numbered) as server:
         completion, status = map(json.loads, run(str(EXAMPLE / "ask.sh"), server.url).splitlines())
