@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from motet import machine
 from motet.engines.native import compiled_kernels
 from motet.engines.native.compiled_kernels import FAILURE_FILE, KINDS, file_name, missing_kernels
 
@@ -15,7 +16,7 @@ COST = "torch's operators run instead, which are several times slower"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Returns the folder of the libraries of an installation without kernels, on a processor with AVX2."""
     monkeypatch.setattr(compiled_kernels, "FOLDER", tmp_path)
-    monkeypatch.setattr(compiled_kernels, "FLAGS_FILE", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(compiled_kernels, "of_kind", lambda kind: None)
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
@@ -49,6 +50,11 @@ def test_outside_a_checkout_the_remedy_is_to_install_again(folder: Path, monkeyp
 def test_no_compiler_is_suggested_for_a_processor_without_avx2(folder: Path) -> None:
     (folder / "cpuinfo").write_text("flags\t\t: fpu fma sse4_2 avx\n")
     assert missing_kernels() == f"This processor lacks AVX2, which the compiled kernels need: {COST}."
+
+
+def test_a_compiler_is_suggested_where_the_instruction_sets_are_not_known(folder: Path) -> None:
+    (folder / "cpuinfo").unlink()
+    assert "install g++ 11 or newer" in str(missing_kernels())
 
 
 def test_libraries_that_do_not_run_mean_a_processor_without_avx2(folder: Path) -> None:

@@ -8,6 +8,8 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
+from motet.machine import processor
+
 
 class PackedLinear(Structure):
     """`Linear` in C++: a packed product."""
@@ -95,8 +97,6 @@ FOLDER = Path(__file__).parent / "cpu"
 """Folder of the libraries."""
 FAILURE_FILE = "not_compiled.txt"
 """Name of the file in `FOLDER` in which `setup.py` states why it could not compile the kernels."""
-FLAGS_FILE = Path("/proc/cpuinfo")
-"""File in which Linux lists the processor's instruction sets."""
 
 
 def library() -> ctypes.CDLL | None:
@@ -131,15 +131,10 @@ def _unsupported_machine() -> str | None:
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
         return f"Compiled kernels exist only for Linux on x86-64 and not for {system} on {machine}"
-    if any(_path(kind) for kind in KINDS) or not {"avx2", "fma"} <= _processor_flags():
+    known = processor().instruction_sets
+    if any(_path(kind) for kind in KINDS) or (known and not {"avx2", "fma"} <= known):
         return "This processor lacks AVX2, which the compiled kernels need"
     return None
-
-
-def _processor_flags() -> set[str]:
-    """Returns the names of the processor's instruction sets, as Linux calls them."""
-    lines = FLAGS_FILE.read_text().splitlines()
-    return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
 def _build_failure() -> str:
