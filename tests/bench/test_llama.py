@@ -64,6 +64,7 @@ async def test_choices_and_token_ids_are_read(url: str) -> None:
         assert (timing.tokens, await load.answer([1, 2, 3, 4], seed=0)) == (2 * MAX_TOKENS, [0, 1, 2])
 
 
+@pytest.mark.slow
 async def test_an_answer_that_ended_early_is_an_error(url: str) -> None:
     async with httpx.AsyncClient(base_url=url) as client:
         load = for_llama(TimedLoad(client, MAX_TOKENS + 1, count_blocks=False))

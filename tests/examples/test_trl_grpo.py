@@ -124,6 +124,7 @@ echo "python $*" >> {folder}/output
 FAKE_CURL = "#!/usr/bin/env bash\ngrep --quiet 'motet serve' {folder}/output\n"
 
 
+@pytest.mark.slow
 def test_one_command_serves_and_trains_with_three_seeds(tmp_path: Path) -> None:
     """The programs of the example are replaced by scripts that report how they were started."""
     for name, script in (("motet", FAKE_MOTET), ("python", FAKE_PYTHON), ("curl", FAKE_CURL)):

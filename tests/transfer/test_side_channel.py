@@ -365,6 +365,7 @@ def test_a_message_that_is_too_long_never_arrives(sockets: Sockets) -> None:
     assert pair.events_from(ReaderHeartbeat(6)) == [ReaderHeartbeat(6)]
 
 
+@pytest.mark.slow
 def test_the_number_of_messages_queued_for_an_absent_worker_is_limited(sockets: Sockets) -> None:
     with dead_port() as port:
         client, _ = sockets.client(port)

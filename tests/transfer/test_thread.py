@@ -46,6 +46,7 @@ def test_a_pull_with_another_cluster_key_is_refused_before_it_reaches_the_owner(
         assert p.next_event() == orders.ReaderDone(LEASE_ID, "d2:without-1")
 
 
+@pytest.mark.slow
 def test_a_port_without_a_listener_is_unreachable_after_the_time_out() -> None:
     with dead_port() as port, worker("d", Wires(), pull_timeout_s=0.2) as d:
         ticket = ticket_at(TransferAddress("p", "127.0.0.1", port))
@@ -153,6 +154,7 @@ def test_junk_at_the_port_affects_no_worker(wires: Wires) -> None:
         assert not stranger.poll(0)
 
 
+@pytest.mark.slow
 def test_an_idle_thread_does_not_wake_up() -> None:
     with worker("d", Wires()):
         time.sleep(0.1)  # not for synchronisation: the thread sleeps soon after its start

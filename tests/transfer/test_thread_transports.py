@@ -105,6 +105,7 @@ def test_an_owner_that_has_gone_fails_the_pull_settled(pair: Pair) -> None:
     assert failure(pair.pull(ticket)) == PullFailure(kind=FailureKind.PEER_LOST, settled=True)
 
 
+@pytest.mark.slow
 def test_a_thread_whose_reader_has_gone_sleeps(pair: Pair) -> None:
     """The end of a connection makes its socket readable: a thread that did not read it would be busy for ever."""
     ticket = pair.owner.ticket()

@@ -73,6 +73,7 @@ async def test_a_worker_that_comes_later_is_connected_at_once(folder: Path, capl
     assert "reports ready without them" not in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_restarted_engine_is_connected_again(folder: Path) -> None:
     """A prefill worker then has another engine, and a decode worker an engine without connections."""
     directory, starter = FakeDirectory(), Starter()
