@@ -1,7 +1,10 @@
 """Checks before a cluster starts, and the config that Serve takes. These tests are in a separate file since they
 import Ray."""
 
+import asyncio
+import logging
 import socket
+from types import SimpleNamespace
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -40,3 +43,29 @@ def test_the_config_is_one_for_serve(flags: dict[str, object]) -> None:
     (application,) = schema.applications
     assert application.import_path == "motet.deploy.ray.app:application"
     assert set(application.args) <= set(names_of(ServerCommand.RAY))
+
+
+def test_the_reasons_of_a_delay_are_logged_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from motet.deploy.ray import foreground  # here, not above: it takes seconds
+
+    signals = SimpleNamespace(drain=asyncio.Event())
+
+    async def deployed(*_: object) -> bool:
+        return True
+
+    def status() -> SimpleNamespace:
+        if caplog.records:
+            signals.drain.set()
+        slow = SimpleNamespace(message="2 replicas\nwait for CPUs")
+        return SimpleNamespace(applications={"motet": SimpleNamespace(status=None, deployments={"Prefill": slow})})
+
+    for name, value in {"_done": deployed, "_status": status, "POLLS": 1, "POLL_S": 0.0}.items():
+        monkeypatch.setattr(foreground, name, value)
+    with caplog.at_level(logging.WARNING, logger="motet"):
+        started = foreground.until_started("motet", SimpleNamespace, signals=signals)  # type: ignore[arg-type]
+        assert not asyncio.run(started)
+    assert [record.message for record in caplog.records] == [
+        "the application motet is not ready yet: Prefill: 2 replicas wait for CPUs"
+    ]

@@ -90,7 +90,7 @@ async def _run(
     name: str, make: Callable[[], Application], *, on_ready: Callable[[Mapping[str, int]], None], signals: StopSignals
 ) -> Outcome:
     try:
-        if not await _until_started(name, make, signals=signals):
+        if not await until_started(name, make, signals=signals):
             return Outcome.STOPPED_BEFORE_READY
     except (RuntimeError, TimeoutError, RayError, RayServeException) as error:
         raise StartupError(_failure(name, error)) from error
@@ -104,7 +104,7 @@ async def _run(
     return Outcome.STOPPED
 
 
-async def _until_started(name: str, make: Callable[[], Application], *, signals: StopSignals) -> bool:
+async def until_started(name: str, make: Callable[[], Application], *, signals: StopSignals) -> bool:
     """Returns True when the application has started, False if a signal came first. Logs Serve's reasons for a delay.
 
     `serve.run` could wait for the start, but cannot be interrupted: if it calls Ray after Ray's end, the process dies.
@@ -123,7 +123,7 @@ async def _until_started(name: str, make: Callable[[], Application], *, signals:
             raise RuntimeError(overview.message)
         checks += 1
         if checks % POLLS == 0 and (reasons := _messages(overview)) and reasons != logged:
-            logger.warning("the application %s is not ready yet:%s", name, reasons)
+            logger.warning("the application %s is not ready yet: %s", name, " ".join(reasons.split()))
             logged = reasons
         await first_of(signals.drain.wait(), timeout_s=POLL_S)
     return False
