@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.model_folders import write_model
+from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
 
@@ -41,7 +41,7 @@ def interrupt(arguments: Sequence[str], *, after_s: float) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_tokenizer(write_model(tmp_path_factory.mktemp("model"))))
+    return str(save_tiny_tokenizer(save_tiny_model("llama", tmp_path_factory.mktemp("model"))))
 
 
 @pytest.mark.slow
