@@ -51,7 +51,7 @@ def chat(
     model: Annotated[str, typer.Option(help="Model of the server that is started.")] = DEFAULT_MODEL,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Number of answers to each prompt.")] = 4,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.4,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="Sampling temperature.")] = 0.4,
     seed: Annotated[int | None, typer.Option(help="Seed; choice i uses seed + i.", show_default=False)] = None,
     system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
     api_key: Annotated[str | None, typer.Option(help="API key of the running server.", show_default=False)] = None,
