@@ -41,7 +41,7 @@ from motet.transfer.transport import (
 )
 
 try:
-    import nixl  # type: ignore[import-untyped]  # it has no annotations
+    import nixl
 except ImportError:
     import nixl_cu13 as nixl
 
