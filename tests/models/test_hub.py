@@ -77,6 +77,7 @@ def test_a_model_is_downloaded_once_and_a_broken_connection_resumes(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_gated_model_needs_a_token_and_a_missing_one_is_named(tmp_path: Path) -> None:
     with FakeHub({"org/gated": files_of(tmp_path / "m")}, gated={"org/gated": "secret"}) as hub:
         refused = pull("org/gated", tmp_path, HF_ENDPOINT=hub.url)

@@ -193,6 +193,7 @@ def test_a_held_ticket_connects_to_its_worker_early(p: Worker, d: Worker) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_connecting_to_a_worker_that_cannot_be_read_from_gives_an_error(wires: Wires) -> None:
     with worker("d", wires, pull_timeout_s=5.0) as d:
         with worker("p", wires) as p:

@@ -118,6 +118,7 @@ def test_a_thread_whose_reader_has_gone_sleeps(pair: Pair) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_pull_from_a_stopped_owner_times_out_and_settles_after_late_bytes() -> None:
     network = LocalNetwork()
     pair = Pair(without_poller(network.join), pull_timeout_s=5.0)
