@@ -5,7 +5,7 @@ Run: python tools/settings_page.py          writes the page
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from motet.settings.declaration import Declaration, Panel, ServerCommand
@@ -49,11 +49,18 @@ def cells(declared: Declaration) -> list[str]:
         f"`{declared.name}`",
         f"`{declared.flag}`",
         f"`{declared.variable}`",
-        declared.shown_default,
-        declared.range or declared.must,
+        documented(declared, lambda one: one.shown_default),
+        documented(declared, lambda one: one.range or one.must),
         "all" if every else ", ".join(declared.commands),
-        declared.help,
+        documented(declared, lambda one: one.help),
     ]
+
+
+def documented(declared: Declaration, text_of: Callable[[Declaration], str]) -> str:
+    """Returns a text of the declaration, followed by the texts of commands that document it in another way."""
+    texts = {command: text_of(declared.documented_for(command)) for command in declared.commands}
+    others = [f"`motet {command}`: {text}" for command, text in texts.items() if text != text_of(declared)]
+    return (" " if text_of(declared).endswith(".") else "; ").join([text_of(declared), *others])
 
 
 def main() -> int:

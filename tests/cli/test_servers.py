@@ -18,7 +18,7 @@ from motet.engine import Worker, WorkerReport, WorkerState
 from motet.errors import ConfigError
 from motet.models.progress import SILENT
 from motet.models.smollm2 import FOLDER
-from motet.settings.declaration import ServerCommand
+from motet.settings.declaration import Panel, ServerCommand
 from motet.settings.record import Settings
 from motet.settings.resolve import names_of, resolve_settings
 from motet.settings.server_config import SETTINGS
@@ -94,7 +94,20 @@ def test_help_lists_every_setting_of_a_command_and_no_other(command: ServerComma
 def test_help_shows_the_meaning_range_and_default_of_a_setting() -> None:
     text = "".join(motet("ray", "--help-all").output.split())
     for name in names_of(ServerCommand.RAY):
-        assert "".join(SETTINGS[name].full_help.split()) in text
+        assert "".join(SETTINGS[name].documented_for(ServerCommand.RAY).full_help.split()) in text
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [("serve", "Ray|replicas?|gateways?"), ("gateway", "Ray|replicas?|cells?"), ("ray", "cells?|this machine")],
+)
+def test_help_of_settings_speaks_of_its_command_alone(command: str, words: str) -> None:
+    """The bug: `--port` of `motet serve` was "not 0 on Ray", and `--insecure` of a gateway named flags of a server."""
+    settings = [SETTINGS[name] for name in names_of(ServerCommand(command))]
+    shown = [one.documented_for(ServerCommand(command)).full_help for one in settings if one.panel is not Panel.RAY]
+    assert [text for text in shown if re.search(rf"\b({words})\b", text, re.IGNORECASE)] == []
+    own = {flag for one in settings for flag in (one.flag_for(True), one.flag_for(False), one.flag)}
+    assert {flag for text in shown for flag in re.findall(r"--[a-z-]+", text)} <= own
 
 
 def test_a_list_flag_that_is_not_given_keeps_the_value_of_the_environment() -> None:

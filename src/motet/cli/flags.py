@@ -33,7 +33,12 @@ StopWithStdin = Annotated[
 def server_command(command: ServerCommand) -> Callable[[Run], Callable[..., None]]:
     """Returns a decorator that makes a command of a `Run`, with a flag for each setting and the flags of the `Run`."""
     settings = [setting for setting in SETTINGS.values() if command in setting.commands]
-    flags = [flag_parameter(setting) for panel in Panel for setting in settings if setting.panel is panel]
+    flags = [
+        flag_parameter(setting.documented_for(command))
+        for panel in Panel
+        for setting in settings
+        if setting.panel is panel
+    ]
 
     def make(run: Run) -> Callable[..., None]:
         def function(

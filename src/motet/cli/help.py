@@ -98,7 +98,7 @@ def names_of(param: Any) -> str:
 
 def meaning_of(param: Any) -> str:
     """Returns the help of a parameter, with range and default."""
-    return (setting_of(param) or declaration_of(param)).full_help
+    return str(param.help) if setting_of(param) else declaration_of(param).full_help
 
 
 def declaration_of(param: Any) -> Declaration:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Flag, StrEnum, auto
 from pathlib import Path
 from types import UnionType
@@ -104,6 +104,15 @@ class Declaration:
     marks: Mark = Mark.NONE
     metavar: str = ""
     """Placeholder of the value in `--help`; empty for one that follows from unit and type."""
+    on_gateway: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that `motet gateway` documents in another way."""
+    on_ray: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that `motet ray` documents in another way."""
+
+    def documented_for(self, command: ServerCommand) -> "Declaration":
+        """Returns the declaration as the help of one command shows it."""
+        changes = {ServerCommand.GATEWAY: self.on_gateway, ServerCommand.RAY: self.on_ray}
+        return replace(self, **changes.get(command, {}))
 
     @property
     def variable(self) -> str:

@@ -41,6 +41,7 @@ from motet.settings.ray_config import RayConfig
 from motet.types import MAX_LOGPROBS, LogprobsMode, Policy, Role
 
 MAX_THREADS: Final = 1024
+OPEN_HOST: Final = "Start without access control at a --host other than loopback without --api-key."
 
 
 def limit(default: Value, help: str, **more: Any) -> Value:
@@ -60,9 +61,10 @@ class ModelConfig:
     )
     served_model_name: str | None = common(
         None,
-        "Name of the model in requests; for a gateway, of the first of its models.",
+        "Name of the model in requests.",
         commands=EVERY,
         unset="MODEL as given",
+        on_gateway={"help": "Name of its first model in requests.", "unset": "the name that its workers report"},
         pattern=NOT_BLANK,
         must="not empty",
     )
@@ -71,9 +73,10 @@ class ModelConfig:
     )
     tokenizer: str | None = setting(
         None,
-        "Folder or Hub name of another tokenizer; a gateway uses it for models whose workers do not provide one.",
+        "Folder or Hub name of another tokenizer.",
         commands=EVERY,
         unset="the model's tokenizer",
+        on_gateway={"help": "Tokenizer of models without --tokenizer-of.", "unset": "the tokenizer of the workers"},
     )
     chat_template: str | None = common(
         None,
@@ -178,7 +181,8 @@ class EngineConfig:
         None,
         "Number of CPU threads of one engine.",
         flag="--threads",
-        unset="all cores, divided evenly among the engines of a cell; on Ray, --cpus-per-worker",
+        unset="all cores, divided evenly among the engines of a cell",
+        on_ray={"unset": "--cpus-per-worker"},
         minimum=1,
         maximum=MAX_THREADS,
         reason="more threads than cores only wait for each other",
@@ -192,8 +196,9 @@ class EngineConfig:
     )
     side_channel_host: str = setting(
         "127.0.0.1",
-        "Address at which other workers reach this one. On Ray the default is the address of the replica's node.",
+        "Address at which other workers reach this one.",
         panel=Panel.CELL,
+        on_ray={"default": None, "unset": "the address of the replica's node"},
         pattern=ONE_ADDRESS,
         must="one address at which other workers reach this one",
         reason="tickets contain it",
@@ -209,7 +214,7 @@ class EngineConfig:
     )
     kv_transfer_backend: str = setting(
         "auto",
-        "What moves KV between workers: nixl, shared-memory (all on this machine), or auto, the first that works.",
+        "What moves KV between workers: nixl, shared-memory (all on one machine), or auto, the first that works.",
         panel=Panel.CELL,
         choices=("auto", "nixl", "shared-memory"),
     )
@@ -217,7 +222,8 @@ class EngineConfig:
         "",
         "Shared secret of the workers; others are refused. Set it in the environment: the command line is public.",
         panel=Panel.CELL,
-        unset="none; cells and Ray generate one",
+        unset="none; a cell generates one",
+        on_ray={"unset": "a random key"},
         pattern=r"(?!\s+$)[\s\S]*",
         must="not blank",
         marks=Mark.SECRET,
@@ -250,14 +256,15 @@ class CellConfig:
 
     prefill: int = common(
         0,
-        "Number of prefill engines on this machine; on Ray, of prefill replicas (with --autoscale, the maximum).",
+        "Number of prefill engines on this machine.",
         minimum=0,
+        on_ray={"help": "Number of prefill replicas; with --autoscale, the maximum."},
     )
     decode: int = common(
         0,
-        "Number of decode engines on this machine; on Ray, of decode replicas (with --autoscale, the maximum), "
-        "where 0 counts as 1.",
+        "Number of decode engines on this machine.",
         minimum=0,
+        on_ray={"help": "Number of decode replicas, where 0 counts as 1; with --autoscale, the maximum."},
     )
     prefill_urls: tuple[str, ...] = common(
         (),
@@ -305,6 +312,9 @@ class RoutingConfig:
     engine_restarts: int = setting(
         5,
         "Maximum number of consecutive restarts of an engine that dies; the server then runs without it.",
+        on_ray={
+            "help": "Maximum number of consecutive restarts of an engine that dies; Serve then replaces its replica."
+        },
         commands=ENGINES,
         minimum=0,
         zero="never",
@@ -339,7 +349,7 @@ class ServerConfig:
 
     served_model_name: str
     host: str = common("127.0.0.1", "Address to listen on.", pattern=NOT_BLANK, must="a host name or an address")
-    port: int = common(8000, "Port to listen on; not 0 on Ray.", **PORT)
+    port: int = common(8000, "Port to listen on.", on_ray={"minimum": 1, "zero": ""}, **PORT)
     api_keys: tuple[str, ...] = common(
         (),
         "API key of a client; repeatable.",
@@ -359,15 +369,17 @@ class ServerConfig:
     rl: bool = setting(False, "Enable the routes for trainers, which pause the server and update its weights.")
     worker_key: str = setting(
         "",
-        "Key shared by Motet servers: /engine requires it, and it is sent to workers and prefill servers. Set it in "
-        "the environment.",
-        unset="none; on Ray, the cluster key",
+        "Key shared by Motet servers, which each requires at /engine and sends to others. Set it in the environment.",
+        unset="none",
+        on_ray={"unset": "the cluster key"},
         **SENT_KEY,
     )
     insecure: bool = setting(
         False,
-        "Start without access control: at a --host other than loopback without --api-key, or at a "
+        "Start without access control: at a --host other than loopback without --api-key, or with a --role at such a "
         "--side-channel-host without --cluster-key.",
+        on_gateway={"help": OPEN_HOST},
+        on_ray={"help": OPEN_HOST},
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
@@ -441,7 +453,7 @@ class ServerConfig:
         "With vllm, /metrics also exposes vLLM's metrics under vLLM's names, for its dashboards and load balancers.",
     )
     drain_timeout_s: float = setting(
-        30.0, "Time for which a stopping server or replica lets running answers finish.", panel=Panel.PROCESS, minimum=0
+        30.0, "Time for which running answers can finish after a request to stop.", panel=Panel.PROCESS, minimum=0
     )
     log_level: str = common(
         "info", "Minimum level of log lines.", panel=Panel.PROCESS, choices=("debug", "info", "warning", "error")
