@@ -86,6 +86,7 @@ class Declaration:
     unset: str = ""
     """Effective value, in words, while the setting is None or empty."""
     unit: str = ""
+    """Unit of a number; for a text, what it names."""
     minimum: float | None = None
     above: float | None = None
     """Exclusive lower bound; replaces `minimum`."""
@@ -102,17 +103,13 @@ class Declaration:
     reason: str = ""
     """Reason for the range, shown when a value is refused."""
     marks: Mark = Mark.NONE
-    metavar: str = ""
-    """Placeholder of the value in `--help`; empty for one that follows from unit and type."""
-    on_gateway: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that `motet gateway` documents in another way."""
-    on_ray: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that `motet ray` documents in another way."""
+    differs: Mapping[tuple[ServerCommand, ...], Mapping[str, Any]] = field(default_factory=dict)
+    """Fields that the help of some commands shows differently."""
 
     def documented_for(self, command: ServerCommand) -> "Declaration":
         """Returns the declaration as the help of one command shows it."""
-        changes = {ServerCommand.GATEWAY: self.on_gateway, ServerCommand.RAY: self.on_ray}
-        return replace(self, **changes.get(command, {}))
+        changes = [fields for commands, fields in self.differs.items() if command in commands]
+        return replace(self, **{name: value for change in changes for name, value in change.items()})
 
     @property
     def variable(self) -> str:
@@ -142,8 +139,6 @@ class Declaration:
     @property
     def placeholder(self) -> str:
         """Placeholder of the value in `--help`."""
-        if self.metavar:
-            return self.metavar
         if self.unit:
             return "SECONDS" if self.unit == "s" else self.unit.upper()
         return "NUMBER" if self.flag_kind in (int, float) else "FILE" if self.flag_kind is Path else "TEXT"

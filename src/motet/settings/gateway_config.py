@@ -13,7 +13,7 @@ class GatewayConfig:
     workers: tuple[str, ...] = common(
         (),
         "URL of a worker, or URL,role,kind with one or both; repeatable.",
-        metavar="URL",
+        unit="URL",
         marks=Mark.COMMAS,
         read=check_workers,
     )
@@ -21,7 +21,7 @@ class GatewayConfig:
         (), "Role of a worker that reports none: URL=prefill, URL=decode or URL=both; repeatable.", read=roles_by_url
     )
     workers_file: str | None = common(
-        None, "File with one worker per line; workers join and leave when lines are added and removed.", metavar="FILE"
+        None, "File with one worker per line; workers join and leave when lines are added and removed.", unit="file"
     )
     worker_api_key: str | None = setting(
         None, "API key sent to workers that are not Motet servers; Motet servers get the worker key.", **SENT_KEY
@@ -37,7 +37,7 @@ class GatewayConfig:
     worker_ca_file: str | None = setting(
         None,
         "File with the CA certificates of workers at https URLs.",
-        metavar="FILE",
+        unit="file",
         unset="the system's certificates",
     )
     tokenizer_of: tuple[str, ...] = setting(

@@ -41,7 +41,6 @@ from motet.settings.ray_config import RayConfig
 from motet.types import MAX_LOGPROBS, LogprobsMode, Policy, Role
 
 MAX_THREADS: Final = 1024
-OPEN_HOST: Final = "Start without access control at a --host other than loopback without --api-key."
 
 
 def limit(default: Value, help: str, **more: Any) -> Value:
@@ -64,7 +63,7 @@ class ModelConfig:
         "Name of the model in requests.",
         commands=EVERY,
         unset="MODEL as given",
-        on_gateway={"help": "Name of its first model in requests.", "unset": "the name that its workers report"},
+        differs={GATEWAY: {"help": "Name of its first model in requests.", "unset": "the name that workers report"}},
         pattern=NOT_BLANK,
         must="not empty",
     )
@@ -76,12 +75,12 @@ class ModelConfig:
         "Folder or Hub name of another tokenizer.",
         commands=EVERY,
         unset="the model's tokenizer",
-        on_gateway={"help": "Tokenizer of models without --tokenizer-of.", "unset": "the tokenizer of the workers"},
+        differs={GATEWAY: {"help": "Tokenizer of models without --tokenizer-of.", "unset": "the workers' tokenizer"}},
     )
     chat_template: str | None = common(
         None,
         "File with another chat template (Jinja).",
-        metavar="FILE",
+        unit="file",
         commands=EVERY,
         unset="the model's chat template",
     )
@@ -182,7 +181,7 @@ class EngineConfig:
         "Number of CPU threads of one engine.",
         flag="--threads",
         unset="all cores, divided evenly among the engines of a cell",
-        on_ray={"unset": "--cpus-per-worker"},
+        differs={RAY: {"unset": "--cpus-per-worker"}},
         minimum=1,
         maximum=MAX_THREADS,
         reason="more threads than cores only wait for each other",
@@ -198,7 +197,7 @@ class EngineConfig:
         "127.0.0.1",
         "Address at which other workers reach this one.",
         panel=Panel.CELL,
-        on_ray={"default": None, "unset": "the address of the replica's node"},
+        differs={RAY: {"default": None, "unset": "the address of the replica's node"}},
         pattern=ONE_ADDRESS,
         must="one address at which other workers reach this one",
         reason="tickets contain it",
@@ -223,7 +222,7 @@ class EngineConfig:
         "Shared secret of the workers; others are refused. Set it in the environment: the command line is public.",
         panel=Panel.CELL,
         unset="none; a cell generates one",
-        on_ray={"unset": "a random key"},
+        differs={RAY: {"unset": "a random key"}},
         pattern=r"(?!\s+$)[\s\S]*",
         must="not blank",
         marks=Mark.SECRET,
@@ -258,19 +257,19 @@ class CellConfig:
         0,
         "Number of prefill engines on this machine.",
         minimum=0,
-        on_ray={"help": "Number of prefill replicas; with --autoscale, the maximum."},
+        differs={RAY: {"help": "Number of prefill replicas; with --autoscale, the maximum."}},
     )
     decode: int = common(
         0,
         "Number of decode engines on this machine.",
         minimum=0,
-        on_ray={"help": "Number of decode replicas, where 0 counts as 1; with --autoscale, the maximum."},
+        differs={RAY: {"help": "Number of decode replicas, where 0 counts as 1; with --autoscale, the maximum."}},
     )
     prefill_urls: tuple[str, ...] = common(
         (),
         "URL of a prefill server for this decode server; repeat the flag, or separate URLs with commas.",
         commands=SERVE,
-        metavar="URL",
+        unit="URL",
         marks=Mark.COMMAS,
         read=check_urls,
     )
@@ -312,8 +311,8 @@ class RoutingConfig:
     engine_restarts: int = setting(
         5,
         "Maximum number of consecutive restarts of an engine that dies; the server then runs without it.",
-        on_ray={
-            "help": "Maximum number of consecutive restarts of an engine that dies; Serve then replaces its replica."
+        differs={
+            RAY: {"help": "Maximum number of consecutive restarts of an engine before Serve replaces its replica."}
         },
         commands=ENGINES,
         minimum=0,
@@ -349,7 +348,7 @@ class ServerConfig:
 
     served_model_name: str
     host: str = common("127.0.0.1", "Address to listen on.", pattern=NOT_BLANK, must="a host name or an address")
-    port: int = common(8000, "Port to listen on.", on_ray={"minimum": 1, "zero": ""}, **PORT)
+    port: int = common(8000, "Port to listen on.", differs={RAY: {"minimum": 1, "zero": ""}}, **PORT)
     api_keys: tuple[str, ...] = common(
         (),
         "API key of a client; repeatable.",
@@ -371,15 +370,14 @@ class ServerConfig:
         "",
         "Key shared by Motet servers, which each requires at /engine and sends to others. Set it in the environment.",
         unset="none",
-        on_ray={"unset": "the cluster key"},
+        differs={RAY: {"unset": "the cluster key"}},
         **SENT_KEY,
     )
     insecure: bool = setting(
         False,
         "Start without access control: at a --host other than loopback without --api-key, or with a --role at such a "
         "--side-channel-host without --cluster-key.",
-        on_gateway={"help": OPEN_HOST},
-        on_ray={"help": OPEN_HOST},
+        differs={GATEWAY + RAY: {"help": "Allow a --host other than loopback without --api-key."}},
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
@@ -468,7 +466,7 @@ class ServerConfig:
         panel=Panel.PROCESS,
         pattern=r"https?://[^\s/@]+(/\S*)?",
         read=check_urls,
-        metavar="URL",
+        unit="URL",
         must="a URL such as http://127.0.0.1:4318",
     )
 
