@@ -81,6 +81,22 @@ async def test_a_long_silence_ends_the_groups_of_a_worker(kept: KeeperScene) -> 
     assert "has sent no heartbeat for 5 s" in kept.engine.losses[0].message
 
 
+async def test_a_worker_that_loads_its_model_is_not_reported_as_silent(
+    kept: KeeperScene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bug: "w is still starting: w has sent no heartbeat for 5 s", and "w is silent, was dead" after a restart."""
+    awaited = "no answer for 5 s; a server that starts answers when its model is loaded"
+    with caplog.at_level(logging.INFO):
+        await kept.check(*LONG_SILENCE, NO_ANSWER)
+        await kept.check(report(), REFUSED, *LONG_SILENCE, NO_ANSWER)
+    assert kept.state() is WorkerState.DEAD
+    assert [line for line in caplog.messages if "no answer" in line] == [
+        f"{ID} is still starting: {awaited}",
+        f"{ID} is still dead: {awaited}",
+    ]
+    assert "heartbeat" not in caplog.text
+
+
 async def test_time_in_which_the_gateway_did_not_run_does_not_count_as_silence(kept: KeeperScene) -> None:
     await kept.check(report())
     await kept.check(NO_ANSWER, each_s=3600.0)

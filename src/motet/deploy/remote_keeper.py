@@ -190,8 +190,7 @@ class RemoteKeeper:
         # An OverloadedError means that this machine has no file descriptor left for a connection.
         if isinstance(error, EngineSilentError | OverloadedError):
             if self._silence.unanswered(is_busy=self._sends_tokens()):
-                reason = f"{self.id} has sent no heartbeat for {self._limits.silence_s:g} s"
-                self._take_down(WorkerState.SILENT, EngineSilentError(reason))
+                self._lose_silent()
             return
         self._silence.failed()
         match error:
@@ -201,6 +200,18 @@ class RemoteKeeper:
                 self._take_down(WorkerState.DEAD, error)
             case _:
                 self._take_down(WorkerState.DEAD, EngineDiedError(error.message), was_reached=True)
+
+    def _lose_silent(self) -> None:
+        """Updates the fleet after a long silence. A server accepts connections before its model is loaded, so a worker
+        that was not ready before is not reported as one that was lost."""
+        seconds, member = f"{self._limits.silence_s:g} s", self._fleet.get(self.id)
+        state = WorkerState.STARTING if member is None else member.state
+        if state in (WorkerState.STARTING, WorkerState.DEAD):
+            reason = f"no answer for {seconds}; a server that starts answers when its model is loaded"
+            self._take_down(state, EngineSilentError(reason))
+        else:
+            reason = f"{self.id} has sent no heartbeat for {seconds}"
+            self._take_down(WorkerState.SILENT, EngineSilentError(reason))
 
     def _sends_tokens(self) -> bool:
         """Returns True if the worker has sent anything of its groups since the last call."""
