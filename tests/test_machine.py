@@ -7,7 +7,7 @@ from typing import NoReturn
 import psutil
 import pytest
 
-from motet.machine import MachineMemory, cores, process_memory, processor, read_memory
+from motet.machine import MachineMemory, cores, described_end, process_memory, processor, read_memory
 
 GIB = 2**30
 HOST = MachineMemory(64 * GIB, 48 * GIB)
@@ -90,3 +90,9 @@ def test_cores_are_counted_without_an_affinity(monkeypatch: pytest.MonkeyPatch) 
     permitted = cores()
     monkeypatch.delattr(os, "sched_getaffinity")
     assert cores() >= permitted
+
+
+def test_the_end_of_a_process_by_a_signal_has_the_name_of_the_signal() -> None:
+    """The bug: a server that ran out of memory "ended with exit code -9"."""
+    assert described_end(-9) == "was ended by SIGKILL"
+    assert described_end(3) == "ended with exit code 3"

@@ -18,6 +18,7 @@ import psutil
 
 from bench.servers.ports import free_port
 from motet.errors import StartupError
+from motet.machine import described_end
 
 START_S = 300.0
 POLL_S = 0.5
@@ -51,9 +52,7 @@ class PeerServer:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if (code := self.process.poll()) is not None:
-                raise StartupError(
-                    f"{self.name} ended with exit code {code} before it was ready:\n{self._last_lines()}"
-                )
+                raise StartupError(f"{self.name} {described_end(code)} before it was ready:\n{self._last_lines()}")
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"{self.url}/health").status_code == httpx.codes.OK:
                     return

@@ -11,6 +11,7 @@ A container often sees its own group as the root, at which /proc/self/cgroup has
 import importlib
 import os
 import platform
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -103,6 +104,11 @@ def resident_bytes(pid: int) -> int | None:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return None
+
+
+def described_end(code: int) -> str:
+    """Returns how a process ended, in words. `code`: as `subprocess` has it, negative after a signal."""
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
 
 
 def listener_on(port: int) -> str | None:

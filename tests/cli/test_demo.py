@@ -6,10 +6,12 @@ import httpx
 import pytest
 
 from motet.cli.conversation import Conversation, StreamedChoice
+from motet.cli.demo.command import NO_KILL
 from motet.cli.demo.engine_kill import EngineKill
 from motet.cli.demo.receipt import Receipt
 from motet.deploy.child import BlockSize, CounterSnapshot
 from motet.errors import EngineError
+from tests.cli.test_servers import motet
 
 SINGLE = CounterSnapshot(
     prompt_tokens=280,
@@ -141,3 +143,13 @@ def test_an_answer_that_changed_is_reported() -> None:
 def test_answers_that_end_before_the_kill_are_reported() -> None:
     kill, talk = read([], expected=[StreamedChoice("0"), StreamedChoice()])
     assert kill.sentence(talk.answers) == "The answers had ended before an engine could be killed."
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"), [("--decode 1", True), ("--single", True), ("--no-kill", False), ("", False)]
+)
+def test_a_demo_without_a_kill_says_so_at_once(flags: str, says: bool) -> None:
+    """The bug: with one decode engine, the kill that its help announces was left out without a word."""
+    result = motet("demo", "--model", "/gone", *flags.split())
+    assert result.exit_code != 0  # the model is looked for afterwards
+    assert (NO_KILL in result.stdout) is says

@@ -65,3 +65,4 @@ def test_the_demo_of_a_single_server_prefills_its_prompt_once_and_shares_it(fork
     assert receipt["blocks_shared"] == 3 * trunk_blocks
     assert all(f"--- choice {i} (" in output for i in range(4))
     assert receipt["kill"] is None
+    assert "No engine is killed" in output

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -15,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from motet.deploy.shutdown import url_in
 from motet.errors import EngineError, StartupError
+from motet.machine import described_end
 from motet.metrics.declare import PREFIX
 
 START_TIMEOUT_S = 300.0
@@ -76,7 +78,7 @@ class ChildServer:
     def _wait_until_ready(self) -> str:
         if self._process.stdout is None:
             raise StartupError("the server has no standard output")
-        deadline = threading.Timer(START_TIMEOUT_S, self._process.kill)
+        deadline, started_s = threading.Timer(START_TIMEOUT_S, self._process.kill), time.monotonic()
         deadline.start()
         try:
             for line in self._process.stdout:
@@ -85,8 +87,10 @@ class ChildServer:
         finally:
             deadline.cancel()
         code = self._process.wait()
+        is_late = time.monotonic() - started_s >= START_TIMEOUT_S
+        how = f"was not ready after {START_TIMEOUT_S:g} s" if is_late else f"{described_end(code)} before it was ready"
         last_lines = "\n".join(self.log.splitlines()[-SHOWN_LOG_LINES:])
-        raise StartupError(f"the server ended with exit code {code} before it was ready:\n{last_lines}")
+        raise StartupError(f"the server {how}:\n{last_lines}")
 
     def _end(self) -> None:
         try:

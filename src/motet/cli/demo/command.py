@@ -47,6 +47,7 @@ QUESTION = "Give me five tips for staying healthy."
 TEMPERATURE = 0.4
 
 CELL_CHOICES, SINGLE_CHOICES = 8, 4
+NO_KILL = "No engine is killed: its answers would need a second decode engine (--decode 2) to continue."
 NEXT_STEPS = """
 What next:
   motet serve         the API and the page at http://127.0.0.1:8000
@@ -85,9 +86,12 @@ def demo(
     """Start a server, send one prompt, watch n answers, kill an engine, and see the cost."""
     console = Console(stderr=as_json)
     progress = terminal_progress(notice)
+    decode = decode or (2 if kill else 1)
+    can_kill = not single and decode > 1
+    if kill and not can_kill:
+        console.print(NO_KILL, highlight=False, markup=False, soft_wrap=True)
     folder = resolve(model, cache=cache_folder(environment()), progress=progress)
     n = n or (SINGLE_CHOICES if single else CELL_CHOICES)
-    decode = decode or (2 if kill else 1)
     shape = [] if single else ["--prefill", str(prefill), "--decode", str(decode)]
     engines = "one engine" if single else f"{prefill} prefill and {count(decode, 'decode engine')}"
     messages = [message for pair in EARLIER.items() for message in zip(("user", "assistant"), pair, strict=True)]
@@ -102,7 +106,7 @@ def demo(
         with progress.stage(f"starting {engines} with {model}"):
             server = stack.enter_context(ChildServer([str(folder), "--served-model-name", model, *shape]))
         client = stack.enter_context(connect(server.url))
-        figures = Demo(client, console, question=question).run(kills=kill and not single and decode > 1)
+        figures = Demo(client, console, question=question).run(kills=kill and can_kill)
     console.print(NEXT_STEPS, highlight=False, markup=False, soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(figures))

@@ -26,6 +26,7 @@ from motet.engines.native.spawn import LivenessCheck, Spawn, first_event, spawn
 from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError, StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
+from motet.machine import described_end
 from motet.metrics.stats import EngineStats
 from motet.settings.server_config import EngineConfig
 from motet.transfer.ticket import Ticket
@@ -209,7 +210,7 @@ class NativeEngine:
     async def _watch_process(self) -> None:
         code = await self._process.wait()
         if self._over is None:
-            self._end_all(EngineDiedError(f"the engine process {self._process.pid} ended with exit code {code}"))
+            self._end_all(EngineDiedError(f"the engine process {self._process.pid} {described_end(code)}"))
         if not isinstance(self._over, EngineClosedError):
             self.died.set()
 

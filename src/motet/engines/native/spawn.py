@@ -11,6 +11,7 @@ import msgspec
 
 from motet.engines.native.protocol import Event, Heartbeat, Launch, Pipes, Ready, StartFailed
 from motet.errors import EngineError, StartupError
+from motet.machine import described_end
 from motet.settings.server_config import environment
 from motet.types import EngineInfo
 
@@ -81,7 +82,7 @@ async def first_event(pipes: Pipes, process: Process) -> EngineInfo:
         if not event.done():
             await asyncio.wait((event,), timeout=LAST_EVENT_S)
         if not event.done():
-            raise StartupError(f"the engine process ended with exit code {end.result()} before it was ready")
+            raise StartupError(f"the engine process {described_end(end.result())} before it was ready")
         match event.result():
             case Ready(info):
                 return info
