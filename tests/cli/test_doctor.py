@@ -142,6 +142,33 @@ def test_a_port_in_use_names_the_program_that_listens() -> None:
     assert check_port(subject(port=port)).verdict is Verdict.OK
 
 
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ("no-such-host.invalid", "--host no-such-host.invalid: no such host"),
+        ("192.0.2.1", "--host 192.0.2.1: this machine has no such address"),
+    ],
+)
+def test_a_host_at_which_no_server_can_listen_is_a_problem(host: str, says: str) -> None:
+    """The bug: doctor had no `--host`, and would have named the program that listens on the port of another address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        finding = check_port(subject(host=host, port=server.getsockname()[1], insecure=True))
+    is_problem(finding, says, "give another --host")
+    assert str(os.getpid()) not in finding.found
+
+
+def test_an_address_that_others_reach_needs_an_api_key() -> None:
+    is_warning(check_port(subject(host="0.0.0.0", port=0, insecure=True)), "0.0.0.0:0 is free", "--api-key")
+    assert check_port(subject(host="0.0.0.0", port=0, api_keys=["secret"])).verdict is Verdict.OK
+
+
+def test_the_command_checks_the_address_that_it_is_given(monkeypatch: Monkey) -> None:
+    monkeypatch.setattr(doctor, "run_checks", lambda subject: [check_port(subject)])
+    monkeypatch.setattr(doctor, "run_probe", lambda settings, environ: {})
+    result = CliRunner().invoke(app, ["doctor", "--host", "::1", "--port", "0", "--json"])
+    assert [finding["found"] for finding in json.loads(result.stdout)["findings"]] == ["[::1]:0 is free"]
+
+
 def test_a_program_of_another_user_has_no_name(monkeypatch: Monkey) -> None:
     def refused(kind: str) -> None:
         raise psutil.AccessDenied

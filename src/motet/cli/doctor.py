@@ -4,6 +4,7 @@ Each check is a function of a `Subject` and returns a `Finding`. Checks run at t
 and a check that fails or hangs becomes a warning. What needs torch, NIXL or the model's config is found by a process
 of its own (`engines.native.probe`), which ends with this command."""
 
+import errno
 import json
 import os
 import platform
@@ -30,7 +31,7 @@ from rich.text import Text
 
 from motet import __version__
 from motet.deploy.connection import allow_open_files
-from motet.deploy.listen import listen
+from motet.deploy.listen import address_at, listen
 from motet.engines.native.compiled_kernels import missing_kernels, running_kind
 from motet.errors import ConfigError, ModelLoadError
 from motet.machine import GIB, cores, listener_on, processor, read_memory
@@ -40,6 +41,7 @@ from motet.models.model_source import local_folder
 from motet.settings.record import Settings
 from motet.settings.resolve import resolve_settings
 from motet.settings.server_config import cache_folder, environment
+from motet.transfer.ticket import is_loopback
 
 CHECK_S = 10.0
 """Time limit of a check that does not wait for the probe."""
@@ -174,11 +176,17 @@ def check_port(subject: Subject) -> Finding:
     try:
         listen(config.host, config.port).close()
     except ConfigError as error:
-        listener = listener_on(config.port)
+        code = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
+        listener = listener_on(config.port) if code == errno.EADDRINUSE else None
         found = f"{error.message}: {listener}" if listener else error.message
-        remedy = "end that program, or give another --port" if listener else "give another --port"
+        remedy = "give another --port" if code in (errno.EADDRINUSE, errno.EACCES) else "give another --host"
+        remedy = f"end that program, or {remedy}" if listener else remedy
         return Finding("port", Verdict.PROBLEM, found, "a server cannot start there", remedy)
-    return Finding("port", Verdict.OK, f"{config.host}:{config.port} is free")
+    found = f"{address_at(config.host, config.port)} is free"
+    if config.api_keys or is_loopback(config.host):
+        return Finding("port", Verdict.OK, found)
+    meaning = "a server for everyone who reaches that address starts only with --api-key or --insecure"
+    return Finding("port", Verdict.WARNING, found, meaning, "give --api-key (better in MOTET_API_KEYS)")
 
 
 def check_model(subject: Subject) -> Finding:
@@ -349,12 +357,14 @@ def shown(findings: Sequence[Finding]) -> Table:
 def doctor(
     model: Annotated[str | None, typer.Argument(help="Folder or name of a model.", show_default=False)] = None,
     *,
+    host: Annotated[str | None, typer.Option(help="Address of the server.", show_default=False)] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the server.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check what a server needs on this machine, and say what to do. The exit code is 0 if a server can run, else 1."""
     environ, findings = environment(), []
-    flags = {"model": model, "port": port}
+    # A server at any address is checked here, since the API key is not given to this command.
+    flags = {"model": model, "host": host, "port": port, "insecure": None if host is None else True}
     try:
         settings = resolve_settings(flags, environ=environ)
     except ConfigError as error:

@@ -87,7 +87,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "doctor": CommandEntry(
         "motet.cli.doctor:doctor",
         "Check what a server needs on this machine, and say what to do.",
-        ("motet doctor", "motet doctor org/name --port 9000", "motet doctor --json"),
+        ("motet doctor", "motet doctor org/name --host 0.0.0.0 --port 9000", "motet doctor --json"),
     ),
     "version": CommandEntry("motet.cli.main:version", "Print the version.", ("motet version",)),
 }

@@ -72,8 +72,12 @@ def url_of(listener: socket.socket) -> str:
 
 def url_at(host: str, port: int) -> str:
     """Returns the URL for a client on this machine."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    return f"http://{address_at({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(host, host), port)}"
+
+
+def address_at(host: str, port: int) -> str:
+    """Returns host and port as in a URL: an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class HttpServer(uvicorn.Server):
