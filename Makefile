@@ -4,7 +4,7 @@ PYTHON ?= python3
 MODEL  ?= smollm2
 ARGS   ?=
 
-# The build of torch, as uv names it: auto, cpu, cu130, ... auto is the CPU build where there is no NVIDIA device.
+# The build of torch, as uv names it: auto, cpu, cu130, ... auto selects the CPU build if there is no NVIDIA device.
 TORCH_BACKEND ?= $(or $(UV_TORCH_BACKEND),auto)
 
 BIN   := .venv/bin
@@ -22,7 +22,7 @@ RAY_PYTEST := $(PYTEST) --dist loadscope --no-loadscope-reorder tests/ray tests/
 
 .PHONY: setup model demo serve check check-half check-rest check-text test test-long clients wheel image debian triton bench clean
 
-# Makes the environment, or repairs it, also if it is complete. The other targets do this only if it is not.
+# Makes or repairs the environment. The other targets do this only if the environment is missing or out of date.
 setup:
 	$(SET_UP)
 

@@ -27,8 +27,8 @@ KINDS = {
     "avx512": [f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "bf16")],
     "avx2": ["-mavx2", "-mfma"],
 }
-FAILURE_FILE = "src/motet/engines/native/cpu/not_compiled.txt"
-"""File for the reason, as `motet.engines.native.compiled_kernels` names it."""
+FAILURE_FILE = "motet/engines/native/cpu/not_compiled.txt"
+"""File for the reason. `motet.engines.native.compiled_kernels` reads it."""
 
 
 def kernels_for(kind: str) -> Extension:
@@ -57,38 +57,38 @@ def kernels_for(kind: str) -> Extension:
 
 
 class KernelBuild(build_ext):
-    """Compiles the kernels, and records the last failure in the package."""
+    """Compiles the kernels. Writes the reason of the last failure to a file in the package."""
 
     failure = ""
 
     def build_extension(self, ext: Extension) -> None:
         with tempfile.TemporaryFile(mode="w+", errors="replace") as errors:
             try:
-                with into(errors):
+                with stderr_redirected_to(errors):
                     super().build_extension(ext)
             except Exception as error:
-                self.failure = reason(self.compiler.compiler_so_cxx[0], error, compiler_output(errors))
+                errors.seek(0)
+                self.failure = reason(self.compiler.compiler_so_cxx[0], error, errors.read())
                 raise
             finally:
-                sys.stderr.write(compiler_output(errors))
+                errors.seek(0)
+                sys.stderr.write(errors.read())
 
     def run(self) -> None:
         super().run()
-        packages = "src" if self.inplace or self.editable_mode else self.build_lib
-        record = Path(packages, Path(FAILURE_FILE).relative_to("src"))
+        record = Path("src" if self.inplace or self.editable_mode else self.build_lib, FAILURE_FILE)
+        record.unlink(missing_ok=True)
         if self.failure:
             record.parent.mkdir(parents=True, exist_ok=True)
             record.write_text(f"{self.failure}\n")
-        else:
-            record.unlink(missing_ok=True)
 
 
 @contextmanager
-def into(errors: IO[str]) -> Iterator[None]:
-    """Redirects the standard error of this process, which the compiler inherits."""
+def stderr_redirected_to(file: IO[str]) -> Iterator[None]:
+    """Redirects the standard error of this process and of the compilers that it starts."""
     sys.stderr.flush()
     before = os.dup(2)
-    os.dup2(errors.fileno(), 2)
+    os.dup2(file.fileno(), 2)
     try:
         yield
     finally:
@@ -97,13 +97,8 @@ def into(errors: IO[str]) -> Iterator[None]:
         os.close(before)
 
 
-def compiler_output(errors: IO[str]) -> str:
-    errors.seek(0)
-    return errors.read()
-
-
 def reason(compiler: str, error: Exception, output: str) -> str:
-    """Returns the reason in one line: the compiler's last error if it printed one."""
+    """Returns the reason for a failure in one line: the last error that the compiler printed, if there is one."""
     if shutil.which(compiler) is None:
         return f"there was no C++ compiler, {compiler}"
     lines = [line.strip() for line in output.splitlines() if "error" in line.lower()]

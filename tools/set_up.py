@@ -1,13 +1,11 @@
 """Makes the environment in .venv: a build of torch that fits this machine, Motet's other requirements, and the kernels.
 
-uv installs them, because it selects a build of torch for this machine: the CPU build without an NVIDIA device, and
-otherwise the CUDA build that the driver supports. uv gets both from torch's own index, and reads none of pip's
-configuration. pip therefore takes over where uv cannot be installed, where torch's index cannot be reached, or where
-only pip is configured for the package index in use. pip takes the build that its indexes have, on Linux usually the
-CUDA build.
+uv selects the build of torch: the CPU build without an NVIDIA device, and otherwise the CUDA build that the driver
+supports. It downloads both from torch's own index, and does not read pip's configuration. Where uv is missing or cannot
+reach an index, pip installs instead. pip takes the build of its own index, on Linux usually the CUDA build.
 
-`.venv/ready` is removed first and created last, so an environment that is not complete is never taken for a complete
-one. It contains the build of torch that was requested.
+`.venv/ready` contains the requested build of torch. It is removed first and created last, so an incomplete environment
+is never taken for a complete one.
 
 Runs before anything is installed, so it imports only the standard library.
 
@@ -16,7 +14,6 @@ Run: python3 tools/set_up.py [--torch-backend auto|cpu|cu130|...]
 
 import argparse
 import platform
-import shutil
 import subprocess
 import sys
 import time
@@ -30,8 +27,6 @@ PYTHON = VENV / ("Scripts/python.exe" if platform.system() == "Windows" else "bi
 READY = VENV / "ready"
 MOTET = ("--editable", f"{ROOT}[dev]")
 UV = "uv>=0.9"
-CUDA_GB, CPU_GB = 6, 2
-"""Sizes of the environment with either build of torch on x86-64 Linux."""
 TORCH_FACTS = """
 import importlib.util, pathlib, runpy
 facts = runpy.run_path(str(pathlib.Path(importlib.util.find_spec("torch").origin).with_name("version.py")))
@@ -41,7 +36,7 @@ KERNELS = "from motet.engines.native.compiled_kernels import missing_kernels as 
 
 
 class NotInstalled(Exception):
-    """Raised if an installer fails. The message is its error in one line, for the middle of a sentence."""
+    """Raised if an installer fails. The message is the installer's error in one line."""
 
 
 def set_up(backend: str) -> None:
@@ -68,30 +63,17 @@ def install(backend: str, *, again: bool) -> None:
     choice = [] if platform.system() == "Darwin" else ["--torch-backend", backend]
     try:
         pip(UV)
-    except NotInstalled as error:
-        require_fallback(backend, error)
-        pip(torch_requirement(), shown=True)
-        pip(*MOTET, shown=True)
-        say(f"uv could not be installed ({error}), so pip installed everything{cost()}.")
-        return
-    try:
         uv(*choice, *reinstall, *MOTET)
         return
     except NotInstalled as error:
-        require_fallback(backend, error)
-        pip(torch_requirement(), shown=True)
-        say(f"uv could not install torch's {backend} build ({error}), so pip installed torch{cost()}.")
+        if backend not in ("auto", "cpu"):  # pip cannot select one of several CUDA builds
+            raise NotInstalled(f"TORCH_BACKEND={backend} needs uv and torch's index: {error}") from error
+        say(f"uv cannot be used ({error}), so pip installs torch from its own index.")
+    pip(torch_requirement(), shown=True)
     try:
         uv(*MOTET)
-    except NotInstalled as error:
-        say(f"uv could not install the other packages either ({error}), so pip installs them.")
+    except NotInstalled:
         pip(*MOTET, shown=True)
-
-
-def require_fallback(backend: str, error: NotInstalled) -> None:
-    """Raises the error if pip cannot replace uv: it cannot select one of several CUDA builds."""
-    if backend not in ("auto", "cpu"):
-        raise NotInstalled(f"TORCH_BACKEND={backend} needs uv and torch's index: {error}") from error
 
 
 def uv(*arguments: str) -> None:
@@ -103,7 +85,7 @@ def pip(*arguments: str, shown: bool = False) -> None:
 
 
 def run(command: Sequence[str | Path], *, shown: bool = False) -> None:
-    """Runs an installer. Its error is shown to the user as it is, or becomes a part of a sentence."""
+    """Runs an installer. Its errors are printed if `shown` is set, and are otherwise in the exception."""
     done = subprocess.run(command, stderr=None if shown else subprocess.PIPE, text=True, errors="replace", check=False)
     if done.returncode:
         lines = [line.strip().rstrip(".") for line in (done.stderr or "").splitlines()]
@@ -112,20 +94,9 @@ def run(command: Sequence[str | Path], *, shown: bool = False) -> None:
 
 
 def torch_requirement() -> str:
-    """Returns the requirement of exactly one torch. pip installs it before the rest, so that it selects the rest for
-    this torch and not the reverse."""
+    """Returns the requirement of torch. pip installs it first, so that it selects the other packages for this torch."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return str(next(name for name in project["dependencies"] if name.startswith("torch==")))
-
-
-def cost() -> str:
-    """Returns what pip's selection costs, for the end of a sentence."""
-    version, cuda = query(TORCH_FACTS).split()
-    if cuda == "None":
-        return f": it found the CPU build too (torch {version})"
-    if shutil.which("nvidia-smi"):
-        return f" {version}, the CUDA build"
-    return f" {version}, the CUDA build: it works without a GPU, but takes {CUDA_GB} GB in place of {CPU_GB} GB"
 
 
 def query(program: str) -> str:
@@ -147,7 +118,7 @@ def main() -> int:
         say(f"not complete: {error}")
         return 1
     version, cuda = query(TORCH_FACTS).split()
-    build = "CPU build" if cuda == "None" else f"build for CUDA {cuda}"
+    build = "CPU build" if cuda == "None" else f"build for CUDA {cuda}, which also works without a GPU"
     say(f"done in {time.monotonic() - start:.0f} s, with torch {version} ({build}).")
     if missing := query(KERNELS):
         say(missing)
