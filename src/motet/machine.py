@@ -45,7 +45,7 @@ class ProcessMemory:
 class Processor:
     name: str
     instruction_sets: frozenset[str] = frozenset()
-    """Names as Linux has them, such as `avx2`; empty on other systems."""
+    """Names as Linux has them, such as `avx2`. Empty if the system does not report them."""
 
 
 def read_memory(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> MachineMemory:
@@ -128,11 +128,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def processor(cpuinfo: Path | None = None) -> Processor:
+def processor(cpuinfo: Path = CPUINFO) -> Processor:
     """Returns the processor's name and its instruction sets, as far as the system reports them."""
     facts: dict[str, str] = {}
     with suppress(OSError):
-        for line in (cpuinfo or CPUINFO).read_text().splitlines():
+        for line in cpuinfo.read_text().splitlines():
             name, _, value = line.partition(":")
             facts.setdefault(name.strip(), value.strip())
     flags = facts.get("flags") or facts.get("Features", "")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -39,6 +40,7 @@ from motet.cli.doctor import (
     run_checks,
 )
 from motet.cli.main import app
+from motet.engines.native import compiled_kernels
 from motet.machine import GIB, MachineMemory, Processor
 from motet.settings.resolve import resolve_settings
 from tests.models.model_folders import write_model
@@ -96,6 +98,11 @@ def test_the_processor_s_best_instruction_set_is_named(
     assert "Example 9000" in finding.found
 
 
+def test_a_processor_is_not_judged_by_instruction_sets_that_are_not_known(monkeypatch: Monkey) -> None:
+    monkeypatch.setattr(doctor, "processor", lambda: Processor("Example 9000"))
+    is_warning(check_processor(subject()), "does not report")
+
+
 def test_the_kernels_that_run_are_named_and_missing_ones_have_a_remedy(monkeypatch: Monkey) -> None:
     monkeypatch.setattr(doctor, "running_kind", lambda: "avx2")
     monkeypatch.setattr(doctor, "missing_kernels", lambda: None)
@@ -103,6 +110,14 @@ def test_the_kernels_that_run_are_named_and_missing_ones_have_a_remedy(monkeypat
     monkeypatch.setattr(doctor, "running_kind", lambda: None)
     monkeypatch.setattr(doctor, "missing_kernels", lambda: "The kernels are missing: install g++.")
     is_warning(check_kernels(subject()), "The kernels are missing", "install g++")
+
+
+def test_a_machine_for_which_there_are_no_kernels_has_no_remedy(monkeypatch: Monkey) -> None:
+    monkeypatch.setattr(compiled_kernels, "of_kind", lambda kind: None)
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    finding = check_kernels(subject())
+    assert "only for Linux on x86-64" in finding.meaning and "slower" in finding.meaning
+    assert finding.remedy == ""
 
 
 def test_kernels_of_other_sources_are_a_problem(monkeypatch: Monkey) -> None:
@@ -218,7 +233,7 @@ def test_torch_s_build_is_compared_with_the_machine(
 
 def test_the_transport_of_a_cell_is_named() -> None:
     assert "NIXL is installed" in check_transport(subject(parts={"transport": {"kind": "nixl"}})).found
-    assert "pip install nixl" in check_transport(subject(parts={"transport": {"kind": "shared-memory"}})).remedy
+    assert "pip install nixl-cu13" in check_transport(subject(parts={"transport": {"kind": "shared-memory"}})).remedy
     is_warning(check_transport(subject(parts={"transport": {"error": "NIXL cannot start"}})), "NIXL cannot start")
     is_warning(check_transport(subject()), "in time")
 

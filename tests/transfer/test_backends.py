@@ -83,7 +83,7 @@ def test_on_one_machine_shared_memory_takes_the_place_of_nixl(
     [
         ("auto", "192.0.2.1", -1, "install NIXL, or give --kv-transfer-backend shared-memory if all workers are on"),
         ("nixl", "127.0.0.1", -1, "give --kv-transfer-backend auto"),
-        ("auto", "127.0.0.1", 0, "pip install nixl"),
+        ("auto", "127.0.0.1", 0, "pip install nixl-cu13"),
     ],
     ids=["several machines", "nixl required", "gpu"],
 )

@@ -341,5 +341,5 @@ def test_idle_transports_cost_nothing(owner: Side, reader: Side) -> None:
 
 def test_the_memory_of_a_gpu_is_refused_with_the_remedy() -> None:
     memory = msgspec.structs.replace(KVMemory().memory, device=0)
-    with pytest.raises(StartupError, match="pip install nixl"):
+    with pytest.raises(StartupError, match="pip install nixl-cu13"):
         SharedMemoryTransport("gpu", memory)

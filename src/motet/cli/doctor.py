@@ -118,9 +118,10 @@ def check_processor(subject: Subject) -> Finding:
     for needed, name, meaning in INSTRUCTION_SETS:
         if needed <= cpu.instruction_sets:
             return Finding("processor", Verdict.OK, f"{found}, {name}", meaning)
-    return Finding(
-        "processor", Verdict.WARNING, found, "it has no instruction set for which there are compiled kernels"
-    )
+    meaning = "it has no instruction set for which there are compiled kernels"
+    if not cpu.instruction_sets:
+        meaning = "this system does not report its instruction sets"
+    return Finding("processor", Verdict.WARNING, found, meaning)
 
 
 def check_kernels(subject: Subject) -> Finding:
@@ -234,11 +235,10 @@ def check_transport(subject: Subject) -> Finding:
         meaning = "prefill and decode engines cannot exchange KV; a server with one engine needs none"
         return Finding("KV transfer", Verdict.WARNING, str(error), meaning)
     if facts["kind"] == "nixl":
-        return Finding("KV transfer", Verdict.OK, "NIXL is installed and starts", "cells on one machine and on several")
-    remedy = "pip install nixl (Linux), for workers on several machines"
-    return Finding(
-        "KV transfer", Verdict.OK, "shared memory", "cells on this machine; NIXL is missing or cannot start", remedy
-    )
+        return Finding("KV transfer", Verdict.OK, "NIXL is installed and starts", "a cell can have several machines")
+    meaning = "a cell can have this machine only; NIXL is missing or cannot start"
+    remedy = "for cells on several machines: pip install nixl-cu13 (Linux only)"
+    return Finding("KV transfer", Verdict.OK, "shared memory", meaning, remedy)
 
 
 def check_ray(subject: Subject, cluster_file: Path = RAY_CLUSTER) -> Finding:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from motet import machine
 from motet.engines.native import compiled_kernels
 from motet.engines.native.compiled_kernels import FAILURE_FILE, KINDS, file_name, missing_kernels
+from motet.machine import Processor
 
 COST = "torch's operators run instead, which are several times slower"
 
@@ -16,12 +16,15 @@ COST = "torch's operators run instead, which are several times slower"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Returns the folder of the libraries of an installation without kernels, on a processor with AVX2."""
     monkeypatch.setattr(compiled_kernels, "FOLDER", tmp_path)
-    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    has_instruction_sets(monkeypatch, "fma", "sse4_2", "avx2")
     monkeypatch.setattr(compiled_kernels, "of_kind", lambda kind: None)
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu fma sse4_2 avx2\n")
     return tmp_path
+
+
+def has_instruction_sets(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    monkeypatch.setattr(compiled_kernels, "processor", lambda: Processor("Example 9000", frozenset(names)))
 
 
 @pytest.mark.kernels
@@ -47,13 +50,15 @@ def test_outside_a_checkout_the_remedy_is_to_install_again(folder: Path, monkeyp
     assert "and then install Motet again" in str(missing_kernels())
 
 
-def test_no_compiler_is_suggested_for_a_processor_without_avx2(folder: Path) -> None:
-    (folder / "cpuinfo").write_text("flags\t\t: fpu fma sse4_2 avx\n")
-    assert missing_kernels() == f"This processor lacks AVX2, which the compiled kernels need: {COST}."
+def test_no_compiler_is_suggested_for_a_processor_without_avx2(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_instruction_sets(monkeypatch, "fma", "sse4_2", "avx")
+    assert missing_kernels() == f"This processor lacks AVX2, which the compiled kernels need, so {COST}."
 
 
-def test_a_compiler_is_suggested_where_the_instruction_sets_are_not_known(folder: Path) -> None:
-    (folder / "cpuinfo").unlink()
+def test_a_compiler_is_suggested_where_the_instruction_sets_are_not_known(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_instruction_sets(monkeypatch)
     assert "install g++ 11 or newer" in str(missing_kernels())
 
 
@@ -70,4 +75,4 @@ def test_no_compiler_is_suggested_for_another_machine(
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     reason = f"Compiled kernels exist only for Linux on x86-64 and not for {system} on {machine}"
-    assert missing_kernels() == f"{reason}: {COST}."
+    assert missing_kernels() == f"{reason}, so {COST}."

@@ -110,16 +110,16 @@ def running_kind() -> str | None:
 
 
 def missing_kernels() -> str | None:
-    """Returns None if this machine can run the compiled kernels, and otherwise one sentence with the reason, the cost
-    and the remedy, to be shown to the user as it is. Reads a few files and loads neither torch nor a model.
+    """Returns None if this machine can run the compiled kernels. Otherwise returns one sentence for the user with the
+    reason, the cost and, after a colon, the remedy if there is one. Loads neither torch nor a model.
 
-    The kernels are optional, so neither pip nor the server fails without them, and pip hides what a build prints.
-    Everything that a user sees first therefore shows this sentence: the end of set-up, the start of a server, `/status`
-    and `motet doctor`. It says nothing about a model that the kernels do not support (see `obstacle`)."""
+    The kernels are optional, so neither pip nor the server fails without them, and pip hides what a build prints. The
+    end of set-up, the start of a server, `/status` and `motet doctor` therefore show this sentence. It does not cover
+    models that the kernels do not support (see `obstacle`)."""
     if library() is not None:
         return None
     if (reason := _unsupported_machine()) is not None:
-        return f"{reason}: torch's operators run instead, which are several times slower."
+        return f"{reason}, so torch's operators run instead, which are several times slower."
     return (
         f"The compiled kernels are missing ({_build_failure()}), so torch's operators run instead, which are several "
         f"times slower: install g++ 11 or newer (apt-get install g++) and then {_repeat_installation()}."
@@ -127,12 +127,12 @@ def missing_kernels() -> str | None:
 
 
 def _unsupported_machine() -> str | None:
-    """Returns why no compiler can help on this machine, or None if a compiler can."""
+    """Returns the reason why the kernels can never run on this machine, or None if a compiler could build them."""
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
         return f"Compiled kernels exist only for Linux on x86-64 and not for {system} on {machine}"
-    known = processor().instruction_sets
-    if any(_path(kind) for kind in KINDS) or (known and not {"avx2", "fma"} <= known):
+    sets = processor().instruction_sets
+    if any(_path(kind) for kind in KINDS) or (sets and not {"avx2", "fma"} <= sets):
         return "This processor lacks AVX2, which the compiled kernels need"
     return None
 

@@ -79,7 +79,7 @@ class SharedMemoryTransport:
         """`name`: new each time a worker starts. `poller`: the sockets are registered with it, so that a thread that
         waits in its `poll` wakes when a peer has sent something. Raises StartupError."""
         if memory.device >= 0:
-            raise StartupError("shared memory cannot move the KV of a GPU: install NIXL (pip install nixl)")
+            raise StartupError("shared memory cannot move the KV of a GPU: install NIXL (pip install nixl-cu13)")
         self._memory = memory
         self._poller = zmq.Poller() if poller is None else poller
         self._reading: dict[str, ReadingConnection] = {}

@@ -25,7 +25,7 @@ def start_transport(backend: str, name: str, *, memory: RegisteredMemory, host: 
     except StartupError as error:
         problem = error.message
     if backend == TransportKind.NIXL or memory.device >= 0:
-        remedy = "install it with pip install nixl" if memory.device >= 0 else "give --kv-transfer-backend auto"
+        remedy = "a GPU needs NIXL: pip install nixl-cu13" if memory.device >= 0 else "give --kv-transfer-backend auto"
         raise StartupError(f"{problem}; {remedy}")
     if not is_loopback(host):
         raise StartupError(
