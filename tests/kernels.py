@@ -20,6 +20,8 @@ NEEDED = {
 }
 """Linux's names of the instructions that the kernels of each kind are compiled for, as in `setup.py`; the faster kind
 comes first."""
+KERNEL_KINDS = tuple(pytest.param(kind, marks=pytest.mark.kernels) for kind in NEEDED)
+"""Parameters of tests that run each kind of kernels."""
 
 
 def best_kernels() -> ctypes.CDLL:

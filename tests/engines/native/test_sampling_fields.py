@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from motet.engines.native.compiled_kernels import KINDS
 from motet.engines.native.core import EngineCore
 from motet.engines.native.sample.compiled_sampling import CompiledSampling
 from motet.engines.native.sample.filters import TorchFilters
@@ -17,7 +16,7 @@ from motet.engines.native.sample.sampler import Sampler
 from motet.types import VERBATIM_FIELDS, Grammar, GrammarKind, LogprobsMode, SamplingParams
 from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run
 from tests.engines.native.sample.reference import Past
-from tests.kernels import kernels_of
+from tests.kernels import KERNEL_KINDS, kernels_of
 
 # Field -> the other fields of two requests, and its value in the second one. The first one has the default.
 CHANGES: Mapping[str, tuple[Mapping[str, object], object]] = {
@@ -64,7 +63,7 @@ def test_the_engine_reads_every_sampling_field(core: EngineCore, name: str) -> N
     assert outcome(core, {**others, name: value}) != outcome(core, others)
 
 
-@pytest.fixture(params=["torch", *KINDS])
+@pytest.fixture(params=["torch", *KERNEL_KINDS])
 def sampler(request: pytest.FixtureRequest) -> Sampler:
     kind = str(request.param)
     return Sampler(

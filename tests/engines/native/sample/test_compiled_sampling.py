@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from motet.engines.native.compiled_kernels import KINDS
 from motet.engines.native.sample.compiled_sampling import CompiledSampling
 from motet.engines.native.sample.filters import TorchFilters
 from motet.engines.native.sample.lanes import Sampled, SampleRow
@@ -13,7 +12,7 @@ from motet.engines.native.sample.sampler import Sampler
 from motet.types import LogprobsMode, SamplingParams
 from tests.engines.native.sample.parameter_sets import PARAMETER_SETS
 from tests.engines.native.sample.reference import Past
-from tests.kernels import kernels_of
+from tests.kernels import KERNEL_KINDS, kernels_of
 
 CPU = torch.device("cpu")
 UNMODIFIED = {
@@ -32,7 +31,7 @@ UNMODIFIED = {
 Made = Callable[[int], CompiledSampling]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=KERNEL_KINDS)
 def made(request: pytest.FixtureRequest) -> Made:
     kernels = kernels_of(request.param)
     return lambda vocab_size: CompiledSampling(vocab_size, kernels)

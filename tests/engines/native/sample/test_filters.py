@@ -17,14 +17,16 @@ from motet.engines.native.sample.lanes import Sampled
 from motet.engines.native.sample.sampler import Sampler
 from motet.types import LogprobsMode, SamplingParams
 from tests.engines.native.sample.reference import Past, token_of, weights
-from tests.kernels import kernels_of
+from tests.kernels import KERNEL_KINDS, kernels_of
 
 CPU = torch.device("cpu")
 VOCAB = 1500
+ROUNDING = 4 * 2**-24
+"""Maximum error of a sum of probabilities in float32."""
 Made = Callable[[int], Sampler]
 
 
-@pytest.fixture(params=["torch", "torch, all at once", *KINDS])
+@pytest.fixture(params=["torch", "torch, all at once", *KERNEL_KINDS])
 def made(request: pytest.FixtureRequest) -> Made:
     """Returns samplers with one implementation, for a vocabulary's size."""
 
@@ -120,13 +122,17 @@ def sample(sampler: Sampler, logits: torch.Tensor, params: SamplingParams, num_c
 @pytest.mark.parametrize("logits", LOGITS.values(), ids=LOGITS.keys())
 def test_tokens_are_kept_and_sampled_as_in_the_slow_definition(made: Made, logits: torch.Tensor) -> None:
     for name, params in PARAMS.items():
-        expected = kept(logits, params)
+        expected, weights_of = kept(logits, params), probabilities(logits, params)[0].double()
         listing = msgspec.structs.replace(params, logprobs=VOCAB, logprobs_mode=LogprobsMode.PROCESSED)
         [listed] = sample(made(VOCAB), logits, listing, 1)
         assert listed.logprob is not None
-        assert {token_id for token_id, logprob in listed.logprob.top if logprob > -torch.inf} == expected, name
-        left = probabilities(logits, params)[0, :VOCAB].double().numpy()
-        left[[token_id for token_id in range(VOCAB) if token_id not in expected]] = 0.0
+        got = {token_id for token_id, logprob in listed.logprob.top if logprob > -torch.inf}
+        if name == "the highest top_p":  # the rounding of a sum, whose order depends on the processor, decides
+            assert weights_of[list(got ^ expected)].sum() < ROUNDING
+        else:
+            assert got == expected, name
+        left = weights_of[:VOCAB].numpy()
+        left[[token_id for token_id in range(VOCAB) if token_id not in got]] = 0.0
         sampled = [one.token_id for one in sample(made(VOCAB), logits, params, 40)]
         assert sampled == [token_of(left, Past(seed).uniform) for seed in range(40)], name
 
