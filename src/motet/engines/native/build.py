@@ -58,12 +58,14 @@ class Parts:
 
 def core_over(parts: Parts, config: EngineConfig) -> EngineCore:
     """Returns a core made of these parts. Its role decides if it has transfers."""
+    provide = parts.storage.provide_pages
+    provide(0)
     if config.role is Role.BOTH:
-        return EngineCore(parts.info, parts.runner, options=parts.options)
+        return EngineCore(parts.info, parts.runner, options=parts.options, on_take=provide)
     proof = Proof(parts.info.num_blocks)
     transfers = start_transfers(config, parts.facts, memory=parts.storage.memory(proof))
     info = msgspec.structs.replace(parts.info, transfer=transfers.address, transfer_backend=transfers.kind)
-    return EngineCore(info, parts.runner, options=parts.options, proof=proof, transfers=transfers)
+    return EngineCore(info, parts.runner, options=parts.options, proof=proof, transfers=transfers, on_take=provide)
 
 
 def start_transfers(config: EngineConfig, facts: KVFacts, *, memory: RegisteredMemory) -> TransferThread:

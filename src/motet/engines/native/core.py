@@ -81,9 +81,11 @@ class EngineCore:
         options: CoreOptions,
         proof: Proof | None = None,
         transfers: TransferThread | None = None,
+        on_take: Callable[[int], None] = lambda end: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`transfers`, `proof`: for an engine that transfers KV. The proof is in the memory that other workers read."""
+        """`transfers`, `proof`: for an engine that transfers KV. The proof is in the memory that other workers read.
+        `on_take`: see `BlockPool`."""
         self.info = info
         self.counters = EngineStats()
         self.transfers = transfers
@@ -93,7 +95,7 @@ class EngineCore:
         self._runner = runner
         self._maker = GroupMaker(info, prefix_cache=options.prefix_cache, grammars=options.grammars)
         self._groups: dict[RequestId, Group] = {}
-        self._pool = BlockPool(info.num_blocks, proof)
+        self._pool = BlockPool(info.num_blocks, proof, on_take=on_take)
         self._handover = Handover(
             transfers=transfers,
             pool=self._pool,

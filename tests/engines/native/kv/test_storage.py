@@ -1,9 +1,14 @@
 """The KV memory: where keys and values go, and that nothing in it can break a score."""
 
+import ctypes
+import mmap
+import sys
+
 import psutil
 import pytest
 import torch
 
+from motet.engines.native.cpu.memory import HUGE_PAGE_BYTES
 from motet.engines.native.kv.storage import KEY_LIMIT, KEY_PADDING, KVLayout, KVStorage
 
 CPU = torch.device("cpu")
@@ -17,6 +22,15 @@ def storage(dtype: torch.dtype = torch.float32) -> KVStorage:
 def numbers(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Returns keys or values [tokens, 1, 2]."""
     return torch.tensor([[[value, value]] for value in values], dtype=dtype)
+
+
+def resident_bytes(tensor: torch.Tensor) -> int:
+    """Returns how much of a tensor has pages in main memory."""
+    begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    num_bytes = tensor.data_ptr() + tensor.nbytes - begin
+    pages = (ctypes.c_ubyte * -(-num_bytes // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(begin), ctypes.c_size_t(num_bytes), pages) == 0
+    return sum(page & 1 for page in pages) * mmap.PAGESIZE
 
 
 def test_a_block_is_as_large_as_its_layout_says() -> None:
@@ -33,6 +47,26 @@ def test_pages_become_memory_when_they_are_first_written() -> None:
     memory.keys[:, :16], memory.values[:, :16] = 1, 1
     assert not memory.keys[:, 16:32].any()
     assert process.memory_info().rss - before < 2**26, "4 GiB of KV of which one block of 4 layers is used"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux provides pages ahead")
+def test_pages_are_provided_before_their_blocks_are_used() -> None:
+    layout = KVLayout(4, 16, 8, 128, torch.bfloat16)
+    memory = KVStorage(layout, 2**32 // layout.bytes_per_block, device=CPU)
+    page = HUGE_PAGE_BYTES // (layout.bytes_per_block // 8)
+    for num_blocks, end in [(0, page), (page // 2, page), (page // 2 + 1, page // 2 + 1 + page)]:
+        memory.keys[3, 0] = 1
+        memory.provide_pages(num_blocks)
+        memory.wait_for_pages()
+        provided = [resident_bytes(layer) for layer in (*memory.keys, *memory.values)]
+        assert min(provided) >= end * HUGE_PAGE_BYTES // page
+        assert max(provided) <= 3 * HUGE_PAGE_BYTES, "at most two pages more, as a layer does not begin with a page"
+        assert memory.keys[3, :2].sum() == memory.keys[3, 0].numel(), "the content stays"
+    memory.release_pages()
+    assert resident_bytes(memory.keys[1]) == 0
+    memory.provide_pages(page)
+    memory.wait_for_pages()
+    assert resident_bytes(memory.keys[1]) >= 2 * HUGE_PAGE_BYTES
 
 
 def test_each_token_goes_to_its_slot_in_its_layer() -> None:

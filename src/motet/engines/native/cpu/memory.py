@@ -23,6 +23,9 @@ HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 """The advice to use huge pages; None on macOS and Windows."""
 PRIVATE_MEMORY = sum(getattr(mmap, name, 0) for name in ("MAP_PRIVATE", "MAP_ANONYMOUS"))
 DONT_NEED: int = getattr(mmap, "MADV_DONTNEED", 0)
+POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE of Linux 5.14 and later, which Python has no name for."""
+HUGE_PAGE_BYTES = 2 << 20
 RETURNS_ZEROS = bool(sys.platform == "linux")
 """True if the system takes pages back at once, and provides zeros at their next use. On other systems `madvise` does
 not exist, or permits the system to keep the content."""
@@ -39,6 +42,16 @@ def huge_pages(num_bytes: int) -> torch.Tensor:
     with suppress(OSError):  # the kernel was built without huge pages
         memory.madvise(HUGE_PAGES)
     return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def populate_pages(tensor: torch.Tensor) -> None:
+    """Provides the pages of a contiguous tensor in main memory before they are written. Their content stays. Does
+    nothing where the system cannot: the pages are then provided when they are first written."""
+    if sys.platform != "linux":
+        return
+    begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    num_bytes = tensor.data_ptr() + tensor.nbytes - begin
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(num_bytes), POPULATE_WRITE)
 
 
 def release_pages(tensor: torch.Tensor) -> None:

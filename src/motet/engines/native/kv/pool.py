@@ -15,7 +15,7 @@ A block gets its name once its content is complete, and is never written after t
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from motet.block_names import BlockName
@@ -34,13 +34,17 @@ class OutOfBlocksError(Exception):
 class BlockPool:
     """The blocks of an engine. A caller that takes or shares blocks must release them."""
 
-    def __init__(self, num_blocks: int, proof: Proof | None = None) -> None:
-        """`proof`: updated before `take` returns a block. None if no other worker reads the blocks."""
+    def __init__(
+        self, num_blocks: int, proof: Proof | None = None, *, on_take: Callable[[int], None] = lambda end: None
+    ) -> None:
+        """`proof`: updated before `take` returns a block. None if no other worker reads the blocks. `on_take`: called
+        with the last id plus one of the blocks that are taken."""
         self.num_blocks = num_blocks
         self.proof = proof or Proof(num_blocks)
         self.num_gains = 0
         """Number of times that blocks can have become free or findable. While this number is unchanged, `take` and
         `find` cannot succeed where they failed before."""
+        self._on_take = on_take
         self._changes: list[BlockChange] = []
         self._evicted: list[BlockName] = []
         """Names of the blocks that were evicted after the last of `_changes`."""
@@ -81,6 +85,7 @@ class BlockPool:
         for block in blocks:
             self._count[block] = 1
         self.proof.increment_generations(blocks)
+        self._on_take(max(blocks, default=-1) + 1)
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:

@@ -11,12 +11,13 @@ affect other groups.
 """
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from motet.engines.native.cpu.memory import huge_pages, release_pages
+from motet.engines.native.cpu.memory import HUGE_PAGE_BYTES, huge_pages, populate_pages, release_pages
 from motet.transfer.proof import Proof
 from motet.transfer.transport import KVFacts, RegisteredMemory
 
@@ -58,9 +59,9 @@ class KVLayout:
 class KVStorage:
     """Keys and values of all layers, allocated once, on one device.
 
-    On the CPU only addresses are reserved. A page becomes memory when one of its slots is first written, so an engine
-    that runs few sequences at once uses a fraction of its cache: the pool takes blocks that were freed, and then
-    blocks next to them, before it takes blocks that were never used."""
+    On the CPU only addresses are reserved, so an engine that runs few sequences at once uses a fraction of its cache:
+    the pool takes blocks that were freed, and then blocks next to them, before it takes blocks that were never used. A
+    thread provides the memory of the next blocks before they are written, as a first write to a page is slow."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, *, device: torch.device) -> None:
         self.num_blocks = num_blocks
@@ -70,6 +71,11 @@ class KVStorage:
         shape = (layout.num_layers, slots, layout.num_kv_heads, layout.head_dim)
         self.keys = _zeros(shape, layout.dtype, device=device)
         self.values = _zeros(shape, layout.dtype, device=device)
+        self._ahead = -(-HUGE_PAGE_BYTES * layout.num_layers * 2 // layout.bytes_per_block)
+        """Number of blocks whose keys of one layer fill a huge page."""
+        self._provided = 0 if device.type == "cpu" else num_blocks
+        """Number of blocks, from the first on, whose memory was provided or will soon be."""
+        self._thread = ThreadPoolExecutor(1, "kv-pages")
 
     @property
     def num_layers(self) -> int:
@@ -88,10 +94,28 @@ class KVStorage:
             proof_entries=proof.num_entries,
         )
 
+    def provide_pages(self, num_blocks: int) -> None:
+        """Provides memory for blocks beyond the first `num_blocks`, in a thread. Costs little if it was provided
+        before, so it is called whenever blocks are taken."""
+        if self._provided >= min(num_blocks + self._ahead // 2, self.num_blocks):
+            return
+        begin, self._provided = self._provided, min(num_blocks + self._ahead, self.num_blocks)
+        self._thread.submit(self._populate, slice(begin * self.block_size, self._provided * self.block_size))
+
+    def wait_for_pages(self) -> None:
+        """Returns when all requested memory is provided."""
+        self._thread.submit(lambda: None).result()
+
+    def _populate(self, slots: slice) -> None:
+        for layer in (*self.keys, *self.values):
+            populate_pages(layer[slots])
+
     def release_pages(self) -> None:
         """Returns the memory to the system until it is next written, on the CPU only. The content is lost."""
+        self.wait_for_pages()
         release_pages(self.keys)
         release_pages(self.values)
+        self._provided = 0
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Stores key and value [num_tokens, num_kv_heads, head_dim] of one layer at `slots` [num_tokens] int64."""
