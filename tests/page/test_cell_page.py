@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,6 +105,9 @@ def test_an_engine_is_killed_in_the_table_of_workers_by_the_admin_key_alone(
     before = pids(cell)
     page.goto(cell.url)
     page.get_by_role("tab", name="Workers").click()
+    first = page.locator("#worker-rows tr").first
+    expect(first.locator('[data-name="Kernels"]')).to_have_text(str(workers(cell)["decode-0"]["kernels"]))
+    expect(first.locator('[data-name="Memory"]')).to_have_text(re.compile(r"^\d\.\d\d GiB$"))
     kill = page.get_by_role("button", name="Kill the engine of decode-1")
     kill.click()
     why = page.locator("#key-why")

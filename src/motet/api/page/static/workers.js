@@ -7,9 +7,12 @@ import { call, keys, read } from "./server.js";
 const READ_EVERY_MS = 1000;
 const PATIENCE_MS = 5000;
 const NO_ENGINE = ["starting", "dead"];
+const GIB = 2 ** 30;
 const COLUMNS = [
   ["Role", (worker) => worker.role],
   ["State", (worker) => worker.state],
+  ["Kernels", (worker) => worker.kernels],
+  ["Memory", ({ resident_bytes: bytes }) => bytes && `${(bytes / GIB).toFixed(2)} GiB`, "figure"],
   ["KV blocks used", ({ blocks_used: used, blocks_total: total }) => (total ? `${shown(used)} of ${total}` : null), "figure"],
   ["Kept", (worker) => worker.blocks_kept, "figure"],
   ["Groups", (worker) => worker.groups_running, "figure"],
@@ -166,5 +169,5 @@ function cell(tag, kind, role, text = "", column = "") {
 }
 
 function shown(figure) {
-  return String(figure ?? "–"); // a silent worker does not report figures, and a server that takes texts has none
+  return String(figure ?? "–"); // a silent worker does not report figures, a remote one no memory, and a text upstream none of them
 }
