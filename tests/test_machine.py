@@ -93,6 +93,7 @@ def test_cores_are_counted_without_an_affinity(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_end_of_a_process_by_a_signal_has_the_name_of_the_signal() -> None:
-    """The bug: a server that ran out of memory "ended with exit code -9"."""
-    assert described_end(-9) == "was ended by SIGKILL"
+    """The bug: an engine that ran out of memory "ended with exit code -9", which does not say why."""
+    assert described_end(-9) == "was ended by SIGKILL (the system does this if memory runs out)"
+    assert described_end(-15) == "was ended by SIGTERM"
     assert described_end(3) == "ended with exit code 3"

@@ -108,7 +108,10 @@ def resident_bytes(pid: int) -> int | None:
 
 def described_end(code: int) -> str:
     """Returns how a process ended, in words. `code`: as `subprocess` has it, negative after a signal."""
-    return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"was ended by {name}" + (" (the system does this if memory runs out)" if name == "SIGKILL" else "")
 
 
 def listener_on(port: int) -> str | None:

@@ -16,6 +16,7 @@ from motet.settings.ray_config import RayConfig
 Record = TypeVar("Record")
 
 DEFAULT: Final = "default"
+UNSET: Final = "-"
 MAX_SHOWN_CHARS: Final = 200
 
 
@@ -42,13 +43,18 @@ class Setting:
         return self.source.startswith(DEFAULT)
 
     @property
+    def is_unset(self) -> bool:
+        """True if this is a default without a value, which an error would show as `-`."""
+        return self.is_default and self.shown == UNSET
+
+    @property
     def shown(self) -> str:
         """The value as text. Secrets are counted, not shown."""
         match self.value:
             case None | ():
-                return "-"
+                return UNSET
             case str() if self.declared.secret:
-                return "given" if self.value else "-"
+                return "given" if self.value else UNSET
             case bool():
                 return "yes" if self.value else "no"
             case tuple() if self.declared.secret:

@@ -16,7 +16,7 @@ class Rule:
     """A rule about two or more settings, for commands that have all of them."""
 
     names: tuple[str, ...]
-    """Settings in the order in which the error names them."""
+    """Settings in the order in which the error names them, without the ones that have no value."""
     message: str
     """Text of the error after the names."""
     holds: Callable[[Settings], bool]
@@ -197,8 +197,9 @@ def check_rules(settings: Settings) -> None:
             raise ConfigError(f"{row.as_given}: {refusal}")
     for rule in RULES:
         if settings.rows.keys() >= set(rule.names) and not rule.holds(settings):
-            given = " with ".join(settings.rows[name].as_given for name in rule.names)
-            raise ConfigError(f"{given}: {rule.message}")
+            rows = (settings.rows[name] for name in rule.names)
+            given = " with ".join(row.as_given for row in rows if not row.is_unset)
+            raise ConfigError(f"{given}: {rule.message}" if given else rule.message)
 
 
 def fit_defaults(rows: Mapping[str, Setting]) -> dict[str, Setting]:
