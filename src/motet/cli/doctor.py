@@ -33,6 +33,7 @@ from motet import __version__
 from motet.deploy.connection import allow_open_files
 from motet.deploy.listen import address_at, listen
 from motet.engines.native.compiled_kernels import missing_kernels, running_kind
+from motet.engines.native.kv.cache_size import ENGINE_BYTES
 from motet.errors import ConfigError, ModelLoadError
 from motet.machine import GIB, cores, listener_on, processor, read_memory
 from motet.models.folder import check_model as check_model_folder
@@ -50,8 +51,6 @@ PROBE_S = 90.0
 HUB_S = 3.0
 HUB = "https://huggingface.co"
 LOW_DISK = 2 * GIB
-ENGINE_BYTES = GIB // 2
-"""Memory of an engine process without weights and KV."""
 INSTRUCTION_SETS = (
     ({"avx512f", "avx512_bf16"}, "AVX-512 with bf16", "the fastest compiled kernels support it"),
     ({"avx2", "fma"}, "AVX2", "compiled kernels support it; they are faster with AVX-512 and bf16"),

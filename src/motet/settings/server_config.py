@@ -130,7 +130,7 @@ class EngineConfig:
         None,
         "Memory for the KV cache of one engine.",
         unit="GiB",
-        unset="2 GiB; on a CPU with little memory, half of the available memory divided by the number of engines",
+        unset="2 GiB; on a CPU with little memory, less, so that weights and caches of all engines fit",
         above=0,
     )
     gpu_memory_utilization: float | None = setting(

@@ -18,7 +18,15 @@ from motet.engines.native.fingerprint import fingerprint, model_digest, operator
 from motet.engines.native.kv.cache_size import DEFAULT_GB, CacheSize, cache_size, kv_cache_gb_for, num_blocks_for
 from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.kv.storage import KVLayout, KVStorage
-from motet.engines.native.model import ModelShape, load_model, read_config, read_shape, resolve_device, resolve_dtype
+from motet.engines.native.model import (
+    ModelShape,
+    load_model,
+    read_config,
+    read_shape,
+    resolve_device,
+    resolve_dtype,
+    weights_in_memory,
+)
 from motet.engines.native.model_weights import TensorWeights
 from motet.engines.native.step.run import Backend, ModelRunner, TorchRunner
 from motet.engines.native.weight_loader import StartWeights, WeightLoader
@@ -105,7 +113,8 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     shape = read_shape(folder, hf_config)
     max_model_len = max_model_len_of(config.max_model_len, shape.max_model_len)
     layout = KVLayout(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
-    choose = partial(choose_blocks, config, layout, device=device, max_model_len=max_model_len)
+    needs = MemoryNeeds(max_model_len, weights_in_memory(folder, hf_config, dtype))
+    choose = partial(choose_blocks, config, layout, needs, device=device)
     if config.gpu_memory_utilization is None:
         num_blocks, reason = choose()
     cache = cache_folder(environment())
@@ -205,23 +214,30 @@ def _note(reason: str | None) -> str:
     )
 
 
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """The facts about a model, apart from its KV layout, on which the size of the KV cache depends."""
+
+    max_model_len: int
+    weights_bytes: int
+
+
 def choose_blocks(
-    config: EngineConfig, layout: KVLayout, *, device: torch.device, max_model_len: int
+    config: EngineConfig, layout: KVLayout, needs: MemoryNeeds, *, device: torch.device
 ) -> tuple[int, str]:
     """Returns the number of KV blocks, and the reason for it in words. Raises KVMemoryError."""
-    needed_bytes = (blocks_for(max_model_len, config.block_size) + 1) * layout.bytes_per_block
-    size = _cache_size(config, device, needed_bytes=needed_bytes)
+    size = _cache_size(config, layout, needs, device=device)
     num_blocks = num_blocks_for(
         size.gb,
         layout.bytes_per_block,
-        max_model_len=max_model_len,
+        max_model_len=needs.max_model_len,
         block_size=config.block_size,
         reason="" if config.kv_cache_gb is not None else size.reason,
     )
     return num_blocks, size.reason
 
 
-def _cache_size(config: EngineConfig, device: torch.device, *, needed_bytes: int) -> CacheSize:
+def _cache_size(config: EngineConfig, layout: KVLayout, needs: MemoryNeeds, *, device: torch.device) -> CacheSize:
     if (utilization := config.gpu_memory_utilization) is not None:
         if device.type != "cuda":
             raise ConfigError(f"--gpu-memory-utilization: the device is {device}; use --kv-cache-gb")
@@ -236,7 +252,13 @@ def _cache_size(config: EngineConfig, device: torch.device, *, needed_bytes: int
     memory = read_memory()
     if config.available_bytes is not None:
         memory = replace(memory, available_bytes=config.available_bytes)
-    return cache_size(config.kv_cache_gb, needed_bytes, memory=memory, num_engines=config.num_engines)
+    return cache_size(
+        config.kv_cache_gb,
+        (blocks_for(needs.max_model_len, config.block_size) + 1) * layout.bytes_per_block,
+        memory=memory,
+        num_engines=config.num_engines,
+        weights_bytes=needs.weights_bytes,
+    )
 
 
 def _allocated(layout: KVLayout, num_blocks: int, *, device: torch.device) -> KVStorage:

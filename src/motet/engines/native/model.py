@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from motet.engines.native.step.run import ATTENTION_NAME
 from motet.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from motet.models.folder import weight_files
 
 SUPPORTED = (
     "Gemma2ForCausalLM",
@@ -121,6 +122,15 @@ def resolve_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
         return DTYPES[name]
     saved = config.dtype
     return saved if isinstance(saved, torch.dtype) else torch.float32
+
+
+def weights_in_memory(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> int:
+    """Returns the number of bytes of a model's weights in this dtype. Raises ModelLoadError."""
+    try:
+        saved_bytes = sum(file.stat().st_size for file in weight_files(folder))
+    except OSError as exc:
+        raise ModelLoadError(f"{exc.filename} cannot be read: {exc.strerror}") from exc
+    return saved_bytes * dtype.itemsize // resolve_dtype("auto", config).itemsize
 
 
 def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:

@@ -21,12 +21,11 @@ import msgspec
 import torch
 import zmq
 
-from motet.engines.native.build import choose_blocks, max_model_len_of
+from motet.engines.native.build import MemoryNeeds, choose_blocks, max_model_len_of
 from motet.engines.native.kv.storage import KVLayout
-from motet.engines.native.model import read_config, read_shape, resolve_device, resolve_dtype
+from motet.engines.native.model import read_config, read_shape, resolve_device, resolve_dtype, weights_in_memory
 from motet.errors import MotetError
 from motet.machine import read_memory
-from motet.models.folder import weight_files
 from motet.settings.server_config import EngineConfig
 from motet.transfer.backends.start import start_transport
 from motet.transfer.proof import Proof
@@ -59,13 +58,14 @@ def model_facts(config: EngineConfig) -> Facts:
     )
     max_model_len = max_model_len_of(config.max_model_len, shape.max_model_len)
     layout = KVLayout(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
-    num_blocks, reason = choose_blocks(config, layout, device=device, max_model_len=max_model_len)
+    needs = MemoryNeeds(max_model_len, weights_in_memory(folder, hf_config, dtype))
+    num_blocks, reason = choose_blocks(config, layout, needs, device=device)
     return {
         "architecture": ", ".join(hf_config.architectures or []),
         "dtype": str(dtype).removeprefix("torch."),
         "device": str(device),
         "max_model_len": max_model_len,
-        "weights_bytes": sum(file.stat().st_size for file in weight_files(folder)),
+        "weights_bytes": needs.weights_bytes,
         "kv_cache_bytes": num_blocks * layout.bytes_per_block,
         "kv_cache_tokens": num_blocks * layout.block_size,
         "kv_cache_reason": reason,

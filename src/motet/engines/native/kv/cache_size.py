@@ -1,11 +1,13 @@
 """The size of an engine's KV cache. Unless it is set, it is chosen from the memory that was available when the server
 started: pages become memory when they are used (`storage`), so a cache larger than this could end the engine later.
 
-    default     the smaller of DEFAULT_GB and SHARE of the available memory, divided by the number of engines
-    at least    one sequence of the model's maximum length, if MAX_SHARE of the available memory holds it
+    default     the smallest of DEFAULT_GB, an engine's part of SHARE of the available memory, and the remainder: the
+                engine's part of the available memory without its weights and ENGINE_BYTES
+    at least    one sequence of the model's maximum length, if MAX_SHARE of the available memory holds it; a warning
+                if the remainder does not
     set         as set; a warning above the available memory, and an error above the machine's memory
 
-The rest of the available memory is for weights, values between layers, the sampler, and other programs."""
+The rest of the available memory is for other programs."""
 
 import logging
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_GB = 2.0
 SHARE = 0.5
 MAX_SHARE = 0.8
+ENGINE_BYTES = GIB // 2
+"""Memory of an engine process without weights and KV: libraries, values between layers, the sampler."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,12 @@ class CacheSize:
     """Reason for the size, in words, for the start lines of the server and for errors."""
 
 
-def cache_size(setting_gb: float | None, needed_bytes: int, *, memory: MachineMemory, num_engines: int) -> CacheSize:
+def cache_size(
+    setting_gb: float | None, needed_bytes: int, *, memory: MachineMemory, num_engines: int, weights_bytes: int
+) -> CacheSize:
     """Returns the size of one engine's cache in main memory. `needed_bytes`: memory for one sequence of the model's
-    maximum length; `num_engines`: number of engines that share the memory. Raises KVMemoryError if the setting exceeds
-    the memory of the machine."""
+    maximum length; `num_engines`: number of engines that share the memory, each with `weights_bytes` of weights. Raises
+    KVMemoryError if the setting exceeds the memory of the machine."""
     available_gb = memory.available_bytes / GIB
     shared = f" for each of {num_engines} engines" if num_engines > 1 else ""
     if setting_gb is not None:
@@ -50,11 +56,24 @@ def cache_size(setting_gb: float | None, needed_bytes: int, *, memory: MachineMe
             )
         return CacheSize(setting_gb, "set with --kv-cache-gb")
     divided = f", divided among {num_engines} engines" if num_engines > 1 else ""
-    default_gb, needed_gb = min(DEFAULT_GB, SHARE * available_gb / num_engines), needed_bytes / GIB
-    if default_gb < needed_gb <= MAX_SHARE * available_gb / num_engines:
+    part_gb, needed_gb = available_gb / num_engines, needed_bytes / GIB
+    remainder_gb = max(0.0, part_gb - (weights_bytes + ENGINE_BYTES) / GIB)
+    default_gb = min(DEFAULT_GB, SHARE * part_gb, remainder_gb)
+    if default_gb < needed_gb <= MAX_SHARE * part_gb:
+        if needed_gb > remainder_gb:
+            logger.warning(
+                "one sequence of maximum length needs %.2f GiB of KV cache%s, and weights and engines leave %.2f GiB "
+                "of the available memory: the system can end the server when the cache fills; lower --max-model-len",
+                needed_gb,
+                shared,
+                remainder_gb,
+            )
         return CacheSize(needed_gb, f"one sequence of maximum length; {available_gb:.1f} GiB of memory are available")
     if default_gb == DEFAULT_GB:
         return CacheSize(default_gb, "default")
+    if default_gb == remainder_gb:
+        taken = f"{weights_bytes / GIB:.2f} GiB of weights and {ENGINE_BYTES / GIB:g} GiB for the engine"
+        return CacheSize(default_gb, f"{available_gb:.1f} GiB of available memory{divided}, without {taken}")
     return CacheSize(default_gb, f"{SHARE:.0%} of the {available_gb:.1f} GiB of available memory{divided}")
 
 
