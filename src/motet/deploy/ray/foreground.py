@@ -90,7 +90,7 @@ async def _run(
     name: str, make: Callable[[], Application], *, on_ready: Callable[[Mapping[str, int]], None], signals: StopSignals
 ) -> Outcome:
     try:
-        if not await until_started(name, make, signals=signals):
+        if not await _until_started(name, make, signals=signals):
             return Outcome.STOPPED_BEFORE_READY
     except (RuntimeError, TimeoutError, RayError, RayServeException) as error:
         raise StartupError(_failure(name, error)) from error
@@ -104,7 +104,7 @@ async def _run(
     return Outcome.STOPPED
 
 
-async def until_started(name: str, make: Callable[[], Application], *, signals: StopSignals) -> bool:
+async def _until_started(name: str, make: Callable[[], Application], *, signals: StopSignals) -> bool:
     """Returns True when the application has started, False if a signal came first. Logs Serve's reasons for a delay.
 
     `serve.run` could wait for the start, but cannot be interrupted: if it calls Ray after Ray's end, the process dies.
@@ -122,8 +122,8 @@ async def until_started(name: str, make: Callable[[], Application], *, signals: 
         elif overview and overview.status is ApplicationStatus.DEPLOY_FAILED:
             raise RuntimeError(overview.message)
         checks += 1
-        if checks % POLLS == 0 and (reasons := _messages(overview)) and reasons != logged:
-            logger.warning("the application %s is not ready yet: %s", name, " ".join(reasons.split()))
+        if checks % POLLS == 0 and (reasons := reasons_for_delay(overview)) not in ("", logged):
+            logger.warning("the application %s is not ready yet: %s", name, reasons)
             logged = reasons
         await first_of(signals.drain.wait(), timeout_s=POLL_S)
     return False
@@ -174,6 +174,11 @@ def _messages(application: ApplicationStatusOverview | None) -> str:
     """Returns Serve's messages about the deployments. Only they have the reason for a failed start."""
     deployments = application.deployments if application else {}
     return "".join(f"\n{name}: {deployment.message}" for name, deployment in deployments.items() if deployment.message)
+
+
+def reasons_for_delay(application: ApplicationStatusOverview | None) -> str:
+    """Returns Serve's messages about the deployments in one line, for the log."""
+    return " ".join(_messages(application).split())
 
 
 def _is_gone(name: str, status: ServeStatus) -> bool:
