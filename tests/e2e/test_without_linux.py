@@ -1,4 +1,4 @@
-"""A server on a system that lacks what Linux has: it serves, gets new weights and ends as on Linux."""
+"""A cell on a system that lacks what only Linux has: it serves, gets new weights and ends as on Linux."""
 
 import os
 import signal
@@ -18,7 +18,8 @@ from motet.settings.server_config import environment
 from tests.patience import PATIENCE_S
 from tests.tiny_models import save_tiny_model
 
-SITE = Path(__file__).parents[1] / "other_system"
+SITE = Path(__file__).parents[1] / "without_linux"
+"""Folder of the `sitecustomize.py` that hides what only Linux has."""
 BODY = {"model": "tiny", "prompt": "Once upon a time there was", "n": 4, "seed": 7, "max_tokens": 24}
 PUSH = """
 import sys
@@ -35,7 +36,7 @@ USED = {
     "the library of the process motet.deploy.server",
     "uvloop motet.cli.servers",
 }
-"""Uses of hidden things that the log must have: otherwise nothing would be hidden."""
+"""Lines that the log must have. They prove that something was hidden."""
 
 
 def texts(url: str) -> list[str]:
@@ -44,7 +45,7 @@ def texts(url: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_cell_serves_gets_weights_and_ends_without_the_facilities_of_linux(
+def test_a_cell_serves_gets_weights_and_ends_without_what_only_linux_has(
     folder: Path, tmp_path: Path, one_engine: Callable[[str], ChildServer]
 ) -> None:
     temporary, log = tmp_path / "temporary", tmp_path / "log"

@@ -1,13 +1,13 @@
-"""The requirements of Motet on other systems: a wheel of each exists, and they agree on versions. Nothing is installed.
+"""Motet on other systems: every requirement has a wheel there, and the source type-checks. Nothing is installed.
 
-uv evaluates markers for the target, and pip for the running machine only, which is why uv resolves them here. It reads
-the metadata of the packages from the package index: a few kilobytes each, and a tenth of a second once they are in its
-cache.
+uv resolves the requirements, because pip evaluates markers for the running machine only. uv reads a few kilobytes of
+metadata of each package from the package index, and keeps them in its cache.
 """
 
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +22,7 @@ MACOS_VERSION = "14.0"
 
 @dataclass(frozen=True)
 class Target:
-    """A system as uv names it, a package that only its resolution has, and one that it has not."""
+    """A system as uv names it, a package that Motet requires on it, and a package that Motet does not require there."""
 
     platform: str
     present: str
@@ -37,25 +37,20 @@ TARGETS = {
 }
 
 
-def resolve(platform: str, python: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--no-config"]
-    target = ["--python-platform", platform, "--python-version", python, "--only-binary", ":all:"]
+def resolve(*arguments: str, requirements: str = "") -> "subprocess.CompletedProcess[str]":
+    """Resolves requirements with uv. Reads them from standard input if the file is `-`."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", "--no-header", "--no-annotate"]
     environ = {**environment(), "MACOSX_DEPLOYMENT_TARGET": MACOS_VERSION}
     return subprocess.run(
-        [*command, *target, str(ROOT / "pyproject.toml")],
-        capture_output=True,
-        text=True,
-        env=environ,
-        timeout=PATIENCE_S,
+        [*command, *arguments], input=requirements, capture_output=True, text=True, env=environ, timeout=PATIENCE_S,
         check=False,
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def index() -> None:
-    """Skips the tests where the package index cannot be reached."""
-    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", "-"]
-    done = subprocess.run(command, input="packaging", capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    """Skips the test where uv cannot reach the package index."""
+    done = resolve("-", requirements="packaging")
     if done.returncode:
         pytest.skip(f"uv or the package index is missing: {done.stderr}")
 
@@ -67,9 +62,20 @@ def index() -> None:
 @pytest.mark.parametrize("system", TARGETS)
 def test_every_requirement_has_a_wheel(index: None, system: str, python: str) -> None:
     target = TARGETS[system]
-    done = resolve(target.platform, python)
+    options = ["--python-platform", target.platform, "--python-version", python, "--only-binary", ":all:"]
+    done = resolve(*options, str(ROOT / "pyproject.toml"))
     assert done.returncode == 0, done.stderr
     versions = dict(line.split("==") for line in done.stdout.splitlines())
     assert versions["torch"] == "2.13.0"
     assert target.present in versions
     assert target.absent not in versions
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_the_source_type_checks_for_another_system(platform: str, tmp_path: Path) -> None:
+    """mypy reports names that the standard library lacks on that system."""
+    command = [sys.executable, "-m", "mypy", "--platform", platform, "--cache-dir", str(tmp_path), "src"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

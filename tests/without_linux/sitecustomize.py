@@ -1,14 +1,13 @@
-"""Hides from Motet what other systems lack, in every process that has this folder first in PYTHONPATH.
+"""Hides from Motet what only Linux has, in every process that has this folder first in PYTHONPATH.
 
-Python imports a module of this name when it starts. Libraries keep what they use; libraries that have a branch of their
-own for other systems (psutil) work there, so they can still read /proc. Each attempt of Motet to use something
-hidden is added to the file that `HIDDEN_LOG` names, as a line `NAME MODULE`."""
+Python imports a module of this name when it starts. Only uses by Motet's own modules are refused, so that libraries
+still work. psutil reads /proc for Motet: on other systems it has another implementation. Each refused use adds a line
+`NAME MODULE` to the file in `HIDDEN_LOG`."""
 
 import asyncio
 import builtins
 import ctypes
 import importlib
-import inspect
 import mmap
 import os
 import signal
@@ -19,11 +18,11 @@ from typing import Any, NoReturn
 import zmq
 
 MODULES = ("fcntl", "nixl", "nixl_cu13", "resource", "uvloop")
-"""Missing on Windows, and NIXL and resource's limit of memory also on macOS."""
+"""Modules that Windows lacks. macOS lacks NIXL, and its `resource` cannot limit memory."""
 NOT_ON_WINDOWS = "motet.transfer.backends.shared_segment"
-"""A module that does not use fcntl on Windows, where memory with a name needs no file. Linux has no such memory."""
+"""A module that needs no fcntl on Windows, because memory can have a name there without a file."""
 ATTRIBUTES = {
-    os: ("eventfd", "killpg", "memfd_create", "posix_fallocate", "pwrite", "sched_getaffinity"),
+    os: ("memfd_create", "posix_fallocate", "sched_getaffinity"),
     mmap: ("MADV_DONTNEED", "MADV_HUGEPAGE"),
     signal: ("SIGXCPU",),
 }
@@ -31,17 +30,15 @@ LOG = os.environ["HIDDEN_LOG"]  # noqa: TID251  not a setting of Motet
 FOLDERS = ("/proc", "/sys", "/dev/shm")
 
 
-def motet_module(frame: FrameType | None) -> str:
-    """Returns the name of Motet's module that this frame is in; empty for another module."""
-    spec = None if frame is None else frame.f_globals.get("__spec__")  # unlike __name__, also right for a program
-    name = "" if spec is None else str(spec.name)
+def caller(depth: int) -> FrameType:
+    """Returns the frame that called the calling function, for depth 1."""
+    return sys._getframe(depth + 1)  # noqa: SLF001
+
+
+def motet_module(frame: FrameType) -> str:
+    """Returns the name of Motet's module whose code the frame runs. Empty for other modules."""
+    name = getattr(frame.f_globals.get("__spec__"), "name", "")  # `__name__` of a program is `__main__`
     return name if name.partition(".")[0] == "motet" else ""
-
-
-def calling() -> FrameType | None:
-    """Returns the frame that called the calling function."""
-    frame = inspect.currentframe()
-    return frame.f_back.f_back if frame is not None and frame.f_back is not None else None
 
 
 def log(name: str, module: str) -> None:
@@ -53,29 +50,29 @@ def log(name: str, module: str) -> None:
 def hide_modules() -> None:
     original_import, import_module = builtins.__import__, importlib.import_module
 
-    def check(name: str, frame: FrameType | None) -> None:
-        module = motet_module(frame) if name.partition(".")[0] in MODULES else ""
+    def check(name: str) -> None:
+        module = motet_module(caller(2)) if name.partition(".")[0] in MODULES else ""
         if module not in ("", NOT_ON_WINDOWS):
             log(name, module)
             raise ImportError(f"No module named '{name}'", name=name)
 
-    def importing(name: str, *arguments: Any, **more: Any) -> Any:
-        check(name, calling())
+    def checked_import(name: str, *arguments: Any, **more: Any) -> Any:
+        check(name)
         return original_import(name, *arguments, **more)
 
-    def importing_module(name: str, package: str | None = None) -> Any:
-        check(name, calling())
+    def checked_import_module(name: str, package: str | None = None) -> Any:
+        check(name)
         return import_module(name, package)
 
-    builtins.__import__ = importing
-    importlib.import_module = importing_module
+    builtins.__import__ = checked_import
+    importlib.import_module = checked_import_module
 
 
 def hide_files() -> None:
     def check(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in ("open", "os.listdir", "os.scandir") or not str(arguments[0]).startswith(FOLDERS):
             return
-        frame: FrameType | None = calling()
+        frame: FrameType | None = caller(1)
         while frame is not None and not motet_module(frame):
             if str(frame.f_globals.get("__name__", "")).startswith(("psutil", "importlib")):
                 return
@@ -99,7 +96,7 @@ def replace_functions() -> None:
     zmq.has = lambda capability: capability != "ipc" and has(capability)
 
     def refuse(*_: object) -> NoReturn:
-        log("signal handlers of the event loop", motet_module(calling()))
+        log("signal handlers of the event loop", motet_module(caller(1)))
         raise NotImplementedError
 
     loop = asyncio.SelectorEventLoop
@@ -107,7 +104,7 @@ def replace_functions() -> None:
 
     class CDLL(ctypes.CDLL):
         def __init__(self, name: str | None, *arguments: Any, **more: Any) -> None:
-            if name is None and (module := motet_module(calling())):
+            if name is None and (module := motet_module(caller(1))):
                 log("the library of the process", module)
                 raise TypeError("LoadLibrary() argument 1 must be str, not None")
             super().__init__(name, *arguments, **more)
