@@ -1,46 +1,43 @@
 """Compiled kernels in tests: they must exist where they can be built and run. Elsewhere their tests are skipped."""
 
 import ctypes
-import platform
 import shlex
 import shutil
 import sysconfig
 from collections.abc import Set
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from motet.engines.native.compiled_kernels import of_kind
+from motet.machine import processor
 from motet.settings.server_config import environment
 
 NEEDED = {
     "avx512": frozenset(f"avx512{part}" for part in ("f", "bw", "dq", "vl", "_bf16")),
     "avx2": frozenset({"avx2", "fma"}),
 }
-"""Linux's names of the instructions that the kernels of each kind are compiled for, as in `setup.py`; the faster kind
-comes first."""
+"""Linux's names of the instruction sets of each kind of kernels, as in `setup.py`, the faster kind first."""
 KERNEL_KINDS = tuple(pytest.param(kind, marks=pytest.mark.kernels) for kind in NEEDED)
 """Parameters of tests that run each kind of kernels."""
 
 
 def best_kernels() -> ctypes.CDLL:
     """Returns the fastest kind of kernels that this processor can run. Fails or skips if there are none."""
-    flags = processor_flags()
+    flags = processor().instruction_sets
     return kernels_of(next((kind for kind, needed in NEEDED.items() if needed <= flags), "avx2"))
 
 
 def kernels_of(kind: str) -> ctypes.CDLL:
     """Returns the kernels of a kind. Fails or skips if there are none."""
-    return of_kind(kind) or skip_or_fail(why_not(NEEDED[kind], processor_flags(), compiler()))
+    return of_kind(kind) or skip_or_fail(why_not(NEEDED[kind], processor().instruction_sets, compiler()))
 
 
 def skip_or_fail(obstacle: str) -> NoReturn:
-    """`obstacle` comes from `why_not`."""
+    """Skips the test for the reason that `why_not` returned, and fails it without one."""
     if obstacle:
         pytest.skip(obstacle)
-    pytest.fail("the kernels could be here and are not: their build is broken, see what it says with "
-                "`.venv/bin/python -m pip install --verbose --editable .`")  # fmt: skip
+    pytest.fail("the kernels can run here, but their build is broken: make setup states the reason")
 
 
 def why_not(needed: Set[str], flags: Set[str], compiler: str | None) -> str:
@@ -48,14 +45,6 @@ def why_not(needed: Set[str], flags: Set[str], compiler: str | None) -> str:
     if missing := needed - flags:
         return f"this processor has no {', '.join(sorted(missing))}"
     return "" if compiler else "there is no C++ compiler here, and the kernels were not built elsewhere"
-
-
-def processor_flags() -> Set[str]:
-    """Returns the flags of the processor on x86 Linux, the only machines that kernels are built for; else nothing."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return frozenset()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return frozenset(next(line for line in lines if line.startswith("flags")).split())
 
 
 def compiler() -> str | None:
