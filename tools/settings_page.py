@@ -19,11 +19,11 @@ This page lists every setting of `motet serve`, `motet gateway` and `motet ray`.
 generates it from the declarations in `src/motet/settings/server_config.py`.
 
 A setting has its default unless it is set in the TOML file (`--config FILE`, or `MOTET_CONFIG`), in the environment or
-by its flag. Later sources in this list take precedence. The server prints each value with its source when it starts.
-In the file a setting has its name (`max_num_seqs = 64`). In the environment it has its name in capitals after `MOTET_`
-(`MOTET_MAX_NUM_SEQS=64`); commas separate the items of a list. Unknown names and values out of range are refused (exit
-code 2). A command ignores settings that only other commands have, so several commands can share a file and an
-environment. Models are stored in `MOTET_CACHE_DIR` (`~/.cache/motet`).
+by its flag. Later sources in this list take precedence. At startup, a server prints the settings that differ from their
+defaults, with their sources. In the file a setting has its name (`max_num_seqs = 64`). In the environment it has its
+name in capitals after `MOTET_` (`MOTET_MAX_NUM_SEQS=64`); commas separate the items of a list. Unknown names and values
+out of range are refused (exit code 2). A command ignores settings that only other commands have, so several commands
+can share a file and an environment. Models are stored in `MOTET_CACHE_DIR` (`~/.cache/motet`).
 """
 
 

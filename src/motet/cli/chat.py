@@ -42,10 +42,12 @@ HISTORY = "chat_history"
 def chat(
     prompt: Annotated[
         str | None,
-        typer.Argument(help="Send one prompt and exit; starts a conversation without it.", show_default=False),
+        typer.Argument(
+            help="Prompt to answer before the command exits. Without one, a conversation starts.", show_default=False
+        ),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="URL of a running server; starts one without it.", show_default=False)
+        str | None, typer.Option(help="URL of a running server. Without one, a server is started.", show_default=False)
     ] = None,
     *,
     model: Annotated[str, typer.Option(help="Model of the server that is started.")] = DEFAULT_MODEL,

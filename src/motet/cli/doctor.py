@@ -354,10 +354,19 @@ def shown(findings: Sequence[Finding]) -> Table:
 
 
 def doctor(
-    model: Annotated[str | None, typer.Argument(help="Folder or name of a model.", show_default=False)] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Folder or name of a model. Without it, MOTET_MODEL or smollm2.", show_default=False),
+    ] = None,
     *,
-    host: Annotated[str | None, typer.Option(help="Address of the server.", show_default=False)] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port of the server.", show_default=False)] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address of the server. Without it, MOTET_HOST or 127.0.0.1.", show_default=False),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port of the server. Without it, MOTET_PORT or 8000.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check what a server needs on this machine, and say what to do. The exit code is 0 if a server can run, else 1."""

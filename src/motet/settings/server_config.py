@@ -145,7 +145,7 @@ class EngineConfig:
     )
     kernels: str = setting(
         "auto",
-        "Kernels on the CPU: compiled (C++; bfloat16 on AVX-512 or AVX2), torch, or auto, the first that works.",
+        "Kernels on the CPU: compiled (C++; bfloat16 and float32), torch, or auto, the first that works.",
         choices=("auto", "compiled", "torch"),
     )
     quantization: str = common(
@@ -300,7 +300,7 @@ class RoutingConfig:
         0, "Groups with more choices than this can be split over several decode workers.", minimum=0, zero="never"
     )
     migration_limit: int = setting(
-        3, "Maximum number of moves of a group because its worker was lost.", minimum=0, zero="never"
+        3, "Maximum number of times that a group moves because its worker was lost.", minimum=0, zero="never"
     )
     migration_wait_s: float = setting(
         15.0, "Time for which a group waits for a new worker after all were lost.", minimum=0
@@ -404,15 +404,13 @@ class ServerConfig:
     )
     key_max_requests: int = limit(
         0,
-        "Maximum number of running requests per API key; more are refused with 429. Without keys: of all clients, with "
-        "503.",
+        "Maximum number of running requests per API key (429 for more) or, without keys, of all clients (503).",
         minimum=0,
         zero="any number",
     )
     key_max_choices: int = limit(
         0,
-        "Maximum number of running choices per API key; more are refused with 429. Without keys: of all clients, with "
-        "503.",
+        "Maximum number of running choices per API key (429 for more) or, without keys, of all clients (503).",
         minimum=0,
         zero="any number",
     )
@@ -444,7 +442,7 @@ class ServerConfig:
         60.0, "Maximum time to receive a request's head, and then its body.", commands=SERVE + GATEWAY, above=0
     )
     additional_properties: bool = limit(
-        False, "Allow properties that a JSON Schema neither names nor forbids, as its specification does."
+        False, "Allow properties that a JSON Schema neither names nor forbids, as JSON Schema itself does."
     )
     metric_prefix: MetricPrefix = setting(
         MetricPrefix.MOTET,
