@@ -72,7 +72,7 @@ def anyio_backend() -> str:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips tests marked `kernels` where no kernels can be built, and fails them where kernels could be built but
-    are missing. Skips tests marked `curl` where it is missing."""
+    are missing. Skips tests marked `curl` where curl is missing."""
     if item.get_closest_marker("curl") and not shutil.which("curl"):
         pytest.skip("curl is not installed")
     if item.get_closest_marker("kernels"):

@@ -1,10 +1,8 @@
 """Two rules of the test run, loaded by `conftest.py`.
 
-A skip fails the run, since a test that is not run protects nothing. Exceptions are tests that need a GPU (`gpu`), the
-default model's weights or vLLM (`real`), the compiled kernels (`kernels`), permission to make network namespaces
-(`hosts`), a third-party client that can be installed (`clients`), Prometheus (`prometheus`), Chromium (`browser`), curl
-(`curl`), tools for images and Debians (`image`, `debian`), or a package index (`index`); they must give the reason. The
-time limit is 300 s for a `slow` test, and 600 s for a test with a Ray cluster.
+A skip fails the run, since a test that is not run protects nothing. Only tests with a mark of `MAY_SKIP` can be
+skipped, with a reason; CONTRIBUTING.md says what each mark needs. The time limit is 300 s for a `slow` test, and 600 s
+for a test with a Ray cluster.
 """
 
 from collections.abc import Generator

@@ -29,7 +29,9 @@ def test_every_block_has_a_language_and_a_mark() -> None:
     assert [f"{block.place} {problem}" for block in all_blocks() for problem in block.problems()] == []
 
 
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # another test has imported it
+@pytest.mark.filterwarnings(
+    "ignore:.*found in sys.modules:RuntimeWarning"
+)  # runpy, if another test has imported the module
 @pytest.mark.parametrize("block", PARSED)
 def test_the_commands_of_a_parsed_block_have_valid_flags(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = [command for command in block.commands() if parses(shlex.split(command), monkeypatch)]

@@ -128,7 +128,9 @@ def test_bash_completes_with_the_script_that_motet_prints(tmp_path: Path) -> Non
     program, command = tmp_path / "motet", tmp_path / "bin" / "motet"
     program.write_text("from motet.cli import app\napp()\n")
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')  # the first line allows no spaces
+    command.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n'
+    )  # a path after `#!` cannot contain spaces
     command.chmod(0o755)
     script = f"""
         PATH="{command.parent}:$PATH"

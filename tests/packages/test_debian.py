@@ -1,5 +1,5 @@
-"""The two set-up commands on new Debians with other versions of Python, as a new user types them. `make debian` runs
-this file; it takes half an hour and 10 GB of disk for each Debian, which are freed at the end.
+"""The two commands of the README on new Debians with other versions of Python, as a new user types them. `make debian`
+runs this file. It takes half an hour, and 10 GB of disk for one Debian at a time.
 
 Each Debian has this tree's last commit, and no optional tool: no Prometheus, browser, emulator, debootstrap or `ip`.
 """

@@ -99,7 +99,7 @@ class Refusal:
 
     @property
     def quoted(self) -> str:
-        """The start of the body in one line; empty for a page of HTML, which says less than the status."""
+        """The start of the body in one line. Empty for an HTML page, which says no more than the status."""
         line = " ".join(self.body[: 4 * QUOTED_CHARS].decode(errors="replace").split())
         return "" if line.startswith("<") else line[:QUOTED_CHARS]
 

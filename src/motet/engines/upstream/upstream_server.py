@@ -194,7 +194,7 @@ class UpstreamServer:
             raise errors.EngineDiedError(error.message) from error
 
     def _refused(self, refusal: Refusal) -> errors.MotetError:
-        text = "" if refusal.quoted.startswith(("{", "[")) else refusal.quoted  # not JSON
+        text = "" if refusal.quoted.startswith(("{", "[")) else refusal.quoted  # JSON without an error
         status, error = refusal.status, any_error_in(refusal.body) or OpenAIError(text or refusal.phrase)
         quoted = f"{self.name} answered {status}: {error.message or refusal.phrase}"
         if status in WRONG_KEY and not self._passes_key:

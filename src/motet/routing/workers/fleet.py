@@ -99,7 +99,7 @@ class Fleet:
 
     def mark(self, id: str, state: WorkerState, *, why: str = "", expected: bool = False) -> None:
         """Records the state of a worker. Ignores unknown ids, whose workers have been removed. `expected`: this server
-        ended the worker, so that its end is not logged as an error. The end of a draining worker is always expected."""
+        ended the worker, so the end is not logged as an error. The end of a draining worker is not an error either."""
         member = self._members.get(id)
         if member is None or (member.state, member.note) == (state, why):
             return
@@ -107,8 +107,8 @@ class Fleet:
         if member.state is state:
             logger.info("%s is still %s%s", id, state, because)
         else:
-            expected = expected or state in (*ANSWERING, WorkerState.STARTING) or member.state is WorkerState.DRAINING
-            level = logging.INFO if expected else logging.ERROR
+            is_loss = state not in (*ANSWERING, WorkerState.STARTING) and member.state is not WorkerState.DRAINING
+            level = logging.ERROR if is_loss and not expected else logging.INFO
             logger.log(level, "%s is %s, was %s%s", id, state, member.state, because)
         member.state, member.note = state, why
         member.faults.deaths += state is WorkerState.DEAD

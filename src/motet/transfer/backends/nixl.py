@@ -13,8 +13,8 @@ Bytes of a read that is not final can arrive at any time: hours later if its pee
 was cancelled, released or removed, since NIXL returns from these calls at once. A handle is therefore released only
 when its read is final, or together with the agent, whose connections end with it.
 
-Motet requires `nixl-cu13`, NIXL's build for CUDA 13, which also runs without CUDA. The package `nixl` consists of two
-builds and chooses one of them for the installed torch. It is used where it is installed, for a torch with CUDA 12.
+Motet requires the package `nixl-cu13`: NIXL's build for CUDA 13, which also runs without CUDA. The package `nixl`,
+where it is installed, takes precedence. It contains a second build for CUDA 12, and selects the build for the torch.
 """
 
 import logging
