@@ -92,8 +92,8 @@ wheel: $(READY)
 image: $(READY)
 	$(ONE_PYTEST) -m image tests/packages/test_dockerfile.py $(ARGS)
 
-# `make demo` and `make test` on new Debians with other versions of Python; needs root, and debootstrap of Debian. Part of
-# `make test-long` and so of a release. CI does not run it: it takes an hour, and CI as a whole has 90 minutes.
+# `make demo` and `make test` on new Debians with other versions of Python; needs root and debootstrap. `make test-long`, and
+# so every release, includes it. CI does not, because it takes half an hour.
 debian: $(READY)
 	$(ONE_PYTEST) -m debian tests/packages/test_debian.py $(ARGS)
 

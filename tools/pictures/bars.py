@@ -26,7 +26,7 @@ class Group:
 
 def read_groups() -> list[Group]:
     return [
-        Group(row["n"], numbers(row["decode tokens/s"]), numbers(row["of last choice"]))
+        Group(row["n"], numbers(row["decode tokens/s"]), numbers(row["first token of the last choice"]))
         for row in entry(ENTRY).rows("n")
     ]
 
