@@ -41,18 +41,28 @@ def test_one_question_gets_n_answers(server: FakeServer) -> None:
     assert [start.seed for start in server.engine.requests[-1].choices] == [7, 8, 9]
 
 
-def test_a_conversation_continues_with_the_chosen_answer(server: FakeServer) -> None:
-    output = chat(server, "-n", "2", "--system", "be brief", typed="one\n1\ntwo\n0\n\n")
-    assert "answer 1 to 2" in output  # system and user
-    assert "answer 1 to 4" in output  # and the chosen answer, and the next question
+def test_each_line_of_the_input_is_a_question_after_the_first_answer(server: FakeServer) -> None:
+    """The bug: with several answers, the next question was read as the number of an answer, and a blank line ended
+    the conversation."""
+    output = chat(server, "-n", "2", "--system", "be brief", typed="one\n\ntwo\n")
+    answers = [(n, to) for to in (2, 4) for n in (0, 1)]  # to system and user, and then to 2 more messages
+    assert output == "".join(f"--- choice {n} (stop)\nanswer {n} to {to}\n" for n, to in answers)
     prompt = build_tiny_tokenizer().decode(list(server.engine.requests[-1].prompt), skip_special_tokens=False)
-    assert "answer 1 to 2" in prompt
-    assert "answer 0 to 2" not in prompt
+    assert "answer 0 to 2" in prompt
+    assert "answer 1 to 2" not in prompt
 
 
-def test_the_url_can_end_in_v1(server: FakeServer) -> None:
-    result = CliRunner().invoke(app, ["chat", "hello?", "--url", f"{server.url}/v1", "-n", "1"])
-    assert result.exit_code == 0
+def test_the_url_can_end_in_v1_and_lack_its_scheme(server: FakeServer) -> None:
+    for url in (f"{server.url}/v1", server.url.removeprefix("http://")):
+        result = CliRunner().invoke(app, ["chat", "hello?", "--url", url, "-n", "1"])
+        assert result.exit_code == 0, result.output
+
+
+def test_a_model_is_chosen_on_a_running_server(server: FakeServer) -> None:
+    """The bug: --model had no effect with --url."""
+    result = CliRunner().invoke(app, ["chat", "hello?", "--url", server.url, "--model", "nope"])
+    assert result.exit_code == 1
+    assert "The model `nope` does not exist" in result.stderr
 
 
 @pytest.mark.slow

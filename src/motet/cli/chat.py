@@ -1,5 +1,5 @@
 """`motet chat`: shows n answers side by side and continues with the one that the user picks. Without a terminal it
-prints the answers one after the other."""
+reads one question per line and prints the answers one after the other."""
 
 import os
 import sys
@@ -16,7 +16,6 @@ from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
-from rich.prompt import IntPrompt
 
 from motet.cli.chat_commands import COMMANDS, ChatState, run_command
 from motet.cli.columns import activity, show, speed
@@ -50,7 +49,13 @@ def chat(
         str | None, typer.Option(help="URL of a running server. Without one, a server is started.", show_default=False)
     ] = None,
     *,
-    model: Annotated[str, typer.Option(help="Model of the server that is started.")] = DEFAULT_MODEL,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Model of the server that is started (default {DEFAULT_MODEL}), or a model of the running one.",
+            show_default=False,
+        ),
+    ] = None,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Number of answers to each prompt.")] = 4,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="Sampling temperature.")] = 0.4,
@@ -60,9 +65,10 @@ def chat(
 ) -> None:
     """Chat with a model and watch n answers being generated side by side."""
     console = Console()
-    settings = ChatQuestion([], n=n, max_tokens=max_tokens, temperature=temperature, seed=seed)
+    settings = ChatQuestion([], n=n, max_tokens=max_tokens, temperature=temperature, seed=seed, model=model)
     with ExitStack() as stack:
         if url is None:
+            model = model or DEFAULT_MODEL
             folder = resolve(model, cache=cache_folder(environment()), progress=terminal_progress(notice))
             with terminal_progress(notice).stage(f"starting a server with {model}"):
                 url = stack.enter_context(ChildServer([str(folder), "--served-model-name", model])).url
@@ -106,14 +112,10 @@ class ChatSession:
         )
 
     def read_lines(self) -> None:
-        """Takes each line of standard input as a question, and as a choice if there are several."""
-        with suppress(EOFError):  # the end of the input ends the conversation
-            while question := self._console.input("[bold]you[/bold] (empty line ends): ").strip():
-                answers, chosen = self.turn(question).answers, 0
-                if len(answers) > 1:
-                    choices = [str(i) for i in range(len(answers))]
-                    chosen = IntPrompt.ask("continue with choice", choices=choices, default=0, console=self._console)
-                self._state.add("assistant", answers[chosen].text)
+        """Takes each line of standard input as a question, and continues with its first answer."""
+        for line in sys.stdin:
+            if question := line.strip():
+                self._state.add("assistant", self.turn(question).answers[0].text)
 
     def run(self, messages: "PromptSession[str]") -> None:
         """Reads messages and commands from the terminal until the user ends the chat."""

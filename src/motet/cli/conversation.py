@@ -26,6 +26,8 @@ class ChatQuestion:
     max_tokens: int
     temperature: float
     seed: int | None = None
+    model: str | None = None
+    """Needed by a server with several models."""
 
     def body(self) -> dict[str, object]:
         body: dict[str, object] = {
@@ -36,7 +38,8 @@ class ChatQuestion:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        return body if self.seed is None else body | {"seed": self.seed}
+        optional = {"seed": self.seed, "model": self.model}
+        return body | {name: value for name, value in optional.items() if value is not None}
 
 
 class _ChunkDelta(msgspec.Struct):
@@ -134,9 +137,10 @@ class Conversation:
 
 
 def connect(url: str, *, api_key: str | None = None) -> httpx.Client:
-    """Returns a client of the server at `url`, which can end in `/v1`."""
+    """Returns a client of the server at `url`, which can end in `/v1` and lack its `http://`."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    url = url if "://" in url else f"http://{url}"
     return httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout)
 
 

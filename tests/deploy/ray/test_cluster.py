@@ -8,7 +8,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from motet.deploy.ray.options import serve_config
-from motet.errors import ConfigError
+from motet.errors import ConfigError, StartupError
 from motet.settings.declaration import ServerCommand
 from motet.settings.resolve import names_of, resolve_settings
 from tests.deploy.ray.test_serve_config import FLAGS
@@ -29,6 +29,21 @@ def test_a_taken_port_is_reported_before_anything_is_started() -> None:
             connected(LOCAL, host="127.0.0.1", port=port, cpus=1),
         ):
             pass
+
+
+def test_a_cluster_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug: on a busy machine, Ray's exception ended the command with a traceback."""
+    from motet.deploy.ray import foreground  # here, not above: it takes seconds
+
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(foreground.ray, "init", init)
+    with (
+        pytest.raises(StartupError, match="Ray cannot start a cluster on this machine: The current node timed out"),
+        foreground.connected(foreground.LOCAL, host="127.0.0.1", port=0, cpus=1),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("flags", [FLAGS, {}])

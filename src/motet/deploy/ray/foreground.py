@@ -49,7 +49,6 @@ POLLS = 10
 this number of checks that Serve did not answer."""
 LOCAL, FOUND = "local", "auto"
 """Ray addresses: a new cluster on this machine, and the running cluster."""
-
 OnReady = Callable[[str, Mapping[str, int]], None]
 """Called with the URL, and the number of replicas of each deployment."""
 
@@ -209,13 +208,7 @@ def connected(address: str | None, *, host: str, port: int, cpus: float) -> Iter
     with contextlib.ExitStack() as stack:
         if not _joined(address):
             listen(host, port).close()  # finds at once that the port is taken; Serve will listen there
-            ray.init(
-                address=LOCAL,
-                num_cpus=max(cores(), math.ceil(cpus)),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-            )
+            _start_cluster(cpus)
         stack.callback(ray.shutdown)
         status = serve.status()
         served = bool(status.proxies or status.applications)
@@ -244,6 +237,22 @@ def _joined(address: str | None) -> bool:
     except RuntimeError as error:  # for example another version of Ray or Python
         raise StartupError(f"the cluster at {address or FOUND} cannot be joined: {error}") from error
     return True
+
+
+def _start_cluster(cpus: float) -> None:
+    try:
+        ray.init(
+            address=LOCAL,
+            num_cpus=max(cores(), math.ceil(cpus)),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
+    except Exception as error:  # Ray raises it as such if its processes do not start in time
+        raise StartupError(
+            f"Ray cannot start a cluster on this machine: {error} Ray gives its processes 15 s to start, which can be "
+            "too little on a busy machine; /tmp/ray/session_latest/logs/raylet.err has the reason"
+        ) from error
 
 
 def _start_serve(host: str, port: int) -> None:
