@@ -45,8 +45,11 @@ def installers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Installers:
     return fake
 
 
-def test_uv_installs_everything_with_the_requested_build(installers: Installers) -> None:
+def test_uv_installs_everything_with_the_requested_build(
+    installers: Installers, capsys: pytest.CaptureFixture[str]
+) -> None:
     set_up.set_up("auto")
+    assert "takes two minutes" in capsys.readouterr().err, "uv and the compiler are silent"
     assert [call.split()[0] for call in installers.calls] == ["pip", "uv"]
     assert "--torch-backend auto" in installers.calls[1]
     assert set_up.READY.read_text() == "auto\n"

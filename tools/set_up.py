@@ -58,6 +58,7 @@ def make_venv() -> None:
 
 def install(backend: str, *, again: bool) -> None:
     """Installs everything. `again`: the environment may have another build of the same torch."""
+    say("installing packages (0.7 GB, with CUDA 3.5 GB) and compiling the kernels, which takes two minutes and more.")
     reinstall = ["--reinstall-package", "torch"] if again else []
     # macOS has one build of torch, which the ordinary index has too.
     choice = [] if platform.system() == "Darwin" else ["--torch-backend", backend]

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from motet.cli.conversation import Conversation, StreamedChoice
-from motet.cli.demo.command import NO_KILL
+from motet.cli.demo.command import NO_KILL, command_name, next_steps
 from motet.cli.demo.engine_kill import EngineKill
 from motet.cli.demo.receipt import Receipt
 from motet.deploy.child import BlockSize, CounterSnapshot
@@ -153,3 +153,12 @@ def test_a_demo_without_a_kill_says_so_at_once(flags: str, says: bool) -> None:
     result = motet("demo", "--model", "/gone", *flags.split())
     assert result.exit_code != 0  # the model is looked for afterwards
     assert (NO_KILL in result.stdout) is says
+
+
+def test_the_next_steps_have_a_command_that_the_shell_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug: after `make demo`, which starts .venv/bin/motet, the shell did not find `motet serve`."""
+    monkeypatch.setenv("PATH", "")
+    assert "\n  .venv/bin/motet serve               the API" in next_steps(command_name(".venv/bin/motet"))
+    assert command_name("/motet/src/motet/__main__.py") == "motet"
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    assert command_name("/usr/bin/motet") == "motet"

@@ -211,7 +211,10 @@ def add_error_handlers(app: FastAPI) -> None:
 def http_failure(request: Request, error: HTTPException) -> MotetError:
     """Returns an error of the web framework with OpenAI's message."""
     if error.status_code == 404:
-        return NotFoundError(f"Invalid URL ({request.method} {request.url.path})", code="unknown_url")
+        path = request.url.path
+        lacks_v1 = any(getattr(route, "path", None) == f"/v1{path}" for route in request.app.routes)
+        hint = " (HINT: the base URL of an OpenAI client ends in /v1.)" if lacks_v1 else ""
+        return NotFoundError(f"Invalid URL ({request.method} {path}){hint}", code="unknown_url")
     if error.status_code == 405:
         hint = "(HINT: Perhaps you meant to use a different HTTP method?)"
         return MethodNotAllowedError(f"Not allowed to {request.method} on {request.url.path}. {hint}")

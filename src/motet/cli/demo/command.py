@@ -5,9 +5,12 @@ The prompt is a short conversation, as its earlier answers keep a small model to
 answers of the default model make sense and differ from each other."""
 
 import json
+import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import httpx
@@ -48,11 +51,11 @@ TEMPERATURE = 0.4
 
 CELL_CHOICES, SINGLE_CHOICES = 8, 4
 NO_KILL = "No engine is killed: its answers would need a second decode engine (--decode 2) to continue."
-NEXT_STEPS = """
-What next:
-  motet serve         the API and the page at http://127.0.0.1:8000
-  motet chat -n 4     a conversation in this terminal
-  motet demo --model  the same with another model: a folder or a hub name"""
+NEXT_STEPS = {
+    "serve": "the API and the page at http://127.0.0.1:8000",
+    "chat -n 4": "a conversation in this terminal",
+    "demo --model MODEL": "the same with another model: a folder or a hub name",
+}
 
 
 def demo(
@@ -107,9 +110,22 @@ def demo(
             server = stack.enter_context(ChildServer([str(folder), "--served-model-name", model, *shape]))
         client = stack.enter_context(connect(server.url))
         figures = Demo(client, console, question=question).run(kills=kill and can_kill)
-    console.print(NEXT_STEPS, highlight=False, markup=False, soft_wrap=True)
+    console.print(next_steps(command_name(sys.argv[0])), highlight=False, markup=False, soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(figures))
+
+
+def next_steps(program: str) -> str:
+    commands = [f"{program} {arguments}" for arguments in NEXT_STEPS]
+    width = max(map(len, commands))
+    lines = (f"  {c:<{width}}  {meaning}" for c, meaning in zip(commands, NEXT_STEPS.values(), strict=True))
+    return "\n".join(["", "What next:", *lines])
+
+
+def command_name(started_as: str) -> str:
+    """Returns `motet` if the shell finds that command, and otherwise the path with which this program was started:
+    `make demo` starts `.venv/bin/motet`."""
+    return started_as if Path(started_as).stem == "motet" and shutil.which("motet") is None else "motet"
 
 
 class Demo:
