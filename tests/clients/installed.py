@@ -1,7 +1,8 @@
 """The tested clients with their versions, and the environments that they are installed in.
 
-An environment is made once and kept in the cache folder. Its name has a digest of its packages, so a new version gets
-a new environment. Dependencies of a client have no versions here: pip and npm choose the newest that it supports.
+An environment is made once and kept in the cache folder. Its name has a digest of its packages and the interpreter, so
+that a change of either makes a new environment. Dependencies of a client have no versions here: pip and npm choose the
+newest that it supports.
 """
 
 import hashlib
@@ -42,9 +43,14 @@ class Client:
         """The version of the client itself."""
         return self.packages[0].replace("==", "@").rpartition("@")[2]
 
+    @property
+    def _interpreter(self) -> str:
+        """The Python of the environment: with another one, its packages cannot be imported. Empty for node."""
+        return "" if self.script.endswith(".mjs") else f"{sys.executable} {sys.version}"
+
     def installed(self) -> Path:
         """Installs the client if needed, and returns its folder. Skips the test if it cannot be installed."""
-        digest = hashlib.sha256(" ".join(self.packages).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(" ".join((*self.packages, self._interpreter)).encode()).hexdigest()[:8]
         folder = cache_folder(environment()) / "clients" / f"{self.key}-{digest}"
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
@@ -85,8 +91,10 @@ CLAUDE_CODE = Client("Claude Code", "claude_code.mjs", ("@anthropic-ai/claude-co
 AIDER = Client("aider", "aider.py", ("aider-chat==0.86.2",))
 """Like Codex and Claude Code, a program that needs no script. It needs a better model, so the output of its model is
 scripted."""
-TRL = Client("TRL", "trl_client.py", ("trl==1.16.0", "torch==2.13.0", "requests", "httpx"))
-"""The client of TRL's trainers. It needs a server with `--rl`."""
+WEIGHTS_PACKAGES = ("filelock", "msgspec", "psutil", "torch==2.13.0")
+"""The packages that `motet.weights` imports."""
+TRL = Client("TRL", "trl_client.py", ("trl==1.16.0", "requests", "httpx", *WEIGHTS_PACKAGES))
+"""The client of TRL's trainers. It needs a server with `--rl`. The example of a trainer runs in its environment too."""
 CLIENTS = (
     Client("openai (Python)", "openai_python.py", (OPENAI,)),
     Client("openai (JavaScript)", "openai_npm.mjs", ("openai@7.57.0",)),

@@ -2,6 +2,7 @@
 TRL."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from examples.trl_grpo.rollouts import Sampler
 from motet import weights
 from motet.deploy.child import ChildServer
 from motet.settings.server_config import environment
-from tests.clients.installed import TRL
+from tests.clients.installed import TRL, WEIGHTS_PACKAGES
 from tests.clients.running import run
 from tests.examples.test_vllm_pd import fake_program, flags_of
 from tests.forked import ForkingProcess
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
+from tools.layers import SOURCE, imports_of
 
 ROOT = Path(__file__).parents[2]
 N, PROMPTS, MAX_TOKENS = 8, 2, 12
@@ -145,6 +147,20 @@ def test_one_command_serves_and_trains_with_three_seeds(tmp_path: Path) -> None:
 
 def flags_in(command: str) -> set[str]:
     return {part for part in command.split() if part.startswith("--")}
+
+
+def test_the_environment_of_trl_has_what_the_example_imports_from_motet() -> None:
+    """The bug: `motet.weights` had come to import msgspec, and the environment was neither complete nor made again."""
+    files, packages = [SOURCE / "motet" / "weights.py"], set()
+    for file in files:
+        for target in (one.target for one in imports_of(file) if one.at_top):
+            paths = (SOURCE / name.replace(".", "/") for name in (target, target.rpartition(".")[0]))
+            files += {path.with_suffix(".py") for path in paths if path.with_suffix(".py").is_file()} - set(files)
+            packages.add(target.partition(".")[0])
+    assert len(files) > 4
+    installed = {package.partition("==")[0] for package in WEIGHTS_PACKAGES}
+    assert packages - sys.stdlib_module_names - {"motet"} == installed
+    assert set(WEIGHTS_PACKAGES) <= set(TRL.packages)
 
 
 @pytest.mark.clients
