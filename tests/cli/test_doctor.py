@@ -153,7 +153,12 @@ def test_a_full_or_protected_disk_is_a_warning(tmp_path: Path, monkeypatch: Monk
 def test_a_port_in_use_names_the_program_that_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        is_problem(check_port(subject(port=port)), f"--port {port}", f"(process {os.getpid()})", "give another --port")
+        is_problem(
+            check_port(subject(port=port)),
+            f"--port {port}: ",
+            f"(process {os.getpid()}) listens there",
+            "give another --port",
+        )
     assert check_port(subject(port=port)).verdict is Verdict.OK
 
 
@@ -198,6 +203,16 @@ def test_a_model_that_is_not_downloaded_is_no_problem(tmp_path: Path) -> None:
     assert finding.verdict is Verdict.OK
     assert "is not on this machine" in finding.found
     assert "motet models pull" in finding.remedy
+
+
+def test_a_model_that_cannot_be_downloaded_is_a_problem(monkeypatch: Monkey) -> None:
+    """The bug: with the name of no model, or without a network, "A server can run"."""
+    offline = {"HF_ENDPOINT": "http://127.0.0.1:1"}
+    is_problem(check_model(subject(model="org/never-seen", environ=offline)), "is not on this machine", "127.0.0.1:1")
+    is_problem(check_model(subject(model="smollm3", environ=offline)), "did you mean smollm2?")
+    is_problem(check_model(subject(model="/never/seen", environ=offline)), "there is no such folder")
+    monkeypatch.setattr(httpx, "head", lambda url, timeout: None)
+    assert check_model(subject(model="org/never-seen")).remedy == "motet models pull org/never-seen"
 
 
 def test_a_model_folder_is_checked(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ from motet.errors import ConfigError, ModelLoadError
 from motet.machine import GIB, cores, listener_on, processor, read_memory
 from motet.models.folder import check_model as check_model_folder
 from motet.models.folder import check_tokenizer
-from motet.models.model_source import local_folder
+from motet.models.model_source import check_download_name, local_folder
+from motet.models.smollm2 import DEFAULT_MODEL
 from motet.settings.record import Settings
 from motet.settings.resolve import resolve_settings
 from motet.settings.server_config import cache_folder, environment
@@ -96,6 +97,10 @@ class Subject:
     @property
     def cache(self) -> Path:
         return cache_folder(self.environ)
+
+    @property
+    def hub(self) -> str:
+        return self.environ.get("HF_ENDPOINT") or HUB
 
     @property
     def num_engines(self) -> int:
@@ -178,7 +183,7 @@ def check_port(subject: Subject) -> Finding:
     except ConfigError as error:
         code = error.__cause__.errno if isinstance(error.__cause__, OSError) else None
         listener = listener_on(config.port) if code == errno.EADDRINUSE else None
-        found = f"{error.message}: {listener}" if listener else error.message
+        found = f"--port {config.port}: {listener} listens there" if listener else error.message
         remedy = "give another --port" if code in (errno.EADDRINUSE, errno.EACCES) else "give another --host"
         remedy = f"end that program, or {remedy}" if listener else remedy
         return Finding("port", Verdict.PROBLEM, found, "a server cannot start there", remedy)
@@ -192,14 +197,7 @@ def check_port(subject: Subject) -> Finding:
 def check_model(subject: Subject) -> Finding:
     folder = local_folder(subject.model, cache=subject.cache)
     if folder is None:
-        meaning = "motet serve downloads it at its first start"
-        return Finding(
-            "model",
-            Verdict.OK,
-            f"{subject.model} is not on this machine",
-            meaning,
-            f"motet models pull {subject.model}",
-        )
+        return check_download(subject)
     try:
         check_model_folder(folder)
         check_tokenizer(folder)
@@ -210,6 +208,22 @@ def check_model(subject: Subject) -> Finding:
         return Finding("model", Verdict.PROBLEM, f"{subject.model} in {folder}", str(facts["error"]))
     meaning = f"{facts['architecture']} is supported; {facts['dtype']}, up to {facts['max_model_len']:,} tokens"
     return Finding("model", Verdict.OK, f"{subject.model} in {folder}", meaning)
+
+
+def check_download(subject: Subject) -> Finding:
+    """Checks a model that is not on this machine."""
+    model = subject.model
+    try:
+        check_download_name(model)
+    except ModelLoadError as error:
+        return Finding("model", Verdict.PROBLEM, error.message, "there is nothing to serve", "name another model")
+    found = f"{model} is not on this machine"
+    if model != DEFAULT_MODEL and (error := hub_error(subject)):
+        remedy = "check the network, or name a local folder"
+        return Finding("model", Verdict.PROBLEM, found, f"it cannot be downloaded: {error}", remedy)
+    return Finding(
+        "model", Verdict.OK, found, "motet serve downloads it at its first start", f"motet models pull {model}"
+    )
 
 
 def check_torch(subject: Subject) -> Finding:
@@ -270,16 +284,20 @@ def check_open_files(subject: Subject) -> Finding:
 
 
 def check_hub(subject: Subject) -> Finding:
-    url = subject.environ.get("HF_ENDPOINT") or HUB
     token = "HF_TOKEN is set" if subject.environ.get("HF_TOKEN") else "HF_TOKEN is not set"
-    try:
-        httpx.head(url, timeout=HUB_S)
-    except httpx.HTTPError as error:
+    if error := hub_error(subject):
         meaning = "models of the hub cannot be downloaded; models on this machine can be served"
-        return Finding(
-            "hub", Verdict.WARNING, f"{url} does not answer ({error}); {token}", meaning, "check the network"
-        )
-    return Finding("hub", Verdict.OK, f"{url} answers; {token}", "gated and private models need a token")
+        return Finding("hub", Verdict.WARNING, f"{error}; {token}", meaning, "check the network")
+    return Finding("hub", Verdict.OK, f"{subject.hub} answers; {token}", "gated and private models need a token")
+
+
+def hub_error(subject: Subject) -> str | None:
+    """Returns the reason why the hub cannot be reached; None if it answers."""
+    try:
+        httpx.head(subject.hub, timeout=HUB_S)
+    except httpx.HTTPError as error:
+        return f"{subject.hub} does not answer ({error})"
+    return None
 
 
 CHECKS: Sequence[Check] = (

@@ -37,20 +37,28 @@ def _found(name: str, cache: Path, *, patterns: tuple[str, ...], revision: str |
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
-    if path.exists():
+    check_download_name(name)
+    if name == DEFAULT_MODEL:
+        return Smollm2(cache, progress=progress).get()
+    progress.say(f"looking for {name} on the hub")
+    return fetch(name, revision=revision, patterns=patterns, progress=progress)
+
+
+def check_download_name(name: str) -> None:
+    """Raises ModelLoadError if a name that is not a folder is neither the default model nor a possible name on the
+    hub."""
+    if name == DEFAULT_MODEL:
+        return
+    if Path(name).expanduser().exists():
         raise ModelLoadError(f"{name} is a file: name the folder that contains config.json and the weights")
     if name.startswith(("/", "./", "../", "~")):
         raise ModelLoadError(f"{name}: there is no such folder")
-    if name == DEFAULT_MODEL:
-        return Smollm2(cache, progress=progress).get()
     if difflib.get_close_matches(name.lower(), [DEFAULT_MODEL], cutoff=CLOSE):
         raise ModelLoadError(f"{name}: there is no such model: did you mean {DEFAULT_MODEL}?")
     if not HUB_NAME.fullmatch(name):
         raise ModelLoadError(
             f"{name}: neither a folder nor a name on the hub (org/name), nor {DEFAULT_MODEL}, the default model"
         )
-    progress.say(f"looking for {name} on the hub")
-    return fetch(name, revision=revision, patterns=patterns, progress=progress)
 
 
 def local_folder(name: str, *, cache: Path) -> Path | None:
