@@ -218,9 +218,9 @@ def check_download(subject: Subject) -> Finding:
     except ModelLoadError as error:
         return Finding("model", Verdict.PROBLEM, error.message, "there is nothing to serve", "name another model")
     found = f"{model} is not on this machine"
-    if model != DEFAULT_MODEL and (error := hub_error(subject)):
+    if model != DEFAULT_MODEL and (reason := hub_error(subject)):
         remedy = "check the network, or name a local folder"
-        return Finding("model", Verdict.PROBLEM, found, f"it cannot be downloaded: {error}", remedy)
+        return Finding("model", Verdict.PROBLEM, found, f"it cannot be downloaded: {reason}", remedy)
     return Finding(
         "model", Verdict.OK, found, "motet serve downloads it at its first start", f"motet models pull {model}"
     )
