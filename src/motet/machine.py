@@ -12,7 +12,7 @@ import importlib
 import os
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,3 +141,10 @@ def processor(cpuinfo: Path = CPUINFO) -> Processor:
     flags = facts.get("flags") or facts.get("Features", "")
     name = facts.get("model name") or platform.processor() or platform.machine() or "unknown"
     return Processor(name, frozenset(flags.split()))
+
+
+def torch_environ(environ: Mapping[str, str], folder: Path | str) -> dict[str, str]:
+    """Returns the environment of a process that imports torch, which creates a folder when it is imported. The default
+    name of that folder depends only on the user's name, so another user of the machine could take it, and torch could
+    not be imported. Here it is `folder`, which no other user can write to, unless the user has set another."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder)} | dict(environ)

@@ -330,11 +330,29 @@ def test_a_wrong_variable_is_a_problem(monkeypatch: Monkey) -> None:
 
 def test_a_probe_that_crashes_leaves_the_parts_before_the_crash(tmp_path: Path, monkeypatch: Monkey) -> None:
     program = tmp_path / "python"
-    program.write_text('#!/bin/sh\necho \'{"torch": {"version": "1"}}\'\nkill -9 $$\n')
+    lines = ("#!/bin/sh", '[ -O "$TORCHINDUCTOR_CACHE_DIR" ] && echo \'{"torch": {"version": "1"}}\'', "kill -9 $$", "")
+    program.write_text("\n".join(lines))
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     settings = resolve_settings({"model": str(tmp_path)}, environ={})
     assert doctor.run_probe(settings, {}) == {"torch": {"version": "1"}}
+
+
+def test_no_finding_moves_the_cursor_of_a_terminal(monkeypatch: Monkey) -> None:
+    """Names of programs and of a model's architecture come from others."""
+    odd = Finding("port", Verdict.PROBLEM, "another\x1b[2J", "\x1b]52;c;x\x07", "end \u202e it")
+    monkeypatch.setattr(doctor, "run_checks", lambda subject: [odd])
+    monkeypatch.setattr(doctor, "run_probe", lambda settings, environ: {})
+    output = CliRunner().invoke(app, ["doctor"]).stdout
+    assert r"another\x1b[2J" in output
+    assert all(char.isprintable() or char == "\n" for char in output)
+
+
+def test_a_huge_file_with_the_address_of_a_cluster_is_not_read(tmp_path: Path) -> None:
+    cluster = tmp_path / "ray_current_cluster"
+    with cluster.open("wb") as file:
+        file.truncate(2**40)
+    assert "no cluster was found" in check_ray(subject(), cluster).found
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from enum import StrEnum
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, TypeVar
 
 import httpx
@@ -35,7 +36,8 @@ from motet.deploy.listen import address_at, listen
 from motet.engines.native.compiled_kernels import missing_kernels, running_kind
 from motet.engines.native.kv.cache_size import ENGINE_BYTES
 from motet.errors import ConfigError, ModelLoadError
-from motet.machine import GIB, cores, listener_on, processor, read_memory
+from motet.log import escaped
+from motet.machine import GIB, cores, listener_on, processor, read_memory, torch_environ
 from motet.models.folder import check_model as check_model_folder
 from motet.models.folder import check_tokenizer
 from motet.models.model_source import check_download_name, local_folder
@@ -58,6 +60,7 @@ INSTRUCTION_SETS = (
 )
 RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 """File in which Ray stores the address of the cluster that runs on this machine."""
+MAX_ADDRESS_CHARS = 300
 
 
 class Verdict(StrEnum):
@@ -259,7 +262,10 @@ def check_ray(subject: Subject, cluster_file: Path = RAY_CLUSTER) -> Finding:
         found = f"Ray {metadata.version('ray')}"
     except metadata.PackageNotFoundError:
         return Finding("Ray", Verdict.OK, "not installed", "only motet ray needs it", "pip install '.[ray]'")
-    address = subject.environ.get("RAY_ADDRESS") or (cluster_file.read_text() if cluster_file.is_file() else "")
+    address = subject.environ.get("RAY_ADDRESS", "")
+    if not address and cluster_file.is_file():
+        with cluster_file.open() as file:  # any user can have made it, with any size
+            address = file.read(MAX_ADDRESS_CHARS)
     if address and answers(address.strip()):
         return Finding("Ray", Verdict.OK, f"{found}; a cluster runs at {address.strip()}", "motet ray joins it")
     return Finding("Ray", Verdict.OK, f"{found}; no cluster was found", "motet ray starts one on this machine")
@@ -350,13 +356,14 @@ def run_probe(settings: Settings, environ: Mapping[str, str]) -> Mapping[str, Ma
     num_engines = max(1, settings.cell.prefill + settings.cell.decode)
     engine = replace(engine, num_engines=num_engines, model_path=str(folder or ""))
     command = [sys.executable, "-m", "motet.engines.native.probe"]
-    try:
-        output = subprocess.run(
-            command, input=msgspec.json.encode(engine), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            timeout=PROBE_S, check=False,
-        ).stdout  # fmt: skip
-    except subprocess.TimeoutExpired as expired:
-        output = expired.stdout or b""
+    with TemporaryDirectory(prefix="motet-") as torch_folder:
+        try:
+            output = subprocess.run(
+                command, input=msgspec.json.encode(engine), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                timeout=PROBE_S, check=False, env=torch_environ(environ, torch_folder),
+            ).stdout  # fmt: skip
+        except subprocess.TimeoutExpired as expired:
+            output = expired.stdout or b""
     parts: dict[str, Mapping[str, Any]] = {}
     for line in output.splitlines():
         parts |= json.loads(line)
@@ -367,7 +374,8 @@ def shown(findings: Sequence[Finding]) -> Table:
     table = Table("", "what", "what is there", "what it means", "what to do", box=None, pad_edge=False)
     for finding in findings:
         sign, style = SIGNS[finding.verdict]
-        table.add_row(Text(sign, style), *map(Text, (finding.check, finding.found, finding.meaning, finding.remedy)))
+        texts = (finding.check, finding.found, finding.meaning, finding.remedy)
+        table.add_row(Text(sign, style), *(Text(escaped(text, keep="\n")) for text in texts))
     return table
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from motet.errors import ModelLoadError
+from motet.machine import torch_environ
 from motet.models.folder import check_model, check_tokenizer
 from motet.models.hub import MODEL_PATTERNS, fetch
 from motet.models.progress import SILENT, Progress, watched
@@ -125,7 +126,8 @@ class Smollm2:
         return gguf
 
     def convert(self, gguf: Path, folder: Path) -> None:
-        code, error = _run(sys.executable, "-m", "motet.models.convert", str(gguf), str(folder))
+        environ = torch_environ(environment(), folder)
+        code, error = _run(sys.executable, "-m", "motet.models.convert", str(gguf), str(folder), environ=environ)
         if code:
             raise ModelLoadError(f"converting {gguf.name} failed: {error}")
 

@@ -1,6 +1,8 @@
 """The engine process at the end of its pipes, with real sockets and a tiny model, and all ways in which it can end."""
 
 import asyncio
+import importlib
+import io
 import os
 import signal
 import subprocess
@@ -9,6 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import psutil
@@ -17,7 +20,7 @@ import zmq
 
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.protocol import Close, Launch, Pipes, StartFailed
-from motet.engines.native.spawn import Spawn, engine_environ
+from motet.engines.native.spawn import Spawn, engine_environ, spawn
 from motet.engines.wire import CarriedError
 from motet.errors import (
     ContextLengthError,
@@ -29,6 +32,7 @@ from motet.errors import (
     UnsupportedModelError,
 )
 from motet.ids import RequestId
+from motet.machine import torch_environ
 from motet.settings.server_config import EngineConfig
 from motet.text.choice import ChoiceEvent
 from motet.text.text_group import GroupStep, TextGroup
@@ -382,3 +386,22 @@ def test_the_users_variables_replace_those_of_an_engines_environment() -> None:
     own = {"GOMP_SPINCOUNT": "7", "MALLOC_ARENA_MAX": "4"}
     assert engine_environ(own) == own
     assert "GOMP_SPINCOUNT" not in engine_environ({"OMP_WAIT_POLICY": "ACTIVE"})
+
+
+async def test_an_engine_s_torch_uses_no_folder_that_another_user_can_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug: no engine started if another user had made a file `torchinductor_USER` among the temporary files."""
+    environs: list[dict[str, str]] = []
+
+    async def record(*_: object, env: dict[str, str], **__: object) -> SimpleNamespace:
+        environs.append(env)
+        return SimpleNamespace(stdin=io.BytesIO())
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", record)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    await spawn(Launch(engine_config(tmp_path), str(tmp_path)))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", environs[0]["TORCHINDUCTOR_CACHE_DIR"])
+    torch_folders = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
+    assert torch_folders.cache_dir() == str(tmp_path)
+    assert torch_environ({"TORCHINDUCTOR_CACHE_DIR": "/x"}, tmp_path) == {"TORCHINDUCTOR_CACHE_DIR": "/x"}

@@ -113,8 +113,8 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     shape = read_shape(folder, hf_config)
     max_model_len = max_model_len_of(config.max_model_len, shape.max_model_len)
     layout = KVLayout(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
-    needs = MemoryNeeds(max_model_len, weights_in_memory(folder, hf_config, dtype))
-    choose = partial(choose_blocks, config, layout, needs, device=device)
+    needs = MemoryNeeds(max_model_len, weights_in_memory(folder, hf_config, dtype=dtype))
+    choose = partial(choose_blocks, config, layout, needs=needs, device=device)
     if config.gpu_memory_utilization is None:
         num_blocks, reason = choose()
     cache = cache_folder(environment())
@@ -223,10 +223,10 @@ class MemoryNeeds:
 
 
 def choose_blocks(
-    config: EngineConfig, layout: KVLayout, needs: MemoryNeeds, *, device: torch.device
+    config: EngineConfig, layout: KVLayout, *, needs: MemoryNeeds, device: torch.device
 ) -> tuple[int, str]:
     """Returns the number of KV blocks, and the reason for it in words. Raises KVMemoryError."""
-    size = _cache_size(config, layout, needs, device=device)
+    size = _cache_size(config, layout, needs=needs, device=device)
     num_blocks = num_blocks_for(
         size.gb,
         layout.bytes_per_block,
@@ -237,7 +237,7 @@ def choose_blocks(
     return num_blocks, size.reason
 
 
-def _cache_size(config: EngineConfig, layout: KVLayout, needs: MemoryNeeds, *, device: torch.device) -> CacheSize:
+def _cache_size(config: EngineConfig, layout: KVLayout, *, needs: MemoryNeeds, device: torch.device) -> CacheSize:
     if (utilization := config.gpu_memory_utilization) is not None:
         if device.type != "cuda":
             raise ConfigError(f"--gpu-memory-utilization: the device is {device}; use --kv-cache-gb")

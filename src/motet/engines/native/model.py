@@ -124,7 +124,7 @@ def resolve_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
     return saved if isinstance(saved, torch.dtype) else torch.float32
 
 
-def weights_in_memory(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> int:
+def weights_in_memory(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype) -> int:
     """Returns the number of bytes of a model's weights in this dtype. Raises ModelLoadError."""
     try:
         saved_bytes = sum(file.stat().st_size for file in weight_files(folder))

@@ -58,8 +58,8 @@ def model_facts(config: EngineConfig) -> Facts:
     )
     max_model_len = max_model_len_of(config.max_model_len, shape.max_model_len)
     layout = KVLayout(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
-    needs = MemoryNeeds(max_model_len, weights_in_memory(folder, hf_config, dtype))
-    num_blocks, reason = choose_blocks(config, layout, needs, device=device)
+    needs = MemoryNeeds(max_model_len, weights_in_memory(folder, hf_config, dtype=dtype))
+    num_blocks, reason = choose_blocks(config, layout, needs=needs, device=device)
     return {
         "architecture": ", ".join(hf_config.architectures or []),
         "dtype": str(dtype).removeprefix("torch."),

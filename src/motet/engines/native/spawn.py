@@ -11,7 +11,7 @@ import msgspec
 
 from motet.engines.native.protocol import Event, Heartbeat, Launch, Pipes, Ready, StartFailed
 from motet.errors import EngineError, StartupError
-from motet.machine import described_end
+from motet.machine import described_end, torch_environ
 from motet.settings.server_config import environment
 from motet.types import EngineInfo
 
@@ -33,7 +33,7 @@ async def spawn(launch: Launch) -> Process:
         "motet.engines.native",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
-        env=engine_environ(environment()),
+        env=torch_environ(engine_environ(environment()), launch.folder),
         start_new_session=True,
     )
     if process.stdin is None:
