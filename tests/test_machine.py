@@ -96,4 +96,5 @@ def test_the_end_of_a_process_by_a_signal_has_the_name_of_the_signal() -> None:
     """The bug: an engine that ran out of memory "ended with exit code -9", which does not say why."""
     assert described_end(-9) == "was ended by SIGKILL (the system does this if memory runs out)"
     assert described_end(-15) == "was ended by SIGTERM"
+    assert described_end(-40) == "was ended by signal 40", "most real-time signals have no name"
     assert described_end(3) == "ended with exit code 3"

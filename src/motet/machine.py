@@ -107,10 +107,10 @@ def resident_bytes(pid: int) -> int | None:
 
 
 def described_end(code: int) -> str:
-    """Returns how a process ended, in words. `code`: as `subprocess` has it, negative after a signal."""
+    """Returns how a process ended, in words. `code`: the exit code, or the negative number of the signal."""
     if code >= 0:
         return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
+    name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
     return f"was ended by {name}" + (" (the system does this if memory runs out)" if name == "SIGKILL" else "")
 
 

@@ -111,7 +111,7 @@ def test_the_kv_cache_gets_the_part_of_a_gpu_that_the_weights_leave() -> None:
 
 
 def test_the_error_for_a_full_gpu_says_how_much_is_in_use() -> None:
-    with pytest.raises(KVMemoryError, match=r"0\.9 of 80\.0 GB leaves no memory .* 75\.0 GB are in use"):
+    with pytest.raises(KVMemoryError, match=r"0\.9 of 80\.0 GiB leaves no memory .* 75\.0 GiB are in use"):
         kv_cache_gb_for(0.9, total_bytes=80 * 2**30, free_bytes=5 * 2**30)
 
 

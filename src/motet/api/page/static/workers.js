@@ -169,5 +169,5 @@ function cell(tag, kind, role, text = "", column = "") {
 }
 
 function shown(figure) {
-  return String(figure ?? "–"); // a silent worker does not report figures, a remote one no memory, and a text upstream none of them
+  return String(figure ?? "–"); // silent workers and text upstreams report no figures, and workers on other servers no memory
 }

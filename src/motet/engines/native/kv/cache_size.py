@@ -1,13 +1,12 @@
 """The size of an engine's KV cache. Unless it is set, it is chosen from the memory that was available when the server
 started: pages become memory when they are used (`storage`), so a cache larger than this could end the engine later.
 
-    default     the smallest of DEFAULT_GB, an engine's part of SHARE of the available memory, and the remainder: the
-                engine's part of the available memory without its weights and ENGINE_BYTES
-    at least    one sequence of the model's maximum length, if MAX_SHARE of the available memory holds it; a warning
-                if the remainder does not
-    set         as set; a warning above the available memory, and an error above the machine's memory
-
-The rest of the available memory is for other programs."""
+    default     DEFAULT_GB, but at most SHARE of an engine's part of the available memory, and at most what weights and
+                ENGINE_BYTES leave of this part
+    at least    one sequence of the model's maximum length, if MAX_SHARE of the part holds it; with a warning if weights
+                and ENGINE_BYTES leave less
+    set         as set; with a warning above the available memory, and an error above the machine's memory
+"""
 
 import logging
 from dataclasses import dataclass
@@ -78,15 +77,15 @@ def cache_size(
 
 
 def kv_cache_gb_for(utilization: float, *, total_bytes: int, free_bytes: int) -> float:
-    """Returns the size of the KV cache in GB, such that the share `utilization` of the device's memory is used,
+    """Returns the size of the KV cache in GiB, such that the share `utilization` of the device's memory is used,
     including weights and other programs. The rest is for values between layers, graphs and the sampler."""
     used_bytes = total_bytes - free_bytes
     kv_bytes = utilization * total_bytes - used_bytes
     if kv_bytes > 0:
         return kv_bytes / GIB
     raise KVMemoryError(
-        f"--gpu-memory-utilization {utilization:g} of {total_bytes / GIB:.1f} GB leaves no memory for the KV cache: "
-        f"{used_bytes / GIB:.1f} GB are in use; raise it, end other programs, or use a smaller model"
+        f"--gpu-memory-utilization {utilization:g} of {total_bytes / GIB:.1f} GiB leaves no memory for the KV cache: "
+        f"{used_bytes / GIB:.1f} GiB are in use; raise it, end other programs, or use a smaller model"
     )
 
 
@@ -104,6 +103,6 @@ def num_blocks_for(
     why = f" ({reason})" if reason else ""
     shorter = f" or set --max-model-len to {fits} or less" if fits > 0 else ""
     raise KVMemoryError(
-        f"{kv_cache_gb:g} GB of KV cache{why} hold {num_blocks} blocks, but one sequence of {max_model_len} tokens "
-        f"needs {needed} ({needed * bytes_per_block / GIB:.3f} GB): raise --kv-cache-gb{shorter}"
+        f"{kv_cache_gb:g} GiB of KV cache{why} hold {num_blocks} blocks, but one sequence of {max_model_len} tokens "
+        f"needs {needed} ({needed * bytes_per_block / GIB:.3f} GiB): raise --kv-cache-gb{shorter}"
     )
