@@ -1,13 +1,14 @@
 """A conversation reads a stream as a client does: each answer separately, with its times."""
 
 import json
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from bench.client.load import last_first_s
-from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, stream_answers
-from motet.errors import EngineError
+from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, check_server, stream_answers
+from motet.errors import EngineError, MotetError
 
 
 def line(event: dict[str, object]) -> str:
@@ -80,6 +81,48 @@ def test_there_is_no_last_first_token_while_an_answer_is_silent() -> None:
 def test_an_error_in_the_stream_is_raised() -> None:
     with pytest.raises(EngineError, match="the engine died"):
         conversation(1).feed(line({"error": {"message": "the engine died", "type": "server_error"}}))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ("{not JSON", "cannot be read"),
+        ('{"choices": 5}', "cannot be read"),
+        ('{"choices": [{"index": 0, "delta": {"content": "\\ud800"}}]}', "cannot be read"),
+        ('{"x": ' + "[" * 10**5 + "]" * 10**5 + "}", "cannot be read"),
+        ('{"choices": [{"index": 2}]}', "sent choice 2, and 2 choices were requested"),
+        ('{"choices": [{"index": -1}]}', "sent choice -1"),
+        ('{"error": {"message": "' + "x" * 10**6 + '"}}', r"x\.\.\. \(1000000 characters\)"),
+    ],
+    ids=["syntax", "type", "surrogate", "deep", "index", "negative", "long"],
+)
+def test_an_invalid_chunk_is_a_short_error(data: str, reason: str) -> None:
+    with pytest.raises(EngineError, match=reason) as raised:
+        conversation(2).feed(f"data: {data}")
+    assert len(raised.value.message) < 3000
+
+
+def endless(piece: bytes) -> Iterator[bytes]:
+    """Yields pieces until a test has read 64 MiB."""
+    for _ in range(2**26 // len(piece)):
+        yield piece
+    raise AssertionError("the client reads without a limit")
+
+
+def answering(status: int, content: Iterator[bytes]) -> httpx.Client:
+    server = httpx.MockTransport(lambda _: httpx.Response(status, content=content))
+    return httpx.Client(base_url="http://server", transport=server)
+
+
+def test_no_server_can_fill_the_memory_of_its_client() -> None:
+    question = ChatQuestion([], n=1, max_tokens=9, temperature=1.0)
+    piece = b"x" * 2**20
+    with answering(200, endless(piece)) as client, pytest.raises(EngineError, match="a line of more than"):
+        stream_answers(question, Conversation(1), client=client)
+    with answering(500, endless(piece)) as client, pytest.raises(MotetError, match=r"^the server answered 500$"):
+        stream_answers(question, Conversation(1), client=client)
+    with answering(200, endless(piece)) as client:
+        check_server(client)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=repr)

@@ -11,12 +11,19 @@ import httpx
 import msgspec
 
 from motet.errors import EngineError, MotetError
+from motet.log import cut
 
 DATA = "data: "
 DONE = "[DONE]"
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 600.0
 """Maximum time between two chunks; long, since long prompts can be ahead in the queue."""
+MAX_LINE_BYTES = 16 * 2**20
+"""Maximum size of a line of a stream."""
+MAX_REFUSAL_BYTES = 64 * 2**10
+"""Number of bytes of a refusal that are read."""
+MAX_ERROR_CHARS = 2000
+"""Number of characters of a server's error that are shown."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ class Conversation:
         return min((a.first_s for a in self.answers if a.first_s is not None), default=None)
 
     def feed(self, line: str) -> None:
-        """Reads one line of the stream. Raises `EngineError` if it reports a failure of the server."""
+        """Reads one line of the stream. Raises `EngineError` if it reports a failure of the server or is invalid."""
         if not line.startswith(DATA):
             return
         data = line.removeprefix(DATA)
@@ -118,14 +125,19 @@ class Conversation:
         if data == DONE:
             self.total_s = now_s
             return
-        chunk = CHUNK.decode(data)
+        try:
+            chunk = CHUNK.decode(data)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            raise EngineError(f"the server sent a chunk that cannot be read: {cut(str(exc), MAX_ERROR_CHARS)}") from exc
         if chunk.error:
-            raise EngineError(f"the server failed: {chunk.error.message}")
+            raise EngineError(f"the server failed: {cut(chunk.error.message, MAX_ERROR_CHARS)}")
         self.usage = chunk.usage or self.usage
         for choice in chunk.choices:
             self._take(choice, now_s)
 
     def _take(self, choice: _ChunkChoice, now_s: float) -> None:
+        if not 0 <= choice.index < len(self.answers):
+            raise EngineError(f"the server sent choice {choice.index}, and {len(self.answers)} choices were requested")
         answer = self.answers[choice.index]
         text = choice.text or (choice.delta.content if choice.delta else None) or ""
         reasoning = (choice.delta.reasoning_content if choice.delta else None) or ""
@@ -159,8 +171,7 @@ def stream_answers(
     if the server refuses, fails or cannot be reached."""
     try:
         with client.stream("POST", "/v1/chat/completions", json=question.body()) as response:
-            if response.status_code != httpx.codes.OK:
-                raise MotetError(_refusal(response.status_code, response.read()))
+            _check_status(response)
             for line in _lines_of(response):
                 conversation.feed(line)
                 after_chunk()
@@ -173,11 +184,10 @@ def stream_answers(
 def check_server(client: httpx.Client) -> None:
     """Raises `MotetError` if the server cannot be reached, or refuses the API key."""
     try:
-        response = client.get("/v1/models")
+        with client.stream("GET", "/v1/models") as response:
+            _check_status(response)
     except httpx.HTTPError as exc:
         raise MotetError(_unreachable(client, exc)) from exc
-    if response.status_code != httpx.codes.OK:
-        raise MotetError(_refusal(response.status_code, response.read()))
 
 
 def _unreachable(client: httpx.Client, error: httpx.HTTPError) -> str:
@@ -187,18 +197,33 @@ def _unreachable(client: httpx.Client, error: httpx.HTTPError) -> str:
 
 
 def _lines_of(response: httpx.Response) -> Iterator[str]:
-    """Yields the lines of a stream. `httpx.Response.iter_lines` also splits at U+0085, U+2028 and others in texts."""
-    rest = b""
+    """Yields the lines of a stream. Raises EngineError if a line is too long. `httpx.Response.iter_lines` has no limit,
+    and also splits at U+0085, U+2028 and others in texts."""
+    rest = bytearray()
     for piece in response.iter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")
-        yield from (line.removesuffix(b"\r").decode(errors="replace") for line in lines)
+        *ends, last = piece.split(b"\n")
+        for end in ends:
+            yield (rest + end).removesuffix(b"\r").decode(errors="replace")
+            rest.clear()
+        rest += last
+        if len(rest) > MAX_LINE_BYTES:
+            raise EngineError(f"the server sent a line of more than {MAX_LINE_BYTES} bytes")
     yield rest.decode(errors="replace")
 
 
-def _refusal(status: int, body: bytes) -> str:
+def _check_status(response: httpx.Response) -> None:
+    """Raises `MotetError`, with the server's reason, unless the status is 200. Reads the start of the body."""
+    if response.status_code == httpx.codes.OK:
+        return
+    body = bytearray()
+    for piece in response.iter_bytes():
+        body += piece
+        if len(body) > MAX_REFUSAL_BYTES:
+            break
     try:
         error = CHUNK.decode(body).error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         error = None
-    advice = " (--api-key)" if status == httpx.codes.UNAUTHORIZED else ""
-    return f"the server answered {status}{f': {error.message}' if error else ''}{advice}"
+    reason = f": {cut(error.message, MAX_ERROR_CHARS)}" if error else ""
+    advice = " (--api-key)" if response.status_code == httpx.codes.UNAUTHORIZED else ""
+    raise MotetError(f"the server answered {response.status_code}{reason}{advice}")
