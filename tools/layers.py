@@ -25,7 +25,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 
-EVERYBODY_SEES = ("types", "metrics.stats", "ids", "errors", "settings", "log", "block_names", "machine", "merge")
+EVERYBODY_SEES = (
+    "types",
+    "metrics.stats",
+    "ids",
+    "errors",
+    "settings",
+    "log",
+    "block_names",
+    "machine",
+    "merge",
+    "threads",
+)
 
 BELOW_API = (
     "control",
@@ -59,6 +70,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "block_names": (),
     "machine": (),
     "merge": (),
+    "threads": (),
     "kv_events": (),
     "metrics": (),
     "metrics.declare": (),

@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +20,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import httpx
 import msgspec
@@ -45,6 +44,7 @@ from motet.models.smollm2 import DEFAULT_MODEL
 from motet.settings.record import Settings
 from motet.settings.resolve import resolve_settings
 from motet.settings.server_config import cache_folder, environment
+from motet.threads import in_thread
 from motet.transfer.ticket import is_loopback
 
 CHECK_S = 10.0
@@ -111,7 +111,6 @@ class Subject:
 
 
 Check = Callable[[Subject], Finding]
-T = TypeVar("T")
 
 
 def check_python(subject: Subject) -> Finding:
@@ -315,7 +314,7 @@ USE_PROBE = frozenset({check_memory, check_model, check_torch, check_transport})
 
 def run_checks(subject: Subject, checks: Iterable[Check] = CHECKS, *, limit_s: float = CHECK_S) -> list[Finding]:
     """Runs the checks at the same time, and returns their findings in order."""
-    waiting = [(check, started(partial(check, subject))) for check in checks]
+    waiting = [(check, in_thread(partial(check, subject), name=name_of(check))) for check in checks]
     return [
         _result(name_of(check), finding, limit_s=limit_s + (PROBE_S if check in USE_PROBE else 0))
         for check, finding in waiting
@@ -333,20 +332,6 @@ def _result(name: str, finding: Future[Finding], *, limit_s: float) -> Finding:
         return Finding(name, Verdict.WARNING, f"this check took longer than {limit_s:g} s")
     except Exception as error:
         return Finding(name, Verdict.WARNING, f"this check failed: {error!r}")
-
-
-def started(work: Callable[[], T]) -> Future[T]:
-    """Runs a function in a thread that does not keep the process alive, and returns its future result."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except Exception as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return result
 
 
 def run_probe(settings: Settings, environ: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]]:
@@ -405,7 +390,7 @@ def doctor(
         findings.append(Finding("settings", Verdict.PROBLEM, error.message, "motet serve does not start", "correct it"))
         settings = resolve_settings(flags, environ={})
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    probe = started(partial(run_probe, settings, environ))
+    probe = in_thread(partial(run_probe, settings, environ), name="probe")
     with Console(stderr=True).status("checking this machine"):
         findings += run_checks(Subject(settings, environ, probe.result))
     can_run = not any(finding.verdict is Verdict.PROBLEM for finding in findings)

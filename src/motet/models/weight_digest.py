@@ -15,7 +15,6 @@ import json
 import mmap
 import os
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
@@ -25,6 +24,7 @@ from typing import Any
 from motet.errors import ModelLoadError
 from motet.models.checkpoint import checkpoint_files
 from motet.models.folder import check_safetensors
+from motet.threads import in_thread
 
 SHA256 = re.compile("[0-9a-f]{64}")
 KEPT = "weights-2"
@@ -36,16 +36,7 @@ MIN_KEPT_BYTES = 2**27
 
 def start_weights_digest(paths: Sequence[Path], cache: Path | None) -> "Future[str]":
     """Computes `weights_digest` in its own thread while the weights are loaded."""
-    future: Future[str] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(weights_digest(paths, cache))
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="weights-digest", daemon=True).start()
-    return future
+    return in_thread(lambda: weights_digest(paths, cache), name="weights-digest")
 
 
 def weights_digest(paths: Sequence[Path], cache: Path | None) -> str:

@@ -16,9 +16,7 @@ import asyncio
 import contextlib
 import logging
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from functools import partial
 
 import ray
@@ -37,6 +35,7 @@ from motet.deploy.shutdown import StopSignals, first_of
 from motet.errors import ConfigError, StartupError
 from motet.machine import cores
 from motet.settings.record import Settings
+from motet.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -129,18 +128,8 @@ async def _until_started(name: str, make: Callable[[], Application], *, signals:
 
 
 async def _done(work: Callable[[], object], signals: StopSignals) -> bool:
-    """Does the work in a thread. Returns False if a signal came. The thread is not of a pool, so that the second signal
-    and the end of the program do not wait for it."""
-    future: Future[object] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    done = asyncio.wrap_future(future)
+    """Does the work in a thread, for which a second signal does not wait. Returns False if a signal came."""
+    done = asyncio.wrap_future(in_thread(work, name="serve"))
     await first_of(asyncio.wait([done]), signals.at_once.wait())
     if not signals.drain.is_set():
         done.result()
