@@ -9,6 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from motet.errors import ModelLoadError
+from motet.models import hub
 from motet.models.hub import download
 from motet.models.progress import SILENT
 from motet.settings.server_config import environment
@@ -119,3 +120,16 @@ def test_a_download_that_never_ends_is_one_line(tmp_path: Path) -> None:
     assert broken.returncode == 3
     assert "org/broken could not be downloaded: " in broken.stderr.splitlines()[-1]
     assert "Traceback" not in broken.stderr
+
+
+@pytest.mark.parametrize("error", [TypeError("not a mapping"), ValueError("'../x'\nadvice"), KeyError("sha")], ids=repr)
+def test_an_invalid_answer_of_the_hub_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy can answer in place of the hub, with any JSON, and names of files can leave the folder."""
+
+    def snapshot_download(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr(hub, "is_reachable", lambda: True)
+    with pytest.raises(ModelLoadError, match=r"^org/name could not be downloaded: .* sent an invalid answer \(.*\)$"):
+        hub.fetch("org/name", revision=None, patterns=("*",))

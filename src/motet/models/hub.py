@@ -63,6 +63,10 @@ def fetch(name: str, *, revision: str | None, patterns: tuple[str, ...], progres
         raise ModelLoadError(
             f"{shown} could not be downloaded: {_reason(exc)}. Run the command again: it keeps the complete files"
         ) from exc
+    except (AttributeError, LookupError, TypeError, ValueError) as exc:  # the hub's client does not check all answers
+        raise ModelLoadError(
+            f"{shown} could not be downloaded: {constants.ENDPOINT} sent an invalid answer ({_reason(exc)})"
+        ) from exc
     return Path(folder)
 
 
