@@ -88,6 +88,11 @@ async def test_field_is_refused_by_name(refusing: Served, field: str, value: obj
         assert error["code"] == code
 
 
+async def test_a_former_field_is_refused_with_its_successor(refusing: Served) -> None:
+    response = await refusing.chat(functions=[{"name": "f"}])
+    assert response.json()["error"]["message"].endswith("'functions' is not supported by this server: use 'tools'.")
+
+
 RANGED = [(name, field) for name, field in SAMPLING_FIELDS.items() if field.verbatim and field.low is not None]
 
 

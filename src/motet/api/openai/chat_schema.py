@@ -1,6 +1,6 @@
 """The body of `POST /v1/chat/completions`: the messages, the tools, the tool choice, and the fields of the answer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -279,6 +279,11 @@ class ChatRequest(ChatPrompt, FormattedFields, SamplingFields, SteeredFields, Re
         "spaces_between_special_tokens": (True,),
         "use_beam_search": (False,),
         "verbosity": ("medium",),
+    }
+    advice: ClassVar[Mapping[str, str]] = {
+        "chat_template": "its operator can set one with --chat-template",
+        "function_call": "use 'tool_choice'",
+        "functions": "use 'tools'",
     }
 
     messages: list[Message] = Field(min_length=1)
