@@ -237,7 +237,7 @@ def _start_cluster(cpus: float) -> None:
             log_to_driver=False,
             logging_level=logging.WARNING,
         )
-    except Exception as error:  # Ray raises it as such if its processes do not start in time
+    except Exception as error:  # Ray raises a plain Exception if its processes do not start in time
         raise StartupError(
             f"Ray cannot start a cluster on this machine: {error} Ray gives its processes 15 s to start, which can be "
             "too little on a busy machine; /tmp/ray/session_latest/logs/raylet.err has the reason"
