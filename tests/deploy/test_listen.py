@@ -89,6 +89,31 @@ async def test_the_extension_sends_the_same_bytes_as_messages(method: str, heade
     assert b"one" in answers[0][1] or method == "HEAD"
 
 
+@pytest.mark.parametrize("chunk", [b"", bytes(2**20)], ids=["waits", "is-not-read"])
+@pytest.mark.anyio
+async def test_an_answer_that_outlasts_its_server_ends_without_a_traceback(
+    chunk: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bug: if a client did not read when the server ended, uvicorn logged the CancelledError of its answer as an
+    exception in the application."""
+    started = asyncio.get_running_loop().create_future()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        started.set_result(asyncio.current_task())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while chunk:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await asyncio.sleep(0)
+        await asyncio.Event().wait()
+
+    async with serving(app, sent=b"GET / HTTP/1.1\r\nhost: test\r\n\r\n") as (server, *_):
+        answer = await started
+        server.stop(at_once=True)
+        await asyncio.wait([answer], timeout=PATIENCE_S)
+        assert answer.done()
+    assert caplog.messages == []
+
+
 @pytest.mark.anyio
 async def test_the_extension_waits_for_a_slow_reader_but_not_after_it_has_left() -> None:
     piece, written, gone = bytes(1 << 16), 0, asyncio.Event()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Callable
 
 import httpx
 
@@ -14,14 +15,18 @@ ENDLESS = 10_000
 
 
 def events_of_long_answer(
-    server: ChildServer, *then_signal: tuple[int, signal.Signals], max_tokens: int = 400
+    server: ChildServer,
+    *then_signal: tuple[int, signal.Signals],
+    max_tokens: int = 400,
+    after_first: Callable[[], object] = lambda: None,
 ) -> list[str]:
-    """Returns the events of an answer that ends only at its maximum length. After the first event the processes get
-    their signals."""
+    """Returns the events of an answer that ends only at its maximum length. After the first event `after_first` is
+    called, and the processes get their signals."""
     body = {"prompt": "the hand", "n": 3, "seed": 1, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S) as response:
         lines = response.iter_lines()
         events = [next(lines)]
+        after_first()
         for pid, number in then_signal:
             os.kill(pid, number)
         events.extend(lines)

@@ -7,7 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Barrier
 
 import httpx
 import psutil
@@ -149,6 +152,27 @@ def test_two_cells_on_one_machine_stay_separate_and_each_ends_without_the_other(
 
         assert_it_works_without_prefill_and_ends_with_its_decode_engine(one, expected)
         assert list(folders[0].glob("motet-*")) == []
+
+
+def test_streams_of_a_cell_that_is_stopped_end_or_get_an_error(
+    forking: ForkingProcess, long_folder: Path, tmp_path: Path
+) -> None:
+    lengths = (200, 200, ENDLESS, ENDLESS)
+    flags = (*CELL, "--kv-transfer-backend", "shared-memory", "--drain-timeout", "0.5")
+    with start(forking, long_folder, tmp_path, *flags) as cell, ThreadPoolExecutor(len(lengths)) as pool:
+        engines = pids(cell)
+        all_stream = Barrier(len(lengths), lambda: os.kill(cell.pid, signal.SIGTERM), timeout=PATIENCE_S)
+        read = partial(events_of_long_answer, cell, after_first=all_stream.wait)
+        for length, events in zip(lengths, pool.map(lambda length: read(max_tokens=length), lengths), strict=True):
+            assert events[-1] == "data: [DONE]"
+            finished = sum('"finish_reason":"length"' in event for event in events)
+            assert '"error"' in events[-2] or (finished == 3 and length < ENDLESS)
+        assert cell.wait() == 0
+        assert "Traceback" not in cell.log
+    for engine in engines:
+        wait_until_gone(engine, PATIENCE_S)
+    assert eventually(segment_files, lambda files: files == []) == []
+    assert list(tmp_path.glob("motet-*")) == []
 
 
 def segment_files() -> list[Path]:

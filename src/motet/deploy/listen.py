@@ -90,7 +90,11 @@ class HttpServer(uvicorn.Server):
 
         async def extended(scope: dict[str, object], *receive_and_send: Send) -> None:
             scope["extensions"] = {WRITE_EXTENSION: writer_of(receive_and_send[1])}
-            await app(scope, *receive_and_send)
+            try:
+                await app(scope, *receive_and_send)
+            except asyncio.CancelledError:
+                if not self.should_exit:  # else `shutdown` has cancelled it, which uvicorn would log as an error
+                    raise
 
         config = uvicorn.Config(
             extended,
@@ -135,12 +139,19 @@ class HttpServer(uvicorn.Server):
         state = self.server_state
         for connection in list(state.connections):
             connection.shutdown()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CUT_S if self.force_exit else LINGER_S):
-                while state.connections or state.tasks:  # noqa: ASYNC110  uvicorn sets no event
-                    await asyncio.sleep(POLL_S)
+        await self._until_idle(CUT_S if self.force_exit else LINGER_S)
+        for connection in list(state.connections):
+            connection.transport.abort()  # its answer ends as if the client had left
+        await self._until_idle(CUT_S)
         for task in state.tasks:
             task.cancel()
+
+    async def _until_idle(self, limit_s: float) -> None:
+        """Waits until all connections are closed and all answers have ended, or for `limit_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110  uvicorn sets no event
+                    await asyncio.sleep(POLL_S)
 
 
 def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
