@@ -69,6 +69,10 @@ class ChildServer:
         """Waits until the server has ended without `__exit__`, for example by a signal. Returns its exit code."""
         return self._process.wait(timeout_s)
 
+    def read_output(self) -> str:
+        """Returns what a server that has ended printed after its ready line."""
+        return "" if self._process.stdout is None else self._process.stdout.read()
+
     @property
     def log(self) -> str:
         """Returns the complete log of the server so far."""

@@ -21,7 +21,7 @@ from functools import partial
 
 import ray
 from ray import serve
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.serve import Application
 from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
@@ -46,6 +46,10 @@ POLL_S = 0.5
 POLLS = 10
 """Number of these checks between two log lines about the reasons for a slow start. The take-down is also given up after
 this number of checks that Serve did not answer."""
+CONTROLLER = {"name": "SERVE_CONTROLLER_ACTOR", "namespace": "serve"}
+"""Serve's controller, as `ray.get_actor` finds it."""
+SERVE_END_S = 30.0
+"""Maximum time for the end of Serve, whose applications have ended."""
 LOCAL, FOUND = "local", "auto"
 """Ray addresses: a new cluster on this machine, and the running cluster."""
 OnReady = Callable[[str, Mapping[str, int]], None]
@@ -202,7 +206,7 @@ def connected(address: str | None, *, host: str, port: int, cpus: float) -> Iter
         status = serve.status()
         served = bool(status.proxies or status.applications)
         if not served:
-            stack.callback(serve.shutdown)
+            stack.callback(_end_serve)
             _start_serve(host, port)
         yield served
 
@@ -242,6 +246,19 @@ def _start_cluster(cpus: float) -> None:
             f"Ray cannot start a cluster on this machine: {error} Ray gives its processes 15 s to start, which can be "
             "too little on a busy machine; /tmp/ray/session_latest/logs/raylet.err has the reason"
         ) from error
+
+
+def _end_serve() -> None:
+    """Ends Serve. The controller ends during this call, so the call fails. `serve.shutdown` makes the same call with
+    retries, and Ray prints the failure of such a call."""
+    with contextlib.suppress(ValueError):  # there is no controller any more
+        controller = ray.get_actor(**CONTROLLER)
+        try:
+            ray.get(controller.graceful_shutdown.options(max_task_retries=0).remote(), timeout=SERVE_END_S)
+        except GetTimeoutError:
+            logger.warning("Serve has not ended after %g s", SERVE_END_S)
+        except RayError:
+            pass
 
 
 def _start_serve(host: str, port: int) -> None:
