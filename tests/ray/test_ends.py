@@ -53,7 +53,7 @@ async def test_a_stopped_cell_finishes_its_answer_unless_stopped_twice_and_clean
             await stuck.read_all()
     engines[stuck.worker].resume()  # a stopped engine is killed after 10 s
     assert await asyncio.to_thread(ray.child.wait) == 0
-    assert ray.child.read_output() == "", "Ray printed that the call which ends Serve had failed"
+    assert "graceful_shutdown" not in ray.child.read_output(), "Ray printed that the call had failed"
     check_gone(processes)
     assert not folders(processes)
     check_one_session(ray)

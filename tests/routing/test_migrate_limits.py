@@ -17,6 +17,7 @@ from motet.errors import (
     RequestError,
 )
 from motet.routing.groups.migration import MAX_REFUSALS
+from motet.routing.groups.part_mover import NO_WORKER_NOW
 from tests.clock import settle
 from tests.routing.scene import ControlledPrefill, Received, Scene, error_of, group, uninterrupted
 
@@ -176,13 +177,17 @@ async def test_with_all_workers_dead_a_group_waits_for_one_to_return(steps: int,
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 15.0])
-async def test_after_its_wait_a_group_ends_with_the_error_of_its_lost_worker(wait_s: float) -> None:
+async def test_after_its_wait_a_group_ends_with_the_error_of_its_lost_worker(
+    wait_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bug: without a line about the wait, the log had the end of a lost server, and nothing for 15 s."""
     scene, request = Scene("both-0", "both-1", wait_s=wait_s), group()
     stream = scene.router.generate(request)
     await anext(stream)
     scene.kill_all()
     ending = asyncio.ensure_future(error_of(stream))
     await settle()
+    assert caplog.messages.count(NO_WORKER_NOW % wait_s) == bool(wait_s)
     scene.clock.now_s += wait_s
     scene.fleet.changes.wake()
     error = await ending

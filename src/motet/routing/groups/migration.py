@@ -104,8 +104,8 @@ class Moves:
 
     def __init__(self, figures: RoutingFigures, *, limit: int, wait_s: float, clock: Callable[[], float]) -> None:
         """`limit`: maximum number of moves; 0 ends the part with its worker. `wait_s`: maximum wait for a worker."""
+        self.wait_s = wait_s
         self._limit = limit
-        self._wait_s = wait_s
         self._figures = figures
         self._clock = clock
         self._cause: Cause | None = None
@@ -134,7 +134,7 @@ class Moves:
             return 0.0
         now_s = self._clock()
         if self._without_worker_until_s is None:
-            self._without_worker_until_s = now_s + self._wait_s
+            self._without_worker_until_s = now_s + self.wait_s
         left_s = self._without_worker_until_s - now_s
         if left_s <= 0 or not worker_expected:
             self.end(MoveOutcome.NO_WORKER if cause is Cause.NO_WORKER else MoveOutcome.REFUSED)

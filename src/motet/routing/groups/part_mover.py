@@ -14,6 +14,7 @@ import logging
 import msgspec
 
 from motet.errors import EngineClosedError, MotetError
+from motet.log import ONCE_A_MINUTE
 from motet.routing.choosing.survey import readers_of
 from motet.routing.groups.dispatch import Dispatcher
 from motet.routing.groups.migration import GENERATING, Cause, GroupState, MoveOutcome, Moves, cause_of, transition
@@ -23,6 +24,8 @@ from motet.routing.groups.unfinished import Unfinished
 from motet.tracing.spans import NO_SPAN
 
 logger = logging.getLogger(__name__)
+
+NO_WORKER_NOW = "no worker can continue a group: such groups wait up to %g s for one (--migration-wait)"
 
 
 class _Ended(Exception):
@@ -175,6 +178,8 @@ class PartMover:
                 if patience_s is None:
                     raise _Ended(error)
                 if patience_s > 0:
+                    if cause is Cause.NO_WORKER:
+                        logger.warning(NO_WORKER_NOW, self._moves.wait_s, extra=ONCE_A_MINUTE)
                     await fleet.changes.wait_at_most(patience_s)
                 try:
                     await self._submit()
