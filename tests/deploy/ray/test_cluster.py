@@ -33,12 +33,12 @@ def test_a_taken_port_is_reported_before_anything_is_started() -> None:
 
 def test_a_cluster_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bug: on a busy machine, Ray's exception ended the command with a traceback."""
-    from motet.deploy.ray import foreground  # here, not above: it takes seconds
+    from motet.deploy.ray import foreground  # imported here: it takes seconds
 
     def init(**_: object) -> None:
         raise Exception("The current node timed out during startup.")
 
-    monkeypatch.setattr(foreground.ray, "init", init)
+    monkeypatch.setattr("ray.init", init)
     with (
         pytest.raises(StartupError, match="Ray cannot start a cluster on this machine: The current node timed out"),
         foreground.connected(foreground.LOCAL, host="127.0.0.1", port=0, cpus=1),
