@@ -98,6 +98,34 @@ def folders(temporary: Path) -> list[Path]:
     return [*temporary.glob(f"{FOLDER_PREFIX}*")]
 
 
+def public_folder(temporary: Path, target: Path) -> Path:
+    """Makes a folder as another user of the machine can, with a link in place of the weights."""
+    folder = temporary / f"{FOLDER_PREFIX}public"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "lock").touch()
+    (folder / "weights.safetensors").symlink_to(target)
+    return folder
+
+
+def test_folders_of_other_users_are_not_removed_and_their_links_not_followed(temporary: Path) -> None:
+    """The bug: starting a server set the mode 0600 on any file of this user to which another user had made a link."""
+    (target := temporary / "program").touch()
+    target.chmod(0o755)
+    public = public_folder(temporary, target)
+    (private := temporary / "private").mkdir(mode=0o700)
+    (private / "lock").touch()
+    (link := temporary / f"{FOLDER_PREFIX}link").symlink_to(private)
+    if os.geteuid() == 0:
+        os.chown(foreign := public.rename(temporary / f"{FOLDER_PREFIX}foreign"), 65534, 65534)
+        foreign.chmod(0o700)
+        public = foreign
+    remove_abandoned_folders()
+    assert target.stat().st_mode & 0o777 == 0o755
+    assert sorted(folders(temporary)) == sorted([public, link])
+    assert {path.name for path in public.iterdir()} == {"lock", "weights.safetensors"}
+
+
 def test_without_files_in_memory_a_reader_keeps_a_temporary_file_that_its_maker_removes(temporary: Path) -> None:
     made = memory_file_of(save(TENSORS))
     assert (made.path.stat().st_mode & 0o777, made.path.parent.stat().st_mode & 0o777) == (0o400, 0o700)
@@ -114,19 +142,21 @@ def test_without_files_in_memory_a_reader_keeps_a_temporary_file_that_its_maker_
 def test_only_complete_temporary_files_of_motet_are_opened(temporary: Path) -> None:
     unfinished, elsewhere = MemoryFile.create(3), temporary / "weights.safetensors"
     elsewhere.write_bytes(b"abc")
-    (link := temporary / f"{FOLDER_PREFIX}link").mkdir()
+    (link := temporary / f"{FOLDER_PREFIX}link").mkdir(mode=0o700)
     (link / "weights.safetensors").symlink_to(elsewhere)
+    public = public_folder(temporary, elsewhere)
     for path, why in (
         (elsewhere, "is not a file in memory: its name would be"),
         (Path("/proc/self/fd/0"), "is not a file in memory"),
         (unfinished.path, "is not a complete file"),
         (link / "weights.safetensors", "is not a complete file"),
+        (public / "weights.safetensors", "is not a folder that only this user can open"),
         (temporary / f"{FOLDER_PREFIX}none" / "weights.safetensors", "cannot be opened: No such file"),
     ):
         with pytest.raises(ModelLoadError, match=why):
             MemoryFile.opened(path)
     unfinished.close()
-    assert folders(temporary) == [link]
+    assert sorted(folders(temporary)) == [link, public]
 
 
 def test_a_temporary_file_is_not_made_without_space_for_it(temporary: Path) -> None:

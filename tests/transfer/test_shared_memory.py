@@ -292,6 +292,18 @@ def test_the_next_start_removes_the_file_of_a_killed_reader_and_no_other(
     remove_abandoned()
 
 
+def test_files_of_other_users_are_not_opened(memory_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user can make a million of them: to open each one delayed the start of a worker by a minute."""
+    (path := memory_folder / (PREFIX + "0" * 32)).touch()
+    with monkeypatch.context() as another_user:
+        another_user.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+        another_user.setattr(os, "open", lambda *_: pytest.fail("it was opened"))
+        remove_abandoned()
+    assert path.exists()
+    remove_abandoned()
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("block_bytes", [2**16], indirect=True)
 def test_one_poll_copies_at_most_the_slots(owner: Side, reader: Side) -> None:
     read = reader.read(reader.connect(owner), [(block, block) for block in range(24)])

@@ -136,6 +136,8 @@ class MemoryFile:
         """Makes a hard link in a folder of this process, so that the file remains when its maker removes its folder."""
         folder = TemporaryFolder()
         try:
+            if not _is_private(path.parent):
+                raise ModelLoadError(f"{path.parent} is not a folder that only this user can open")
             facts = path.lstat()
             if not stat.S_ISREG(facts.st_mode) or facts.st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH):
                 raise ModelLoadError(f"{path} is not a complete file: it would be read-only")
@@ -184,12 +186,24 @@ class TemporaryFolder:
 
 
 def remove_abandoned_folders() -> None:
-    """Removes the folders of processes that were killed."""
-    for lock_file in _temporary_files().glob(f"{FOLDER_PREFIX}*/{LOCK_NAME}"):
+    """Removes the folders of this user's processes that were killed."""
+    for folder in _temporary_files().glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError):  # TimeoutError: its process lives
-            with FileLock(lock_file, timeout=0):
+            if not _is_private(folder) or not (folder / LOCK_NAME).exists():
+                continue
+            with FileLock(folder / LOCK_NAME, timeout=0):
                 pass
-            _remove(lock_file.parent)
+            _remove(folder)
+
+
+def _is_private(folder: Path) -> bool:
+    """Returns True for a folder that only this user can open. Any user of the machine can make other folders among the
+    temporary files, with links to files of this user, and links to folders. Raises OSError if there is no such name."""
+    facts = folder.lstat()
+    if not hasattr(os, "geteuid"):  # Windows: each user has a folder for temporary files
+        return stat.S_ISDIR(facts.st_mode)
+    others = facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not others
 
 
 def _remove(folder: Path) -> None:

@@ -103,9 +103,10 @@ def remove_abandoned() -> None:
     """Removes the files of readers that were killed before they had unlinked them."""
     if sys.platform != "win32":
         for folder in segment_folders():
-            with contextlib.suppress(OSError):  # this user cannot list the folder
-                for path in folder.glob(PREFIX + "*"):
-                    _remove_unlocked(path)
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:  # this user cannot list the folder
+                for entry in entries:
+                    if entry.name.startswith(PREFIX):
+                        _remove_unlocked(entry)
 
 
 def segment_folders() -> list[Path]:
@@ -138,10 +139,13 @@ else:
                     path.unlink(missing_ok=True)
                     raise
 
-    def _remove_unlocked(path: Path) -> None:
-        with contextlib.suppress(OSError), _opened(path) as descriptor:  # it belongs to another user, or has a lock
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+    def _remove_unlocked(entry: "os.DirEntry[str]") -> None:
+        """Removes a file of this user that has no lock. Other users can make any number of files with such names."""
+        with contextlib.suppress(OSError):  # it has a lock, or is gone
+            if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                with _opened(Path(entry.path)) as descriptor:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(entry.path)
 
     def _attach_file(name: str) -> mmap.mmap:
         for folder in segment_folders():
