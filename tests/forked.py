@@ -356,9 +356,10 @@ def enter(name: str) -> None:
 
 
 def run_engine() -> int:
+    from motet.engines.native.__main__ import read_launch
     from motet.engines.native.process import main
 
-    return main()
+    return main(read_launch())
 
 
 def run_command(module: str, arguments: list[str]) -> int:

@@ -405,3 +405,15 @@ async def test_an_engine_s_torch_uses_no_folder_that_another_user_can_take(
     torch_folders = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
     assert torch_folders.cache_dir() == str(tmp_path)
     assert torch_environ({"TORCHINDUCTOR_CACHE_DIR": "/x"}, tmp_path) == {"TORCHINDUCTOR_CACHE_DIR": "/x"}
+
+
+@pytest.mark.slow
+def test_an_engine_whose_parent_is_killed_during_its_imports_ends_at_once(tmp_path: Path) -> None:
+    """The bug: it imported torch to the end first. Ray kills such engines, and the folder of their pipes was left."""
+    (folder := tmp_path / "pipes").mkdir()
+    launch = msgspec.json.encode(Launch(engine_config(tmp_path), str(folder)))
+    command = [sys.executable, "-X", "importtime", "-m", "motet.engines.native"]
+    ended = subprocess.run(command, input=launch + b"\n", capture_output=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 0
+    assert not folder.exists()
+    assert b"motet.engines.native.process" not in ended.stderr  # a module is listed when it has been imported

@@ -48,6 +48,9 @@ POLLS = 10
 this number of checks that Serve did not answer."""
 CONTROLLER = {"name": "SERVE_CONTROLLER_ACTOR", "namespace": "serve"}
 """Serve's controller, as `ray.get_actor` finds it."""
+ENGINES_END_THEMSELVES = {"kill_child_processes_on_worker_exit": False}
+"""Ray's setting with which it does not kill the engine of a replica that it ends. Engines end with their replicas, and
+remove the folder of their pipes if the replica could not."""
 SERVE_END_S = 30.0
 """Maximum time for the end of Serve, whose applications have ended."""
 LOCAL, FOUND = "local", "auto"
@@ -240,6 +243,7 @@ def _start_cluster(cpus: float) -> None:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.WARNING,
+            _system_config=ENGINES_END_THEMSELVES,
         )
     except Exception as error:  # Ray raises a plain Exception if its processes do not start in time
         raise StartupError(

@@ -1,6 +1,6 @@
 """The engine process: `__main__` runs this once all modules are imported.
 
-    1. The process reads a `Launch` from standard input: one line of JSON with the settings and the folder of the pipes.
+    1. `__main__` reads a `Launch` from standard input: one line of JSON with the settings and the folder of the pipes.
     2. It sends Ready or StartFailed.
     3. It takes commands between steps. If there is nothing to compute, it waits in `poll`. Other threads send
        heartbeats (`HeartbeatThread`), compile grammars (`compiling`) and read weights (`weight_loader`).
@@ -15,15 +15,12 @@ import gc
 import logging
 import math
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from io import FileIO
-from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -294,16 +291,14 @@ class HeartbeatThread:
                     events.send(msgspec.msgpack.encode(protocol.Heartbeat(busy_s)), zmq.NOBLOCK)
 
 
-def main() -> int:
-    """Runs the engine. Returns 0 after Close, or the exit code of a StartupError. A crash raises its exception."""
+def main(message: bytes) -> int:
+    """Runs the engine of a `Launch` in JSON. Returns 0 after Close, or the exit code of a StartupError. A crash
+    raises its exception."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    # Unbuffered: a thread that waits in a buffered reader holds its lock, and then the interpreter cannot end.
-    stdin = FileIO(sys.stdin.fileno(), closefd=False)
-    launch = msgspec.json.decode(stdin.readline(), type=Launch)
+    launch = msgspec.json.decode(message, type=Launch)
     _set_up_log(launch.config)
-    threading.Thread(target=_end_with_parent, args=(stdin, Path(launch.folder)), daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context, context.socket(zmq.PULL) as commands, context.socket(zmq.PUSH) as events:
         launch.connect(commands, "commands")
@@ -342,11 +337,3 @@ def _set_up_log(config: EngineConfig) -> None:
         logging.basicConfig(handlers=[lines])
         MOTET.setLevel(config.log_level.upper())
     logging.getLogger().setLevel(max(logging.INFO, MOTET.level))  # libraries have too many lines for debugging
-
-
-def _end_with_parent(stdin: FileIO, folder: Path) -> None:
-    """Ends this process when standard input ends. Removes the pipes' folder, because a killed parent could not."""
-    while stdin.read(1024):
-        pass
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)  # this is not the main thread, which can be in the middle of a step
