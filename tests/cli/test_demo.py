@@ -155,6 +155,13 @@ def test_a_demo_without_a_kill_says_so_at_once(flags: str, says: bool) -> None:
     assert (NO_KILL in result.stdout) is says
 
 
+@pytest.mark.parametrize("flag", ["--prefill", "--decode"])
+def test_a_single_engine_has_no_number_of_prefill_or_decode_engines(flag: str) -> None:
+    result = motet("demo", "--model", "/gone", "--single", flag, "3")
+    assert result.exit_code != 0
+    assert "omit --prefill and --decode" in result.stderr
+
+
 def test_the_next_steps_have_a_command_that_the_shell_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bug: after `make demo`, which starts .venv/bin/motet, the shell did not find `motet serve`."""
     monkeypatch.setenv("PATH", "")

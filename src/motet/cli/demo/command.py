@@ -23,6 +23,7 @@ from motet.cli.demo.engine_kill import EngineKill
 from motet.cli.demo.receipt import Receipt, count
 from motet.cli.progress import terminal_progress
 from motet.deploy.child import ChildServer, read_block_size, read_figures
+from motet.errors import ConfigError
 from motet.log import notice
 from motet.models.model_source import resolve
 from motet.models.smollm2 import DEFAULT_MODEL
@@ -73,7 +74,9 @@ def demo(
     *,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of a choice.")] = 120,
     seed: Annotated[int, typer.Option(help="Seed; choice i uses seed + i.")] = 1,
-    prefill: Annotated[int, typer.Option(min=1, help="Number of prefill engines.")] = 1,
+    prefill: Annotated[
+        int | None, typer.Option(min=1, help="Number of prefill engines (default 1).", show_default=False)
+    ] = None,
     decode: Annotated[
         int | None,
         typer.Option(min=1, help="Number of decode engines (default 2; 1 with --no-kill).", show_default=False),
@@ -89,7 +92,9 @@ def demo(
     """Start a server, send one prompt, watch n answers, kill an engine, and see the cost."""
     console = Console(stderr=as_json)
     progress = terminal_progress(notice)
-    decode = decode or (2 if kill else 1)
+    if single and (prefill or decode):
+        raise ConfigError("--single starts one engine for both roles: omit --prefill and --decode")
+    prefill, decode = prefill or 1, decode or (2 if kill else 1)
     can_kill = not single and decode > 1
     if kill and not can_kill:
         console.print(NO_KILL, highlight=False, markup=False, soft_wrap=True)

@@ -26,9 +26,9 @@ DONT_NEED: int = getattr(mmap, "MADV_DONTNEED", 0)
 POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux 5.14 and later, which Python has no name for."""
 HUGE_PAGE_BYTES = 2 << 20
-RETURNS_ZEROS = bool(sys.platform == "linux")
-"""True if the system takes pages back at once, and provides zeros at their next use. On other systems `madvise` does
-not exist, or permits the system to keep the content."""
+ON_LINUX = bool(sys.platform == "linux")
+"""Linux takes released pages back at once, and provides zeros at their next use. On other systems `madvise` does not
+exist, or permits the system to keep the content. (A comparison in the functions would make mypy skip their code.)"""
 
 
 def huge_pages(num_bytes: int) -> torch.Tensor:
@@ -47,7 +47,7 @@ def huge_pages(num_bytes: int) -> torch.Tensor:
 def populate_pages(tensor: torch.Tensor) -> None:
     """Provides the pages of a contiguous tensor in main memory before they are written. Their content stays. Does
     nothing where the system cannot: the pages are then provided when they are first written."""
-    if sys.platform != "linux":
+    if not ON_LINUX:
         return
     begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     num_bytes = tensor.data_ptr() + tensor.nbytes - begin
@@ -57,7 +57,7 @@ def populate_pages(tensor: torch.Tensor) -> None:
 def release_pages(tensor: torch.Tensor) -> None:
     """Returns the pages of a contiguous tensor in main memory to the system. A page at either end that also contains
     other data is not returned. Only Linux takes pages back and provides zeros at the next use."""
-    if not RETURNS_ZEROS:
+    if not ON_LINUX:
         logger.warning(
             "%d bytes of memory stay in use: only Linux takes back pages of a running process", tensor.nbytes
         )
