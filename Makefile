@@ -92,10 +92,11 @@ wheel: $(READY)
 image: $(READY)
 	$(ONE_PYTEST) -m image tests/packages/test_dockerfile.py $(ARGS)
 
-# `make demo` and `make test` on new Debians with other versions of Python; needs root and debootstrap. `make test-long`, and
-# so every release, includes it. CI does not, because it takes half an hour.
+# `make demo` and `make test` on new Debians with other versions of Python, and a server on an emulated Debian for aarch64;
+# needs root, debootstrap and qemu-user-static. `make test-long`, and so every release, includes it. CI does not, because
+# it takes half an hour.
 debian: $(READY)
-	$(ONE_PYTEST) -m debian tests/packages/test_debian.py $(ARGS)
+	$(ONE_PYTEST) -m debian tests/packages $(ARGS)
 
 # The GPU's kernels without a GPU: in Triton's interpreter, and compiled for an H100. Not in `test`: it fetches 290 MB.
 triton: $(READY)

@@ -10,6 +10,7 @@ import pytest
 
 from motet.engines.native.compiled_kernels import KINDS, file_name
 from motet.settings.server_config import environment
+from tests.patience import PATIENCE_S
 from tools.wheel import KERNELS, tagged
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,15 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*pip, str(wheel)], check=True, capture_output=True, env=bare(home))
     (into / "others.pth").write_text(f"{packages}\n")
     return home / "bin"
+
+
+@pytest.fixture(scope="session")
+def index() -> None:
+    """Skips the tests where the package index cannot be reached."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", "-"]
+    done = subprocess.run(command, input="packaging", capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    if done.returncode:
+        pytest.skip(f"uv or the package index is missing: {done.stderr}")
 
 
 def bare(home: Path) -> dict[str, str]:

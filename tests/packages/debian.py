@@ -36,6 +36,9 @@ class System:
     environ: dict[str, str] = field(default_factory=lambda: {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin"})
     user: str = "root"
     workdir: str = "/"
+    isolation: tuple[str, ...] = ISOLATED
+    preparation: tuple[str, ...] = ()
+    """Shell commands that run after the mounts, outside the system."""
 
     def inside(self, *command: str, environ: Mapping[str, str] | None = None) -> list[str]:
         """Returns the command that runs `command` in the system."""
@@ -49,12 +52,14 @@ class System:
             *(f"mount --bind -o ro {place} {self.folder}{HOST}{place}" for place in places),
         ]
         variables = [f"{name}={value}" for name, value in within.items()]
-        as_user = ["chroot", f"--userspec={self.user}", str(self.folder), "/usr/bin/env", "-i", *variables]
+        userspec = [] if self.user == "root" else [f"--userspec={self.user}"]
+        as_user = ["chroot", *userspec, str(self.folder), "/usr/bin/env", "-i", *variables]
         inner = ["/bin/sh", "-c", f"cd {shlex.quote(self.workdir)} && exec {shlex.join(command)}"]
         for place in places:
             target = self.folder / HOST.strip("/") / str(place).strip("/")
             target.mkdir(parents=True, exist_ok=True) if place.is_dir() else touch(target)
-        return [*ISOLATED, "sh", "-c", " && ".join([*mounts, f"exec {shlex.join([*as_user, *inner])}"])]
+        steps = [*mounts, *self.preparation]
+        return [*self.isolation, "sh", "-c", " && ".join([*steps, f"exec {shlex.join([*as_user, *inner])}"])]
 
     def run(self, *command: str, environ: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:
         """Runs a command and returns its output. Fails if its exit code is not 0."""
@@ -65,28 +70,34 @@ class System:
         return done.stdout
 
 
-def bootstrap(folder: Path, suite: str, packages: Sequence[str] = ()) -> Path:
+def bootstrap(folder: Path, suite: str, packages: Sequence[str] = (), *, foreign: str = "") -> Path:
     """Makes Debian's smallest system with some packages in a folder, which must not exist. Skips the test if this
-    machine lacks the tools."""
+    machine lacks the tools. `foreign`: an architecture other than this machine's. Its packages are unpacked and not
+    configured, because their scripts cannot run here."""
     if os.geteuid() or not shutil.which("debootstrap"):
         pytest.skip("this needs root and debootstrap, a package of Debian")
     folder.parent.mkdir(parents=True, exist_ok=True)
     include = [f"--include={','.join(packages)}"] if packages else []
-    command = ["debootstrap", "--variant=minbase", *include, suite, str(folder)]
+    kind = ["--foreign", f"--arch={foreign}"] if foreign else []
+    command = ["debootstrap", "--variant=minbase", *kind, *include, suite, str(folder)]
     subprocess.run(command, check=True, timeout=TIMEOUT_S)
+    if foreign:
+        for package in (folder / "var/cache/apt/archives").glob("*.deb"):
+            subprocess.run(["dpkg-deb", "--extract", str(package), str(folder)], check=True)
     return with_network(folder)
 
 
-def copied(folder: Path, suite: str) -> Path:
-    """Makes Debian's smallest system in a folder, as a copy of a system in the cache folder. Skips the test if this
-    machine lacks the tools."""
-    kept = cache_folder(environment()) / f"debian-{suite}"
+def copied(folder: Path, suite: str, packages: Sequence[str] = (), *, foreign: str = "") -> Path:
+    """Makes a system as `bootstrap` does, as a copy of a system in the cache folder. Skips the test if this machine
+    lacks the tools."""
+    name = "-".join(["debian", suite, *filter(None, [foreign]), *packages])
+    kept = cache_folder(environment()) / name
     kept.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{kept}.lock"):
         if not kept.exists():
             made = kept.with_suffix(".partial")
             shutil.rmtree(made, ignore_errors=True)
-            bootstrap(made, suite).rename(kept)
+            bootstrap(made, suite, packages, foreign=foreign).rename(kept)
     folder.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["cp", "-a", str(kept), str(folder)], check=True)
     return with_network(folder)
@@ -96,6 +107,13 @@ def with_network(folder: Path) -> Path:
     for name in ("resolv.conf", "hosts"):
         shutil.copy(f"/etc/{name}", folder / "etc" / name)
     return folder
+
+
+def remove(folder: Path) -> None:
+    """Removes a system. Mounts end with the processes that use them; a mount that is left fails the test."""
+    left = [line for line in Path("/proc/mounts").read_text().splitlines() if f" {folder}" in line]
+    assert not left, left
+    subprocess.run(["rm", "-rf", "--one-file-system", str(folder)], check=True)
 
 
 def touch(file: Path) -> None:

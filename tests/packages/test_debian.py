@@ -5,7 +5,6 @@ Each Debian has this tree's last commit, and no optional tool: no Prometheus, br
 """
 
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.packages.conftest import ROOT
-from tests.packages.debian import System, bootstrap, pip_settings
+from tests.packages.debian import System, bootstrap, pip_settings, remove
 
 PACKAGES = ("python3", "python3-venv", "make", "git", "g++", "ca-certificates")
 TEST_TIMEOUT_S = 5400
@@ -42,7 +41,7 @@ def system(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[System]:
         bootstrap(folder, newcomer.suite, PACKAGES)
         yield checked_out(folder, newcomer)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # no mount is left: they end with the processes
+        remove(folder)
 
 
 def checked_out(folder: Path, newcomer: Newcomer) -> System:

@@ -37,11 +37,13 @@ class ChildServer:
         environ: Mapping[str, str] | None = None,
         under: Sequence[str] = (),
         popen: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         """`environ`: by default this process's environment; `under`: a command that runs the child, e.g. `taskset`."""
         self._popen = popen
         self.url = ""
         self._environ = environ
+        self._start_timeout_s = start_timeout_s
         self._command = [
             *under, sys.executable, "-m", "motet", command, *arguments, "--port", str(port), "--stop-with-stdin"
         ]  # fmt: skip
@@ -82,7 +84,8 @@ class ChildServer:
     def _wait_until_ready(self) -> str:
         if self._process.stdout is None:
             raise StartupError("the server has no standard output")
-        deadline, started_s = threading.Timer(START_TIMEOUT_S, self._process.kill), time.monotonic()
+        timeout_s, started_s = self._start_timeout_s, time.monotonic()
+        deadline = threading.Timer(timeout_s, self._process.kill)
         deadline.start()
         try:
             for line in self._process.stdout:
@@ -91,8 +94,8 @@ class ChildServer:
         finally:
             deadline.cancel()
         code = self._process.wait()
-        is_late = time.monotonic() - started_s >= START_TIMEOUT_S
-        how = f"was not ready after {START_TIMEOUT_S:g} s" if is_late else f"{described_end(code)} before it was ready"
+        is_late = time.monotonic() - started_s >= timeout_s
+        how = f"was not ready after {timeout_s:g} s" if is_late else f"{described_end(code)} before it was ready"
         last_lines = "\n".join(self.log.splitlines()[-SHOWN_LOG_LINES:])
         raise StartupError(f"the server {how}:\n{last_lines}")
 
