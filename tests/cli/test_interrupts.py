@@ -35,8 +35,9 @@ def interrupt(arguments: Sequence[str], *, after_s: float) -> None:
     places = re.findall(r'File "([^"]*)"', stderr)
     assert all(place.startswith("<frozen") for place in places), stderr  # the interpreter's own traceback, before Motet
     assert "ERROR" not in stderr and "CRITICAL" not in stderr, stderr
-    # The interpreter ends a process by the signal itself before it has a handler, and while it ends.
-    assert process.returncode in (130, 0, -signal.SIGINT), stderr
+    # The interpreter ends a process by the signal itself before it has a handler, and while it ends. With 1, it was
+    # interrupted in its own start.
+    assert process.returncode in (130, 0, -signal.SIGINT) or "init_import_site" in stderr, stderr
 
 
 @pytest.fixture(scope="module")

@@ -105,9 +105,9 @@ def test_errors_are_json_if_the_log_is() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--port", "-1"]])
 def test_answers_that_need_no_server_import_none(arguments: list[str]) -> None:
-    """Starts a process, since imports of other tests would count. The limit is on CPU time: other tests run too."""
+    """Starts a process, since imports of other tests would count. The number of modules is the same on all machines."""
     program = f"""
-import sys, time
+import sys
 sys.argv = ["motet", *{arguments!r}]
 from motet.cli import app
 try:
@@ -115,7 +115,7 @@ try:
 except SystemExit:
     heavy = [name for name in {HEAVY!r} if name in sys.modules]
     assert not heavy, heavy
-    assert time.process_time() < 0.5, time.process_time()
+    assert len(sys.modules) < 450, sorted(sys.modules)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
