@@ -1,4 +1,5 @@
-"""Runs a function in a thread that does not keep the process alive, unlike a thread of a `ThreadPoolExecutor`."""
+"""Runs a function in a daemon thread: unlike a thread of a `ThreadPoolExecutor`, it does not delay the exit of the
+process."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_thread(work: Callable[[], T], *, name: str) -> Future[T]:
+def in_daemon_thread(work: Callable[[], T], *, name: str) -> Future[T]:
     """Starts `work` in a daemon thread. Returns the future of its result."""
     future: Future[T] = Future()
 

@@ -66,7 +66,7 @@ class System:
         done = subprocess.run(
             self.inside(*command, environ=environ), capture_output=True, text=True, timeout=timeout_s, check=False
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout
 
 

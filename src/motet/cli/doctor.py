@@ -44,7 +44,7 @@ from motet.models.smollm2 import DEFAULT_MODEL
 from motet.settings.record import Settings
 from motet.settings.resolve import resolve_settings
 from motet.settings.server_config import cache_folder, environment
-from motet.threads import in_thread
+from motet.threads import in_daemon_thread
 from motet.transfer.ticket import is_loopback
 
 CHECK_S = 10.0
@@ -314,7 +314,7 @@ USE_PROBE = frozenset({check_memory, check_model, check_torch, check_transport})
 
 def run_checks(subject: Subject, checks: Iterable[Check] = CHECKS, *, limit_s: float = CHECK_S) -> list[Finding]:
     """Runs the checks at the same time, and returns their findings in order."""
-    waiting = [(check, in_thread(partial(check, subject), name=name_of(check))) for check in checks]
+    waiting = [(check, in_daemon_thread(partial(check, subject), name=name_of(check))) for check in checks]
     return [
         _result(name_of(check), finding, limit_s=limit_s + (PROBE_S if check in USE_PROBE else 0))
         for check, finding in waiting
@@ -390,7 +390,7 @@ def doctor(
         findings.append(Finding("settings", Verdict.PROBLEM, error.message, "motet serve does not start", "correct it"))
         settings = resolve_settings(flags, environ={})
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    probe = in_thread(partial(run_probe, settings, environ), name="probe")
+    probe = in_daemon_thread(partial(run_probe, settings, environ), name="probe")
     with Console(stderr=True).status("checking this machine"):
         findings += run_checks(Subject(settings, environ, probe.result))
     can_run = not any(finding.verdict is Verdict.PROBLEM for finding in findings)

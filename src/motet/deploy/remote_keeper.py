@@ -190,7 +190,7 @@ class RemoteKeeper:
         # An OverloadedError means that this machine has no file descriptor left for a connection.
         if isinstance(error, EngineSilentError | OverloadedError):
             if self._silence.unanswered(is_busy=self._sends_tokens()):
-                self._lose_silent()
+                self._take_down_silent()
             return
         self._silence.failed()
         match error:
@@ -201,7 +201,7 @@ class RemoteKeeper:
             case _:
                 self._take_down(WorkerState.DEAD, EngineDiedError(error.message), was_reached=True)
 
-    def _lose_silent(self) -> None:
+    def _take_down_silent(self) -> None:
         """Updates the fleet after a long silence. A server accepts connections before its model is loaded, so a worker
         that was not ready before is not reported as one that was lost."""
         seconds, member = f"{self._limits.silence_s:g} s", self._fleet.get(self.id)

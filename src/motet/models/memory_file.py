@@ -197,8 +197,8 @@ def remove_abandoned_folders() -> None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Returns True for a folder that only this user can open. Any user of the machine can make other folders among the
-    temporary files, with links to files of this user, and links to folders. Raises OSError if there is no such name."""
+    """Returns True if `folder` is a folder, not a link, that only this user can open. Every user of the machine can
+    create folders and links in the folder for temporary files. Raises FileNotFoundError if it does not exist."""
     facts = folder.lstat()
     if not hasattr(os, "geteuid"):  # Windows: each user has a folder for temporary files
         return stat.S_ISDIR(facts.st_mode)

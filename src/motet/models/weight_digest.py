@@ -24,7 +24,7 @@ from typing import Any
 from motet.errors import ModelLoadError
 from motet.models.checkpoint import checkpoint_files
 from motet.models.folder import check_safetensors
-from motet.threads import in_thread
+from motet.threads import in_daemon_thread
 
 SHA256 = re.compile("[0-9a-f]{64}")
 KEPT = "weights-2"
@@ -36,7 +36,7 @@ MIN_KEPT_BYTES = 2**27
 
 def start_weights_digest(paths: Sequence[Path], cache: Path | None) -> "Future[str]":
     """Computes `weights_digest` in its own thread while the weights are loaded."""
-    return in_thread(lambda: weights_digest(paths, cache), name="weights-digest")
+    return in_daemon_thread(lambda: weights_digest(paths, cache), name="weights-digest")
 
 
 def weights_digest(paths: Sequence[Path], cache: Path | None) -> str:

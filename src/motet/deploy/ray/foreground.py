@@ -35,7 +35,7 @@ from motet.deploy.shutdown import StopSignals, first_of
 from motet.errors import ConfigError, StartupError
 from motet.machine import cores
 from motet.settings.record import Settings
-from motet.threads import in_thread
+from motet.threads import in_daemon_thread
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ async def _until_started(name: str, make: Callable[[], Application], *, signals:
 
 async def _done(work: Callable[[], object], signals: StopSignals) -> bool:
     """Does the work in a thread, for which a second signal does not wait. Returns False if a signal came."""
-    done = asyncio.wrap_future(in_thread(work, name="serve"))
+    done = asyncio.wrap_future(in_daemon_thread(work, name="serve"))
     await first_of(asyncio.wait([done]), signals.at_once.wait())
     if not signals.drain.is_set():
         done.result()
@@ -255,7 +255,7 @@ def _start_cluster(cpus: float) -> None:
 def _end_serve() -> None:
     """Ends Serve. The controller ends during this call, so the call fails. `serve.shutdown` makes the same call with
     retries, and Ray prints the failure of such a call."""
-    with contextlib.suppress(ValueError):  # there is no controller any more
+    with contextlib.suppress(ValueError):  # the controller has already ended
         controller = ray.get_actor(**CONTROLLER)
         try:
             ray.get(controller.graceful_shutdown.options(max_task_retries=0).remote(), timeout=SERVE_END_S)
