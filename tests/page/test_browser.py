@@ -67,7 +67,7 @@ def test_tokens_that_are_reported_before_they_stream_are_counted_once(page: Page
     server.go(3)
     facts, text = page.locator(".facts"), page.locator(".choice .text")
     expect(facts).to_contain_text("3 tokens")
-    ahead = {"prompt_tokens": 9, "choices": [{"index": 0, "tokens": 5, "worker": "one", "state": "writing"}]}
+    ahead = {"prompt_tokens": 9, "choices": [{"index": 0, "tokens": 5, "worker": "engine-0", "state": "writing"}]}
     page.route("**/v1/groups/*", lambda route: route.fulfill(json=ahead))
     expect(facts).to_contain_text("5 tokens")
     server.go(2)
