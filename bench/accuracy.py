@@ -20,7 +20,7 @@ from bench.program.report import Cells, machine, print_report, table
 from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead, pieces
 from motet.engines.native.build import Parts, build_parts
 from motet.engines.native.step.inputs import StepInputs
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 
 WAYS = {
     "bf16 by torch": {"kernels": "torch"},

@@ -37,7 +37,8 @@ from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
 from motet.models.model_source import resolve
 from motet.models.progress import Lines
-from motet.settings.server_config import EngineConfig, cache_folder, environment
+from motet.settings.engine_config import EngineConfig
+from motet.settings.server_config import cache_folder, environment
 from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 
 WAYS: dict[str, tuple[str, dict[str, str]]] = {

@@ -12,7 +12,8 @@ from motet.deploy.server import Outcome, Serving, run_server
 from motet.deploy.server_plan import ServerPlan
 from motet.deploy.shutdown import StopSignals
 from motet.engine_orders import Done, EngineOrder, OrderAnswer
-from motet.settings.server_config import EngineConfig, ServerConfig
+from motet.settings.engine_config import EngineConfig
+from motet.settings.server_config import ServerConfig
 from motet.testing.fake_engine import FakeEngine, Script, fake_info
 from motet.text.formats import ParserNames
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 
 BLOCK_SIZE = 8
 TINY = ("--served-model-name", "tiny", "--kv-cache-gb", "0.05", "--threads", "1", "--dtype", "float32")

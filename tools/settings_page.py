@@ -16,7 +16,7 @@ HEAD = """\
 # Settings
 
 This page lists every setting of `motet serve`, `motet gateway` and `motet ray`. `python tools/settings_page.py`
-generates it from the declarations in `src/motet/settings/server_config.py`.
+generates it from the declarations in `src/motet/settings`.
 
 A setting has its default unless it is set in the TOML file (`--config FILE`, or `MOTET_CONFIG`), in the environment or
 by its flag. Later sources in this list take precedence. At startup, a server prints the settings that differ from their

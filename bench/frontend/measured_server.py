@@ -31,7 +31,8 @@ from motet.engines.native.client import NativeEngine
 from motet.log import setup_logging
 from motet.models.model_source import resolve
 from motet.routing.workers.fleet import Fleet
-from motet.settings.server_config import EngineConfig, RoutingConfig, ServerConfig, cache_folder, environment
+from motet.settings.engine_config import EngineConfig
+from motet.settings.server_config import RoutingConfig, ServerConfig, cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 
 MODEL = "smollm2"

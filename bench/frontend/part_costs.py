@@ -17,7 +17,7 @@ from bench.frontend.scripted_engine import Pulse, PulsedEngine
 from motet.engines.native.client import PipeStream
 from motet.engines.native.protocol import Launch, Pipes, StepReport
 from motet.ids import RequestId
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 from motet.types import ChoiceDelta, GenerateRequest, GroupDelta, SamplingParams, choice_starts
 
 TOKENS = (500, 260, 28, 1032, 30)

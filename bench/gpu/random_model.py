@@ -13,7 +13,7 @@ from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import ATTENTION_NAME, Backend, ModelRunner
 from motet.ids import ModelName
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 from motet.types import EngineInfo, Role
 
 BLOCK_SIZE = 16

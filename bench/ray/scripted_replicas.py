@@ -14,8 +14,9 @@ from motet.deploy.ray.directory import DirectoryReplica
 from motet.deploy.ray.options import DECODE, DIRECTORY, GATEWAY, deployment_options
 from motet.models.model_source import resolve
 from motet.settings.declaration import ServerCommand
+from motet.settings.engine_config import EngineConfig
 from motet.settings.resolve import resolve_settings
-from motet.settings.server_config import EngineConfig, cache_folder, environment
+from motet.settings.server_config import cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 from motet.types import Ingress
 

@@ -23,7 +23,7 @@ from motet.engines.native.cpu.cpu_runner import CpuRunner
 from motet.engines.native.step.inputs import StepInputs
 from motet.errors import StartupError
 from motet.ids import RequestId
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 from motet.types import GenerateRequest, SamplingParams, choice_starts
 
 PRODUCTS = ("qkv", "out", "gate_up", "down")

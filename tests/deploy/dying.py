@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from motet.engine_orders import Connect, Done, EngineOrder, OrderAnswer
 from motet.errors import EngineDiedError, MotetError
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 from motet.testing.fake_engine import FakeEngine, FakeGroup, FakeLeases, fake_info
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.ticket import TransferAddress

@@ -17,7 +17,8 @@ from motet.deploy.server_plan import ServerPlan
 from motet.deploy.shutdown import StopSignals
 from motet.engine import WorkerState
 from motet.routing.workers.fleet import Fleet
-from motet.settings.server_config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
+from motet.settings.engine_config import EngineConfig
+from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
 from motet.types import Role
 from tests.deploy.dying import ANSWER, DyingEngine, Starter
 from tests.patience import PATIENCE_S

@@ -13,7 +13,8 @@ from motet.errors import ModelLoadError, StartupError
 from motet.kv_events.changes import Stored
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
-from motet.settings.server_config import EngineConfig, KVEventsConfig
+from motet.settings.engine_config import EngineConfig
+from motet.settings.server_config import KVEventsConfig
 from motet.transfer.ticket import TransferAddress
 from motet.types import Role
 from tests.deploy.dying import DyingEngine, Starter

@@ -7,7 +7,8 @@ import pytest
 
 from motet.deploy.server_plan import ServerPlan, engine_configs
 from motet.log import LogFormat
-from motet.settings.server_config import CellConfig, EngineConfig, ServerConfig
+from motet.settings.engine_config import EngineConfig
+from motet.settings.server_config import CellConfig, ServerConfig
 from motet.types import Role
 
 

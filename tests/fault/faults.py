@@ -17,7 +17,7 @@ from motet.engine_orders import EngineOrder, OrderAnswer
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.spawn import Spawn
 from motet.errors import MotetError
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, GroupDelta
 from tests.patience import PATIENCE_S

@@ -36,7 +36,9 @@ def test_the_default_is_a_value_that_is_allowed() -> None:
 
 
 def test_only_keys_are_secrets() -> None:
-    keys = {name for name in SETTINGS if name.endswith(("_key", "_keys")) or name in ("key_of", "key_priority")}
+    keys = {
+        name for name in SETTINGS if name.endswith(("_key", "_keys")) or name in ("key_of", "key_priority", "key_share")
+    }
     keys -= {"cache_salt_per_key"}
     assert {name for name, one in SETTINGS.items() if one.secret} == keys
 

@@ -126,6 +126,9 @@ def test_defaults_adapt_to_settings_that_were_given() -> None:
         ({"key_priority": ["j=0"], "api_keys": ["k"]}, "--key-priority 1 given with --api-key 1 given"),
         ({"key_priority": ["secret"], "api_keys": ["secret"]}, "--key-priority 1 given: must be KEY=NUMBER"),
         ({"key_priority": ["secret=x"], "api_keys": ["secret"]}, "--key-priority 1 given: must be KEY=NUMBER"),
+        ({"key_share": ["j=2"], "api_keys": ["k"]}, "--key-share 1 given with --api-key 1 given"),
+        ({"key_share": ["secret=0"], "api_keys": ["secret"]}, "--key-share 1 given: must be KEY=WEIGHT"),
+        ({"key_share": ["secret=1e9"], "api_keys": ["secret"]}, "--key-share 1 given: must be KEY=WEIGHT"),
         ({"host": "0.0.0.0"}, "--host 0.0.0.0: anyone who reaches that address"),
         ({"host": "10.0.0.1", "admin_key": "boss"}, "--host 10.0.0.1: anyone who reaches that address"),
         (

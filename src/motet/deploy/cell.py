@@ -43,9 +43,9 @@ from motet.machine import cores, read_memory
 from motet.metrics.routing import RoutingFigures
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
+from motet.settings.engine_config import EngineConfig
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker, server_url
-from motet.settings.server_config import EngineConfig
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import TransferAddress
 from motet.types import EngineKind, Role

@@ -12,9 +12,10 @@ from motet.deploy.worker_list import WorkerList
 from motet.errors import ConfigError
 from motet.models.model_source import resolve, resolve_tokenizer
 from motet.models.progress import Progress
+from motet.settings.engine_config import EngineConfig
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.record import Settings
-from motet.settings.server_config import CellConfig, EngineConfig, KVEventsConfig, RoutingConfig, ServerConfig
+from motet.settings.server_config import CellConfig, KVEventsConfig, RoutingConfig, ServerConfig
 from motet.text.formats import ParserNames
 from motet.types import Role
 

@@ -1,6 +1,6 @@
 """Settings and the sources of their values: default < file < environment < flag. Resolved once, checked, then frozen.
 
-    server_config, gateway_config, ray_config     declare every setting, once
+    server_config, engine_config, gateway_config, ray_config     declare every setting, once
     declaration     a declaration, and all that is derived from it: flag, variable, range, help
     record          a resolved value with its source; the records that the parts of a server get
     resolve         reads the sources in order of precedence, and names the source of a wrong value

@@ -10,6 +10,9 @@ from motet.errors import ConfigError
 from motet.types import EngineKind, Role
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")
+WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,9})?")
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
+"""Bounds of the weight of one client's requests."""
 REPLICAS = (Role.PREFILL.value, Role.DECODE.value, "gateway")
 """Kinds of replicas that can have custom resources."""
 
@@ -83,7 +86,7 @@ def roles_by_url(texts: Iterable[str]) -> dict[str, Role]:
     return {url: Role(word) for url, word in words.items()}
 
 
-def numbers_by_key(texts: Iterable[str]) -> dict[str, int]:
+def integers_by_key(texts: Iterable[str]) -> dict[str, int]:
     """Parses `KEY=NUMBER`, with the number after the last `=`. Raises ConfigError, which does not show the key."""
     found = {}
     for text in texts:
@@ -91,6 +94,17 @@ def numbers_by_key(texts: Iterable[str]) -> dict[str, int]:
         if not (equals and key.strip() and INTEGER.fullmatch(number)):
             raise ConfigError("it is not KEY=NUMBER, such as secret=-10")
         found[key] = int(number)
+    return found
+
+
+def weights_by_key(texts: Iterable[str]) -> dict[str, float]:
+    """Parses `KEY=WEIGHT`, with the weight after the last `=`. Raises ConfigError, which does not show the key."""
+    found = {}
+    for text in texts:
+        key, equals, weight = text.rpartition("=")
+        if not (equals and key.strip() and WEIGHT.fullmatch(weight) and MIN_WEIGHT <= float(weight) <= MAX_WEIGHT):
+            raise ConfigError(f"it is not KEY=WEIGHT with a weight from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+        found[key] = float(weight)
     return found
 
 

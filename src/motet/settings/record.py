@@ -10,6 +10,7 @@ import msgspec
 from motet.log import cut, escaped
 from motet.settings import server_config as config
 from motet.settings.declaration import ENVIRONMENT_PREFIX, Declaration, Mark
+from motet.settings.engine_config import EngineConfig, ModelConfig
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.ray_config import RayConfig
 
@@ -79,11 +80,11 @@ class Settings:
     rows: Mapping[str, Setting]
 
     @property
-    def model(self) -> config.ModelConfig:
-        return self._fill(config.ModelConfig)
+    def model(self) -> ModelConfig:
+        return self._fill(ModelConfig)
 
-    def engine(self, *, model_path: Path = Path(), model_name: str = "") -> config.EngineConfig:
-        return self._fill(config.EngineConfig, model_path=str(model_path), model_name=model_name)
+    def engine(self, *, model_path: Path = Path(), model_name: str = "") -> EngineConfig:
+        return self._fill(EngineConfig, model_path=str(model_path), model_name=model_name)
 
     @property
     def cell(self) -> config.CellConfig:

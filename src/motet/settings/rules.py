@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from motet.errors import ConfigError
 from motet.settings.declaration import MAX_PORT
-from motet.settings.named_worker import numbers_by_key
+from motet.settings.named_worker import integers_by_key, weights_by_key
 from motet.settings.record import DEFAULT, Setting, Settings
 from motet.transfer.ticket import is_loopback
 from motet.types import Role
@@ -53,7 +53,12 @@ RULES = (
     Rule(
         ("key_priority", "api_keys"),
         "a priority needs its API key: --key-priority KEY=NUMBER with --api-key KEY",
-        lambda s: numbers_by_key(s.server().key_priority).keys() <= set(s.server().api_keys),
+        lambda s: integers_by_key(s.server().key_priority).keys() <= set(s.server().api_keys),
+    ),
+    Rule(
+        ("key_share", "api_keys"),
+        "a share needs its API key: --key-share KEY=WEIGHT with --api-key KEY",
+        lambda s: weights_by_key(s.server().key_share).keys() <= set(s.server().api_keys),
     ),
     Rule(
         ("host", "api_keys"),

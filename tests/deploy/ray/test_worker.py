@@ -15,8 +15,8 @@ from motet.deploy.ray.scaling import CHOICES, FULLNESS, PROMPTS
 from motet.deploy.ray.worker import MAX_PORTS, Announcer, WorkerLimits, is_free, side_channel_ports
 from motet.errors import DirectoryError, EngineDiedError, ModelLoadError, PortTakenError
 from motet.metrics.stats import EngineStats
+from motet.settings.engine_config import EngineConfig
 from motet.settings.ray_config import RayConfig
-from motet.settings.server_config import EngineConfig
 from motet.types import Role
 from tests.clock import settle
 from tests.deploy.dying import DEAD, DyingEngine, Starter

@@ -12,8 +12,9 @@ import psutil
 from motet.deploy.ray.worker import RayWorker, WorkerLimits, WorkerPlan
 from motet.deploy.server_plan import ServerPlan
 from motet.engine import Engine
+from motet.settings.engine_config import EngineConfig
 from motet.settings.gateway_config import GatewayConfig
-from motet.settings.server_config import CellConfig, EngineConfig, RoutingConfig, ServerConfig
+from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
 from motet.types import Role
 from tests.deploy.dying import DyingEngine, Starter
 from tests.deploy.ray.directories import FakeDirectory

@@ -9,7 +9,7 @@ from motet.engines.native.build import build_parts, core_over
 from motet.engines.native.core import EngineCore
 from motet.errors import MotetError
 from motet.ids import RequestId
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 from motet.types import (
     ChoiceStart,
     Finish,

@@ -17,7 +17,7 @@ import msgspec
 
 from motet.engines.native.client import NativeEngine
 from motet.engines.native.spawn import Spawn
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 from tests.forked import ForkedForkingProcess
 
 

@@ -6,7 +6,7 @@ from motet.engines.native.build import Parts, build_parts
 from motet.engines.native.core import EngineCore
 from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import ModelRunner
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 
 RowKey = tuple[int, int]
 """Seed and position. Every choice of a test must have its own seed."""

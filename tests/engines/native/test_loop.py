@@ -29,7 +29,7 @@ from motet.engines.native.step.handover import NO_TRANSFERS
 from motet.engines.wire import CarriedError
 from motet.errors import EngineError
 from motet.metrics.stats import EngineStats
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 from motet.transfer.ticket import Ticket, TransferAddress
 from tests.engines.native.drive import group, prompt_of
 from tests.engines.native.grammars import PERSON

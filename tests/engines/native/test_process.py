@@ -33,7 +33,7 @@ from motet.errors import (
 )
 from motet.ids import RequestId
 from motet.machine import torch_environ
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 from motet.text.choice import ChoiceEvent
 from motet.text.text_group import GroupStep, TextGroup
 from motet.types import FinishReason, GenerateRequest, GroupDelta

@@ -18,6 +18,7 @@ from motet.api.generation.group_schema import GroupFields
 from motet.api.generation.kv_params import PrefillOrder, RequestContext
 from motet.api.generation.prompts import in_thread_if_long
 from motet.api.generation.request_fields import RequestFields, SamplingFields, StreamingFields
+from motet.api.http.admission import share_id_of
 from motet.api.http.failure import above_maximum, invalid_value
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan
 from motet.api.served import ServedModel
@@ -132,13 +133,12 @@ def make_plan(
     context.check(prompts)
     rights = service.rights(caller.client)
     _check_priority(request.priority, rights.min_priority)
-    _check_alternatives(options, service.config.max_logprobs)
     check_prompt_logprobs(sum(map(len, prompts)), options.prompt_logprobs, prompt_param=options.prompt_param)
     answer_id = new_request_id(options.prefix)
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
-    if options.logprobs_mode is None:
-        options = replace(options, logprobs_mode=service.config.logprobs_mode)
+    options = replace(options, logprobs_mode=options.logprobs_mode or service.config.logprobs_mode)
     policy = _policy(sampling, options, max_top=service.config.max_logprobs)
+    client = rights.share_id or share_id_of(request.cache_salt or caller.address)
     sampling_of = cache(partial(_sampling, fields=sampling, options=options, logit_bias=bias, policy=policy))
     groups = tuple(
         GenerateRequest(
@@ -149,6 +149,8 @@ def make_plan(
             cache_salt=rights.cache_salt + request.cache_salt,
             keep_s=request.keep_s,
             priority=request.priority,
+            client=client,
+            share=rights.share,
             ticket=context.ticket,
             trace=caller.trace,
             session_id=caller.session_id or (answer_id if request.keep_s else ""),
@@ -186,7 +188,9 @@ def _check_priority(priority: int, minimum: int | None) -> None:
 
 
 def _policy(fields: SamplingFields, options: RouteOptions, *, max_top: int) -> GroupPolicy | None:
-    """Returns the policy of the groups, if there is one. Raises `RequestError` for a policy that they cannot have."""
+    """Returns the policy of the groups, if there is one. Raises `RequestError` for a policy that they cannot have, and
+    for more alternatives to each token than `max_top`."""
+    _check_alternatives(options, max_top)
     if options.group is None or options.context.order is not None:
         return None
     if options.group.confidence is not None:

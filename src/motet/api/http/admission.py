@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from motet.errors import DrainingError, OverloadedError, RateLimitedError, RequestError
-from motet.settings.named_worker import numbers_by_key
+from motet.settings.named_worker import integers_by_key, weights_by_key
 from motet.settings.server_config import ServerConfig
 
 
@@ -110,6 +110,10 @@ class Rights:
     """The start of the salt of its cached prompts. Prompts without any salt are shared with all other such prompts."""
     min_priority: int | None = None
     """The minimum priority of its requests; requests with higher numbers start later. None if any is allowed."""
+    share_id: str = ""
+    """`GenerateRequest.client` of its requests. Empty for requests without a key (`share_id_of`)."""
+    share: float = 1.0
+    """`GenerateRequest.share` of its requests."""
 
 
 EVERYTHING = Rights()
@@ -117,16 +121,25 @@ EVERYTHING = Rights()
 
 def rights_of(config: ServerConfig) -> Mapping[str, Rights]:
     """Returns the rights of each client with an API key, by the client's name."""
-    several, named = len(config.api_keys) > 1, numbers_by_key(config.key_priority)
+    several, named = len(config.api_keys) > 1, integers_by_key(config.key_priority)
+    shares = weights_by_key(config.key_share)
     salted = config.cache_salt_per_key == "on" or (config.cache_salt_per_key == "auto" and several)
     return {
         f"key-{number}": Rights(
             # The key is hashed and not its number, so that servers with the same keys use the same block names.
             hashlib.sha256(b"motet cache salt\0" + key.encode()).hexdigest() if salted else "",
             named.get(key, 0 if several else None),
+            share_id=share_id_of(key),
+            share=shares.get(key, 1.0),
         )
         for number, key in enumerate(config.api_keys)
     }
+
+
+def share_id_of(text: str) -> str:
+    """Returns the `GenerateRequest.client` of the requests with one API key, or without a key, of the requests with one
+    `cache_salt`, or else from one address."""
+    return hashlib.sha256(b"motet share\0" + text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 class ClientLoad(NamedTuple):

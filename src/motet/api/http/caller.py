@@ -26,6 +26,8 @@ class Caller:
     """The client's `x-session-id`; empty without one."""
     client: str
     """Name of the client whose limits apply. It contains the number of the client's API key, not the key itself."""
+    address: str = ""
+    """IP address of the other end of the connection; empty if it is not known."""
     body_bytes: int = 0
     span: RequestSpan = NO_REQUEST_SPAN
 
@@ -47,6 +49,7 @@ def caller_of(request: Request, *, named: str | None = None, session: str | int 
         trace,
         session_id=next(sessions, session_in_body),
         client=state.get("client", ANONYMOUS),
+        address=request.client.host if request.client is not None else "",
         body_bytes=len(state.get("body", b"")),
         span=request_span_of(request.scope),
     )

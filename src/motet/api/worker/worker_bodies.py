@@ -17,6 +17,7 @@ from motet.api.http.routes import body_of, drop_body
 from motet.api.served import ServedModel
 from motet.engines.wire import MSGPACK, PROTOCOL, PROTOCOL_HEADER, UNREADABLE
 from motet.errors import RequestError
+from motet.settings.named_worker import MAX_WEIGHT, MIN_WEIGHT
 from motet.transfer.ticket import Ticket, is_for_prompt, params_of, ticket_of
 from motet.types import SAMPLING_FIELDS, GenerateRequest, Role
 
@@ -68,16 +69,7 @@ def checked_ticket(ticket: Ticket) -> Ticket:
 
 def check_group(served: ServedModel, request: GenerateRequest) -> None:
     """Raises RequestError, which names the field, for a group that this worker cannot run."""
-    for name in ("request_id", "trace", "session_id"):
-        value = getattr(request, name)
-        if not (is_id(value) or (value == "" and name != "request_id")):
-            raise invalid_value(name, "up to 200 printable characters without spaces are allowed")
-    if request.model not in ("", served.info.model):
-        raise invalid_value("model", f"this worker does not have {request.model!r}, but {served.info.model!r}")
-    if not -(2**63) <= request.priority < 2**63:
-        raise invalid_value("priority", f"{request.priority} has more than 64 bits")
-    if not 0 <= request.keep_s <= MAX_KEEP_S:
-        raise invalid_value("keep_s", f"{request.keep_s} is not from 0 to {MAX_KEEP_S:g}")
+    _check_envelope(served, request)
     served.preparer.check_prompt(request.prompt, param="prompt")
     sampling = request.sampling
     if sampling.max_tokens < 1:
@@ -90,6 +82,20 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
             raise invalid_value("ticket", f"this worker has the role {served.info.role}, and takes no tickets")
         if not is_for_prompt(request.ticket, request.prompt):
             raise invalid_value("ticket", "it is for another prompt")
+
+
+def _check_envelope(served: ServedModel, request: GenerateRequest) -> None:
+    for name in ("request_id", "trace", "session_id", "client"):
+        value = getattr(request, name)
+        if not (is_id(value) or (value == "" and name != "request_id")):
+            raise invalid_value(name, "up to 200 printable characters without spaces are allowed")
+    if request.model not in ("", served.info.model):
+        raise invalid_value("model", f"this worker does not have {request.model!r}, but {served.info.model!r}")
+    if not -(2**63) <= request.priority < 2**63:
+        raise invalid_value("priority", f"{request.priority} has more than 64 bits")
+    for name, low, high in (("keep_s", 0.0, MAX_KEEP_S), ("share", MIN_WEIGHT, MAX_WEIGHT)):
+        if not low <= getattr(request, name) <= high:
+            raise invalid_value(name, f"{getattr(request, name)} is not from {low:g} to {high:g}")
 
 
 def _check_sampling(served: ServedModel, request: GenerateRequest) -> None:

@@ -36,7 +36,8 @@ from motet.ids import ModelName, new_engine_id
 from motet.log import cut
 from motet.machine import GIB, read_memory
 from motet.models.weight_digest import start_weights_digest
-from motet.settings.server_config import EngineConfig, cache_folder, environment
+from motet.settings.engine_config import EngineConfig
+from motet.settings.server_config import cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 from motet.transfer.backends.start import start_transport
 from motet.transfer.proof import Proof

@@ -28,7 +28,7 @@ from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
 from motet.machine import described_end
 from motet.metrics.stats import EngineStats
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 from motet.transfer.ticket import Ticket
 from motet.types import FIRST_VERSION, EngineInfo, GenerateRequest, GroupDelta
 

@@ -42,7 +42,7 @@ from motet.errors import EngineError, MotetError, RequestError, StartupError
 from motet.ids import RequestId
 from motet.log import MOTET, LogFormat, TextFormatter, capture_process, setup_logging
 from motet.metrics.stats import EngineStats
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 from motet.transfer.orders import ConnectWorker
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo

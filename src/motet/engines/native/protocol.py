@@ -24,7 +24,7 @@ from motet.engines.wire import CarriedError
 from motet.errors import StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 from motet.transfer.ticket import Ticket
 from motet.types import EngineInfo, GenerateRequest, GroupDelta
 

@@ -27,7 +27,7 @@ from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
 from motet.engines.native.step.run import Backend
-from motet.settings.server_config import EngineConfig
+from motet.settings.engine_config import EngineConfig
 
 Replay = Callable[[], None]
 Record = Callable[[Callable[[], None]], Replay]
