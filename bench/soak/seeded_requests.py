@@ -230,6 +230,6 @@ def refused_calls() -> list[StatusCall]:
         StatusCall("no file of the page", "GET", "/page/page.py", 404, "unknown_url"),
         StatusCall("no such response", "GET", "/v1/responses/resp_1", 404),
         StatusCall("wrong method", "GET", CHAT, 405, "method_not_allowed"),
-        StatusCall("fixed workers", "DELETE", "/workers/decode-0", 404, "fixed_workers"),
+        StatusCall("no admin key", "DELETE", "/workers/decode-0", 403, "admin_key_required"),
     ]
     return calls

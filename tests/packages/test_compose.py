@@ -60,6 +60,12 @@ def test_secrets_come_from_the_environment_and_are_required(missing: str) -> Non
         services({name: value for name, value in SECRETS.items() if name != missing})
 
 
+def test_only_the_gateway_gets_the_admin_key_and_needs_none() -> None:
+    for environ, key in ((SECRETS, ""), ({**SECRETS, "MOTET_ADMIN_KEY": "boss"}, "boss")):
+        found = {name: one.get("environment", {}).get("MOTET_ADMIN_KEY") for name, one in services(environ).items()}
+        assert {name: value for name, value in found.items() if value is not None} == {"gateway": key}
+
+
 def test_services_have_minimal_rights_and_only_the_gateway_is_published() -> None:
     for name, service in services(SECRETS).items():
         assert service["read_only"] and service["cap_drop"] == ["ALL"] and "user" not in service

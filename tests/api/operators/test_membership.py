@@ -144,12 +144,21 @@ async def test_without_an_admin_key_workers_are_not_changed(serve: Serving, memb
     served = await server(serve, membership, admin_key="", api_keys=("k",))
     for method, path, body in CHANGES:
         refused = await served.http.request(method, path, json=body, headers=CLIENT)
-        assert_error(refused, status=403, type="permission_error")
+        assert_error(refused, status=403, type="permission_error", code="admin_key_required")
         assert "--admin-key" in refused.json()["error"]["message"]
     assert membership.calls == []
     assert (await served.http.get("/workers", headers=CLIENT)).status_code == 200
     assert (await served.http.get("/workers")).status_code == 401
-    assert (await served.http.post("/drain", headers=CLIENT)).status_code == 200
+
+
+async def test_no_key_of_a_client_drains_a_server_without_an_admin_key(serve: Serving) -> None:
+    served = await server(serve, None, admin_key="", api_keys=("k",))
+    for headers in ({}, CLIENT):
+        refused = await served.http.post("/drain", headers=headers)
+        assert_error(refused, status=403, code="admin_key_required")
+        assert "--admin-key" in refused.json()["error"]["message"]
+    assert not served.service.admission.draining
+    assert (await served.http.get("/v1/models", headers=CLIENT)).status_code == 200
 
 
 @pytest.mark.parametrize("api_keys", [(), ("k",)])

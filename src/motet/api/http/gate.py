@@ -3,8 +3,8 @@
     routes                        opened by                              if the server has no such key
     OPEN_ROUTES, the page's files no key
     /engine                       the worker key, and no other           local callers
-    /drain, /workers              the admin key, else an API key         local callers
-    TRAINERS                      the admin key, and no other            local callers
+    ADMINS, changes of WORKERS    the admin key, and no other            local callers; with API keys, no caller
+    reading WORKERS               the admin key, else an API key         local callers
     all others                    an API key                             all callers
 
 A caller is local if the other end of its socket is this machine, unless a header shows that it forwards a request: a
@@ -33,8 +33,10 @@ from motet.settings.server_config import ServerConfig
 from motet.transfer.ticket import is_loopback
 
 OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ping", "/liveness", "/ready", "/version"})
-OPERATORS = ("/drain", "/workers")
-TRAINERS = (
+WORKERS = "/workers"
+ADMINS = (
+    "/drain",
+    # for trainers
     *("/pause", "/resume", "/is_paused", "/abort_requests", "/weight_info", "/weight_checker"),
     *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"),
     *("/start_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version"),
@@ -60,6 +62,10 @@ NO_KEY = (
 )
 WRONG_KEY = "Incorrect API key provided."
 NO_ADMIN_KEY = "This route needs the server's admin key in an Authorization header (Authorization: Bearer ADMIN_KEY)."
+CLOSED = (
+    "This route is closed, since it affects all clients and this server has no admin key. Start the server with "
+    "--admin-key, and send that key in an Authorization header (Authorization: Bearer ADMIN_KEY)."
+)
 WRONG_ADMIN_KEY = "Incorrect admin key provided."
 NO_WORKER_KEY = (
     "/engine is for Motet servers, and needs this server's worker key in an Authorization header: start both with the "
@@ -71,7 +77,7 @@ ONLY_LOCAL_WORKERS = (
 )
 ONLY_LOCAL_OPERATORS = (
     "Without a key, this route is open to callers on this machine only, not through a proxy and not from a web page. "
-    "Start the server with --admin-key or --api-key, and send that key."
+    "Start the server with --admin-key, and send that key."
 )
 NOT_JSON = "A request from a web page must have the content type application/json."
 
@@ -105,6 +111,13 @@ class KeyCheck:
         scope["state"]["client"] = f"key-{matches.index(True)}" if self.client == CLIENT else self.client
 
 
+class ClosedRoute:
+    """Refuses every caller: the server has API keys, and no admin key."""
+
+    def check(self, scope: Scope, headers: Headers) -> None:
+        raise ForbiddenError(CLOSED, code="admin_key_required")
+
+
 class Gate:
     """ASGI middleware that refuses requests without the key of their route."""
 
@@ -128,9 +141,7 @@ class Gate:
             self._operators = KeyCheck(client="admin", keys=admin, missing=NO_ADMIN_KEY, wrong=WRONG_ADMIN_KEY)
         elif not api:
             self._operators = replace(self._clients, only_local=ONLY_LOCAL_OPERATORS, code="admin_key_required")
-        # No request can have an empty key, so a server with API keys but no admin key closes these routes.
-        only_admin = KeyCheck(client="admin", keys=[b""], missing=NO_ADMIN_KEY, wrong=NO_ADMIN_KEY)
-        self._trainers = only_admin if api and not admin else self._operators
+        self._admins = ClosedRoute() if api and not admin else self._operators
         self._hosts = {*LOOPBACK, config.host.lower(), *map(str.lower, config.allowed_hosts)}
         self._any_host = not is_loopback(config.host)
 
@@ -138,7 +149,7 @@ class Gate:
         try:
             headers = Headers(scope=scope)
             self._check_host(headers)
-            if (check := self._check_of(route_of(scope))) is not None:
+            if (check := self._check_of(route_of(scope), scope["method"])) is not None:
                 check.check(scope, headers)
             is_json = JSON_TYPE.match(headers.get("content-type", "")) is not None
             if scope["method"] not in SAFE_METHODS and from_page(headers) and not is_json:
@@ -159,14 +170,16 @@ class Gate:
             code="host_not_allowed",
         )
 
-    def _check_of(self, path: str) -> KeyCheck | None:
+    def _check_of(self, path: str, method: str) -> KeyCheck | ClosedRoute | None:
         if path in self._open_routes:
             return None
         if is_below(path, "/engine"):
             return self._workers
-        if is_below(path, *TRAINERS):
-            return self._trainers
-        return self._operators if is_below(path, *OPERATORS) else self._clients
+        if is_below(path, *ADMINS):
+            return self._admins
+        if is_below(path, WORKERS):
+            return self._operators if method in SAFE_METHODS else self._admins
+        return self._clients
 
 
 def _key_of(headers: Headers) -> str:
