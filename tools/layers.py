@@ -36,6 +36,7 @@ EVERYBODY_SEES = (
     "machine",
     "merge",
     "threads",
+    "turns",
 )
 
 BELOW_API = (
@@ -71,6 +72,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "machine": (),
     "merge": (),
     "threads": (),
+    "turns": (),
     "kv_events": (),
     "metrics": (),
     "metrics.declare": (),

@@ -235,6 +235,10 @@ ANSWERED: Mapping[str, tuple[str, Make]] = {
     "16,000 biases": (CHAT, lambda: chat(n=64, logit_bias={str(number): 1 for number in range(16_000)})),
     "calls for 64": (CHAT, lambda: chat(n=64, tools=tools(1), stream=True)),
     "256 values by a slow pattern": (CHAT, lambda: steered({"vote": True, "extract": {"regex": SLOW_PATTERN}})),
+    "240 prompts, their values by a slow pattern": (
+        COMPLETIONS,
+        lambda: body(prompt=[[5]] * 240, max_tokens=200, group={"vote": True, "extract": {"regex": SLOW_PATTERN}}),
+    ),
     "256 long answers, 8 conditions": (
         CHAT,
         lambda: steered({"stop_when": POSTERIORS, "extract": "last_line"}, max_tokens=200, stream=True),

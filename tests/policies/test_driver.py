@@ -1,6 +1,7 @@
 """The driver of a policy: after each step, it returns which choices end, which start, and which never start."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -10,8 +11,9 @@ from motet.policies.criteria import Agree, Finished
 from motet.policies.driver import ChoiceOutput, PolicyDriver
 from motet.policies.extract import Extract, ExtractKind
 from motet.policies.steering import GroupPolicy
+from motet.turns import TURNS, LoopTurns
 from motet.types import FinishReason, TokenLogprob
-from tests.clock import TurnCounter
+from tests.clock import Clock, TurnCounter
 
 pytestmark = pytest.mark.anyio
 
@@ -111,16 +113,44 @@ async def test_log_probabilities_after_the_end_of_a_choice_do_not_count() -> Non
     assert (await driver.step([scored(0, -1.0, -1.0, num_tokens=4)])).abort == (0,)
 
 
-async def test_other_tasks_run_between_two_answers_whose_values_are_found() -> None:
-    driver = PolicyDriver(GroupPolicy(extract=LAST_LINE, vote=True), range(9))
-    with TurnCounter() as other:
-        await driver.step([finished(i, "a") for i in range(9)])
-    assert other.turns >= 8
+class SlowRule:
+    """Rule whose values take a time to find, on a clock of the test."""
+
+    def __init__(self, turns: TurnCounter, *, value_s: float) -> None:
+        self.turns = turns
+        self.value_s = value_s
+        self.found = Counter[int]()
+        """Number of values found in each turn of the event loop."""
+        extract = Extract(ExtractKind.LAST_LINE)
+        object.__setattr__(extract, "_find", self.find)
+        self.policy = GroupPolicy(extract=extract, vote=True)
+        self._clock = Clock()
+        TURNS.set(LoopTurns(self._clock))
+
+    def find(self, text: str) -> str:
+        self._clock.now_s += self.value_s
+        self.found[self.turns.turns] += 1
+        return text
+
+
+async def test_all_groups_together_have_one_limit_of_time_for_values_in_a_turn_of_the_event_loop() -> None:
+    """One request can have hundreds of prompts whose answers end in the same step."""
+    with TurnCounter() as turns:
+        rule = SlowRule(turns, value_s=0.0015)
+        drivers = [PolicyDriver(rule.policy, range(2)) for _ in range(40)]
+        await asyncio.gather(
+            *(driver.step([finished(0, "a"), finished(1, str(i))]) for i, driver in enumerate(drivers))
+        )
+    assert rule.found.total() == 80
+    assert max(rule.found.values()) * rule.value_s < 0.01
+    votes = [report.vote for driver in drivers if (report := driver.report("g")) is not None]
+    assert [vote.values for vote in votes if vote is not None] == [{0: "a", 1: str(i)} for i in range(40)]
 
 
 async def test_a_choice_can_be_ended_while_values_are_found() -> None:
-    driver = PolicyDriver(GroupPolicy(extract=LAST_LINE, vote=True), range(3))
-    stepping = asyncio.create_task(driver.step([finished(0, "a"), finished(1, "b")]))
-    await asyncio.sleep(0)
-    assert driver.cancel(2)
-    assert (await stepping).abort == (2,)
+    with TurnCounter() as turns:
+        driver = PolicyDriver(SlowRule(turns, value_s=1.0).policy, range(3))
+        stepping = asyncio.create_task(driver.step([finished(0, "a"), finished(1, "b")]))
+        await asyncio.sleep(0)
+        assert driver.cancel(2)
+        assert (await stepping).abort == (2,)

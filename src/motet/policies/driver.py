@@ -7,13 +7,14 @@ The group passes the outputs of each step to the driver, and carries out the dec
 part of the decision after the next step. Without a policy, a driver decides nothing else.
 """
 
-import asyncio
 from collections.abc import Iterable, Sequence
+from functools import partial
 from operator import attrgetter
 
 import msgspec
 
 from motet.policies.steering import NO_CHANGE, GroupPolicy, GroupReport, Steering, SteeringDecision
+from motet.turns import in_turn
 from motet.types import FinishReason, TokenLogprob
 
 _INDEX = attrgetter("index")
@@ -102,13 +103,12 @@ class PolicyDriver:
         return None if self._steering is None else self._steering.report(id)
 
     async def _add_texts(self, steering: Steering, outputs: Sequence[ChoiceOutput]) -> None:
-        """Finds the values of complete answers one at a time, and yields to the event loop after each, because a
-        client's pattern can take milliseconds."""
+        """Finds the values of complete answers in turns of the event loop that all groups share, because a client's
+        pattern can take milliseconds, and hundreds of groups can end in one step."""
         for output in outputs:
             steering.add_text(output.index, output.text)
             if output.finish is not None:
-                steering.find_value(output.index)
-                await asyncio.sleep(0)
+                await in_turn(partial(steering.find_value, output.index))
 
     def _decide(
         self,
