@@ -14,7 +14,8 @@
     │   ├── RateLimitedError      429
     │   └── UpstreamRefusalError  4xx  refusal of a text upstream, with its own status and message
     ├── OverloadedError           503  no capacity; the client can retry after `retry_after_s`
-    │   └── DrainingError              this server takes no new groups
+    │   ├── DrainingError              this server takes no new groups
+    │   └── PausedError                a trainer has paused this server
     ├── EngineError               500  the engine failed this group
     │   ├── EngineDiedError       503  the engine process is gone: the group can continue on another worker
     │   │   ├── EngineSilentError      the engine sends no heartbeats
@@ -158,6 +159,9 @@ class OverloadedError(MotetError, status=503, type="overloaded_error", code="ove
 
 
 class DrainingError(OverloadedError, code="draining"): ...
+
+
+class PausedError(OverloadedError, code="paused"): ...
 
 
 class EngineError(MotetError, code="engine_error"): ...

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from safetensors import safe_open
 
 from motet.control.cell_sleep import CellSleep, SleepTag
+from motet.control.controlled_engines import ControlledEngines
 from motet.control.engine_control import EngineControl
 from motet.control.weight_updates import WeightUpdate, WeightUpdates
 from motet.engine import Worker
@@ -91,6 +92,8 @@ class NotedControl(EngineControl):
     def __init__(self) -> None:
         router = Router(Fleet([Worker("decode-0", FakeEngine(lambda *_: [], info=fake_info()), "-")]))
         super().__init__(router)
+        self.engines = ControlledEngines(router, on_other_servers=False, clock=lambda: self.now_s)
+        self.now_s = 0.0
         self.weights = NotedUpdates(router, self.engines)
         self.sleep = NotedSleep(self.engines, self.weights, pause=self.pause)
         self.calls = self.weights.calls = self.sleep.calls = list[object]()
@@ -99,10 +102,10 @@ class NotedControl(EngineControl):
 
     async def pause(self, mode: PauseMode) -> None:
         self.calls.append(mode)
-        self.engines.paused = True
+        await self.engines.halt()
 
     async def resume(self) -> None:
-        self.engines.paused = False
+        await self.engines.resume()
 
     async def abort(self, traces: Collection[str] | None) -> int:
         self.calls.append(traces)

@@ -1,6 +1,7 @@
 """The engines of a server that take orders, and the pause that stops them between two steps."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from motet.engine import ControlledEngine, WorkerState
@@ -16,7 +17,7 @@ NamedEngine = tuple[str, ControlledEngine]
 class ControlledEngines:
     """The engines of a router's workers. Owned by `EngineControl`."""
 
-    def __init__(self, router: Router, *, on_other_servers: bool) -> None:
+    def __init__(self, router: Router, *, on_other_servers: bool, clock: Callable[[], float] = time.monotonic) -> None:
         """`on_other_servers`: True if engines on other servers take the orders too."""
         self.lock = asyncio.Lock()
         """Held during every order, and while an engine joins, so that none joins in the middle of an order."""
@@ -25,6 +26,13 @@ class ControlledEngines:
         self._on_other_servers = on_other_servers
         self._has_paused = False
         """True after the first pause, whose end a worker on another server can have missed."""
+        self._clock = clock
+        self._pause_start_s: float | None = None
+
+    @property
+    def pause_s(self) -> float | None:
+        """Time for which new groups have waited because of a pause; None if there is no pause."""
+        return None if self._pause_start_s is None else self._clock() - self._pause_start_s
 
     def all(self) -> list[NamedEngine]:
         """Returns all engines. Raises EngineError unless each is ready and takes orders, and all have one model."""
@@ -63,19 +71,31 @@ class ControlledEngines:
 
     async def halt(self) -> None:
         """Pauses all engines and the queue. The caller holds the lock."""
-        self._router.waiting.pause(True)
+        self.hold_new_groups(True)
         await self.hold(True)
 
     async def resume(self) -> None:
         """Undoes `halt`. The caller holds the lock, and the engines are awake."""
         await self.hold(False)
-        self._router.waiting.pause(False)
+        self.hold_new_groups(False)
+
+    def hold_new_groups(self, held: bool) -> None:
+        """Makes new groups wait in the queue, or admits them again."""
+        self._router.waiting.pause(held)
+        self._note_pause()
 
     async def hold(self, held: bool) -> None:
         """Pauses all engines, or ends the pause. The caller holds the lock."""
         self.paused = held
         self._has_paused |= held
+        self._note_pause()
         await self.hold_steps(held)
+
+    def _note_pause(self) -> None:
+        if not (self.paused or self._router.waiting.paused):
+            self._pause_start_s = None
+        elif self._pause_start_s is None:
+            self._pause_start_s = self._clock()
 
     async def hold_steps(self, held: bool, *, local_only: bool = False) -> None:
         """Stops the engines between two steps, or lets them continue. A local engine that dies gets the order when it

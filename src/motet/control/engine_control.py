@@ -62,12 +62,12 @@ class EngineControl:
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns as soon as nothing is computed; new groups wait in the queue. Can be called twice."""
-        self._router.waiting.pause(True)
+        self.engines.hold_new_groups(True)
         if mode is PauseMode.WAIT:
             try:
                 await self._router.wait_idle()
             except asyncio.CancelledError:  # the caller disconnected while it waited: the server does not pause
-                self._router.waiting.pause(self.engines.paused)
+                self.engines.hold_new_groups(self.engines.paused)
                 raise
         elif mode is PauseMode.ABORT:
             await self._router.abort()

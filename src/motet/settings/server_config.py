@@ -164,6 +164,13 @@ class ServerConfig:
         marks=Mark.SECRET,
     )
     rl: bool = setting(False, "Enable the routes for trainers, which pause the server and update its weights.")
+    max_ready_pause_s: float | None = setting(
+        None,
+        "Time in a pause (--rl) after which /ready returns 503, so that load balancers send nothing.",
+        unset="/ready returns 200 in a pause of any length",
+        minimum=0,
+        zero="at once",
+    )
     worker_key: str = setting(
         "",
         "Key shared by Motet servers, which each requires at /engine and sends to others. Set it in the environment.",

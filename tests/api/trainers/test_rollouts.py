@@ -21,6 +21,41 @@ async def test_a_pause_has_the_requested_mode(trained: Served, control: NotedCon
     assert (await trained.http.get("/is_paused")).json() == {"is_paused": False}
 
 
+async def test_ready_reports_a_pause_and_is_503_after_the_time_that_the_settings_allow(
+    serve: Serving, control: NotedControl
+) -> None:
+    for limit_s, statuses in ((None, [200, 200]), (30.0, [200, 503]), (0.0, [503, 503])):
+        served = await serve(rl=True, max_ready_pause_s=limit_s)
+        served.service.control = control
+        assert (await served.http.get("/ready")).json() == {"status": "ready"}
+        assert (await served.http.post("/pause")).status_code == 200
+        for passed_s, status in zip((2.5, 30.0), statuses, strict=True):
+            control.now_s += passed_s - (control.engines.pause_s or 0)
+            answer = await served.http.get("/ready")
+            if status == 200:
+                assert answer.json() == {"status": "paused", "paused_s": passed_s}
+            else:
+                assert_error(answer, status=503, code="paused")
+                assert f"paused for {passed_s:g} s (--max-ready-pause {limit_s:g})" in answer.text
+            assert (await served.http.get("/health")).status_code == 200
+        assert (await served.http.post("/resume")).status_code == 200
+        assert (await served.http.get("/ready")).json() == {"status": "ready"}
+
+
+async def test_a_pause_lasts_from_the_moment_at_which_new_groups_wait(control: NotedControl) -> None:
+    """`/pause?mode=wait` then waits for running groups. A gateway holds the engines of a worker directly."""
+    engines = control.engines
+    engines.hold_new_groups(True)
+    control.now_s = 2.0
+    await engines.hold(True)
+    control.now_s = 3.0
+    assert engines.pause_s == 3.0
+    engines.hold_new_groups(False)
+    assert engines.pause_s == 3.0
+    await engines.hold(False)
+    assert engines.pause_s is None
+
+
 @pytest.mark.parametrize(
     ("body", "traces"), [(None, None), ({}, None), ({"request_ids": []}, None), ({"request_ids": ["a"]}, ["a"])]
 )

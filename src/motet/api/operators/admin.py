@@ -17,7 +17,15 @@ from motet.api.http.routes import json_response, new_router
 from motet.api.http.schema import Schema
 from motet.api.service import WITHOUT_ENGINE, Membership, Service, WorkerSnapshot, snapshot_workers
 from motet.engine import WorkerState
-from motet.errors import DrainingError, EngineDiedError, ForbiddenError, NotFoundError, NoWorkerError, RequestError
+from motet.errors import (
+    DrainingError,
+    EngineDiedError,
+    ForbiddenError,
+    NotFoundError,
+    NoWorkerError,
+    PausedError,
+    RequestError,
+)
 from motet.machine import resident_bytes
 from motet.metrics.declare import MetricKind, declared_in, numbers
 from motet.metrics.engines import EngineSample
@@ -57,9 +65,11 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/ready")
     async def ready() -> Response:
-        """Returns 200 while the server accepts new groups."""
+        """Returns 200 while the server accepts new groups, also in a pause that is not longer than the settings allow:
+        new groups wait, and trainers pause for seconds at each update."""
         await _check_ready(service)
-        return json_response({"status": "ready"})
+        pause_s = _pause_s(service)
+        return json_response({"status": "ready"} if pause_s is None else {"status": "paused", "paused_s": pause_s})
 
     @router.get("/version")
     async def get_version() -> Response:
@@ -106,6 +116,16 @@ async def _check_ready(service: Service) -> None:
         raise EngineDiedError("The engine is not running.")
     if WorkerState.READY not in states:
         raise NoWorkerError("No worker takes new requests at this moment: they are being drained.")
+    pause_s, max_s = _pause_s(service), service.config.max_ready_pause_s
+    if pause_s is not None and max_s is not None and pause_s >= max_s:
+        advice = "POST /resume or, while the server sleeps, POST /wake_up ends the pause."
+        raise PausedError(f"The server has been paused for {pause_s:g} s (--max-ready-pause {max_s:g}). {advice}")
+
+
+def _pause_s(service: Service) -> float | None:
+    """Returns the duration of the present pause, rounded to milliseconds; None if there is no pause."""
+    pause_s = service.control.engines.pause_s if service.control else None
+    return None if pause_s is None else round(pause_s, 3)
 
 
 async def _scrape(service: Service) -> Scrape:
