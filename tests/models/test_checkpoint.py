@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save
 
 from motet.models.checkpoint import Checkpoint, checkpoint_files
-from motet.models.folder import check_safetensors
+from motet.models.safetensors_header import check_safetensors
 from motet.models.weight_digest import weights_digest
 from tests.memory_files import memory_file_of
 

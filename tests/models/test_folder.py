@@ -1,14 +1,17 @@
 """A model folder is checked before an engine starts on it."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from motet.errors import ModelLoadError
-from motet.models.folder import check_model
+from motet.models.folder import INDEX, MAX_JSON_BYTES, check_model
+from motet.threads import in_daemon_thread
 from tests.models.model_folders import write_model, write_safetensors
+from tests.patience import PATIENCE_S
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 
@@ -41,14 +44,28 @@ def test_a_sharded_folder_passes_when_every_shard_exists(tmp_path: Path) -> None
         (lambda m: (m / "model.safetensors").write_bytes(b""), "is not a safetensors file"),
         (lambda m: (m / "model.safetensors").write_bytes(b"\xff" * 64), "is not a safetensors file"),
         (lambda m: (m / "model.safetensors").write_bytes(b"\x04" + bytes(7) + b"nope"), "broken header"),
+        (lambda m: (m / "config.json").write_text("[" * 100_000), "config.json is broken"),
+        (lambda m: (m / "config.json").write_bytes(bytes(MAX_JSON_BYTES + 1)), "and at most 16777216 are read"),
         (lambda m: (m / "model.safetensors").write_text(LFS_POINTER), "git lfs pull"),
         (lambda m: (m / "model.safetensors.index.json").write_text("{}"), "has no weight_map"),
+        (lambda m: (m / INDEX).write_text('{"weight_map": {}}'), "has an empty weight_map"),
+        (lambda m: (m / INDEX).write_text('{"weight_map": {"a": [1]}}'), "Expected `str`, got `array`"),
+        (lambda m: (m / INDEX).write_text('{"weight_map": {"a": "../x"}}'), "not the name of a file in its folder"),
+        (lambda m: (m / INDEX).write_text('{"weight_map": {"a": "x\\u0000"}}'), "is missing"),
+        (lambda m: (m / INDEX).write_text("[" * 100_000), "has no weight_map"),
+        (lambda m: (m / INDEX).write_bytes(b"\xff\xfe"), "has no weight_map"),
+        (lambda m: os.mkfifo(m / INDEX), "index.json cannot be read: it is not a regular file"),
+        (lambda m: os.mkfifo(m / "tokenizer_config.json"), "tokenizer_config.json cannot be read: it is not a regular"),
+        (lambda m: os.mkfifo(m / "a.safetensors"), "a.safetensors cannot be read: it is not a regular file"),
+        (lambda m: (m / "a.safetensors").symlink_to("/dev/zero"), "a.safetensors cannot be read: it is not a regular"),
+        (lambda m: (m / "a.safetensors").mkdir(), "a.safetensors cannot be read: it is a folder"),
     ],
 )
 def test_the_error_names_what_is_wrong(tmp_path: Path, break_it: Callable[[Path], object], message: str) -> None:
     break_it(write_model(tmp_path))
+    checking = in_daemon_thread(lambda: check_model(tmp_path), name="check")  # opening a FIFO would take for ever
     with pytest.raises(ModelLoadError) as caught:
-        check_model(tmp_path)
+        checking.result(PATIENCE_S)
     assert message in caught.value.message
 
 

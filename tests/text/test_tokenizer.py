@@ -72,6 +72,8 @@ def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> N
         ("tokenizer.json", b'{"model": 1}'),
         ("tokenizer_config.json", b"{"),
         ("tokenizer_config.json", b'{"bos_token": 1}'),
+        ("tokenizer_config.json", b'{"bos_token": "\xff"}'),
+        ("tokenizer_config.json", b"[" * 100_000),
         ("chat_template.jinja", b"\xff\xfe"),
     ],
 )

@@ -1,20 +1,22 @@
 """Tensors in the body of a request, as a safetensors file: written to memory as they arrive, and never to disk."""
 
+from functools import partial
+
 from anyio import to_thread
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import BodyTooLargeError, ModelLoadError, RequestError
-from motet.models.folder import check_safetensors
 from motet.models.memory_file import MemoryFile
+from motet.models.safetensors_header import check_safetensors
 
 MAX_LENGTH_DIGITS = 18
 
 
-async def read_tensors(request: Request) -> MemoryFile:
-    """Returns the body as a sealed file. Raises RequestError unless it is a complete safetensors file, and
-    BodyTooLargeError if there is no memory for it."""
+async def read_tensors(request: Request) -> tuple[MemoryFile, frozenset[str]]:
+    """Returns the body as a sealed file, and the names of its tensors. Raises RequestError unless it is a complete
+    safetensors file, and BodyTooLargeError if there is no memory for it."""
     length = request.headers.get("content-length", "")
     if not (length.isdigit() and len(length) <= MAX_LENGTH_DIGITS):
         raise RequestError("A body of tensors needs a Content-Length.", code="length_required")
@@ -27,13 +29,13 @@ async def read_tensors(request: Request) -> MemoryFile:
         async for chunk in request.stream():
             at = file.write(chunk, at)
         file.seal()
-        check_safetensors(file.path)
+        header, _ = await to_thread.run_sync(partial(check_safetensors, file.path, received_as="it"))
     except BaseException as error:
         file.close()
         if isinstance(error, ClientDisconnect):
             why = "The client disconnected before all tensors were received."
             raise RequestError(why, code=INVALID_WEIGHTS) from error
         if isinstance(error, ModelLoadError):
-            raise RequestError("The body is not a complete safetensors file.", code=INVALID_WEIGHTS) from error
+            raise RequestError(f"Invalid 'body': {error.message}.", param="body", code=INVALID_WEIGHTS) from error
         raise
-    return file
+    return file, frozenset(header)

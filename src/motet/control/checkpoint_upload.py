@@ -9,12 +9,11 @@ A trainer that sends over NCCL sends no bodies (`api.trainers.trainer_group`). A
 memory to `/engine/checkpoint`, and then an order to prepare the files (`api.worker.engine_routes`)."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import RequestError
 from motet.models.checkpoint import Checkpoint
-from motet.models.folder import check_safetensors
 from motet.models.memory_file import MemoryFile
 
 ANNOUNCED_S = 300.0
@@ -37,13 +36,13 @@ class CheckpointUpload:
         """Set when tensors have been received, or the upload has ended."""
         self._ended = False
 
-    def add(self, file: MemoryFile) -> None:
-        """Adds a file. Closes it and raises RequestError if the upload has ended, or if it repeats a tensor."""
+    def add(self, file: MemoryFile, names: Set[str]) -> None:
+        """Adds a file with tensors of these names. Closes it and raises RequestError if the upload has ended, or if it
+        repeats a tensor."""
         try:
             if self._ended:
                 message = "The weight update ended before these tensors were received."
                 raise RequestError(message, code="no_weight_update")
-            names = check_safetensors(file.path)[0].keys()
             if again := sorted(names & self._names):
                 raise RequestError(f"tensor {again[0]} was already received", code=INVALID_WEIGHTS)
             if len(self.files) >= MAX_FILES:

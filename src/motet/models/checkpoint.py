@@ -11,9 +11,7 @@ import msgspec
 
 from motet.models.folder import weight_files
 from motet.models.memory_file import MemoryFile
-
-ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
-"""Bytes per element of each dtype that weights can have, by its safetensors name. Engines round to their own dtype."""
+from motet.models.safetensors_header import ITEM_BYTES
 
 
 class TensorFacts(msgspec.Struct, frozen=True):

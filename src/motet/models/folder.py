@@ -3,15 +3,24 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from motet.errors import ModelLoadError
+from motet.models.regular_files import check_folder, read_regular
+from motet.models.safetensors_header import check_safetensors
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
-LFS_POINTER = b"version https://git-lfs"
-HEADER_LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 100 * 2**20
+MAX_JSON_BYTES = 16 * 2**20
+"""Maximum size of a config or an index. The index of a model with 140,000 tensors has 15 MB."""
+
+
+class WeightIndex(msgspec.Struct):
+    """The fields of an index that are used."""
+
+    weight_map: dict[str, str]
+    """Name of the file of each tensor."""
 
 
 def check_model(folder: Path) -> None:
@@ -19,23 +28,32 @@ def check_model(folder: Path) -> None:
     config = read_object(folder / "config.json")
     if "model_type" not in config:
         raise ModelLoadError(f"{folder / 'config.json'} has no model_type: it is not a transformers model")
+    _check_files(folder)
     for file in weight_files(folder):
         check_safetensors(file)
 
 
 def check_tokenizer(folder: Path) -> None:
     """Raises `ModelLoadError` unless there is a tokenizer."""
+    _check_files(folder)
     if not (folder / TOKENIZER).is_file():
         raise ModelLoadError(f"{folder} has no {TOKENIZER}: name a model that has one with --tokenizer")
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
     """Yields the files with the weights: the files in the index, or all safetensors files."""
-    if (folder / INDEX).is_file():
-        places = read_object(folder / INDEX).get("weight_map")
-        if not isinstance(places, dict) or not places:
-            raise ModelLoadError(f"{folder / INDEX} has no weight_map")
-        yield from (folder / name for name in sorted({str(place) for place in places.values()}))
+    index = folder / INDEX
+    if index.exists():
+        try:
+            names = sorted(set(msgspec.json.decode(_content(index), type=WeightIndex).weight_map.values()))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise ModelLoadError(f"{index} has no weight_map with the file of each tensor: {exc}") from exc
+        if not names:
+            raise ModelLoadError(f"{index} has an empty weight_map")
+        for name in names:
+            if Path(name).name != name:
+                raise ModelLoadError(f"{index} names {name!r}, which is not the name of a file in its folder")
+            yield folder / name
         return
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -43,46 +61,29 @@ def weight_files(folder: Path) -> Iterator[Path]:
     yield from files
 
 
-def check_safetensors(file: Path) -> tuple[dict[str, Any], int]:
-    """Compares a file's size with its header, so that a broken download is found at once. Returns the header's entry of
-    each tensor, and the offset of the data.
-
-    A safetensors file is: 8 bytes header length (little endian) | header, JSON | data. `data_offsets` of a tensor are
-    half-open and start at the data."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            start = opened.read(HEADER_LENGTH_BYTES)
-            if start and LFS_POINTER.startswith(start):
-                raise ModelLoadError(f"{file} is a git-lfs pointer, not weights: run `git lfs pull` in its repository")
-            header_bytes = int.from_bytes(start, "little")
-            if len(start) < HEADER_LENGTH_BYTES or not 0 < header_bytes <= min(size, MAX_HEADER_BYTES):
-                raise ModelLoadError(f"{file} is not a safetensors file ({size} bytes): download it again")
-            header = json.loads(opened.read(header_bytes))
-    except FileNotFoundError as exc:
-        raise ModelLoadError(f"{file} is missing: download the model again") from exc
-    except OSError as exc:
-        raise ModelLoadError(f"{file} cannot be read: {exc.strerror}") from exc
-    except ValueError as exc:
-        raise ModelLoadError(f"{file} has a broken header: download it again") from exc
-    header.pop("__metadata__", None)
-    data_start = HEADER_LENGTH_BYTES + header_bytes
-    expected = data_start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if expected != size:
-        raise ModelLoadError(f"{file} has {size} bytes, but its header states {expected}: download it again")
-    return header, data_start
-
-
 def read_object(file: Path) -> dict[str, object]:
     """Reads a JSON object from a file."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        raise ModelLoadError(f"{file} is missing: {file.parent} is not a model folder") from exc
-    except OSError as exc:
-        raise ModelLoadError(f"{file} cannot be read: {exc.strerror}") from exc
-    except ValueError as exc:
+        content = json.loads(_content(file))
+    except (ValueError, RecursionError) as exc:
         raise ModelLoadError(f"{file} is broken: {exc}") from exc
     if not isinstance(content, dict):
         raise ModelLoadError(f"{file} is broken: an object was expected")
     return content
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return read_regular(file, max_bytes=MAX_JSON_BYTES)
+    except FileNotFoundError as exc:
+        raise ModelLoadError(f"{file} is missing: {file.parent} is not a model folder") from exc
+    except OSError as exc:
+        raise ModelLoadError(f"{file} cannot be read: {exc.strerror}") from exc
+
+
+def _check_files(folder: Path) -> None:
+    """Raises ModelLoadError if a library that reads the folder could wait for ever for one of its files."""
+    try:
+        check_folder(folder)
+    except OSError as exc:
+        raise ModelLoadError(f"{exc.filename} cannot be read: {exc.strerror}") from exc

@@ -24,6 +24,7 @@ from filelock import FileLock
 
 from motet.errors import ModelLoadError
 from motet.machine import read_memory
+from motet.models.regular_files import open_regular
 
 MEMORY_FILE = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
 MEMORY_FILE_FLAGS = sum(getattr(os, name, 0) for name in ("MFD_CLOEXEC", "MFD_ALLOW_SEALING"))
@@ -122,7 +123,8 @@ class MemoryFile:
     @classmethod
     def _opened_in_memory(cls, path: Path) -> "MemoryFile":
         try:
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+            with open_regular(path) as opened:
+                descriptor = os.dup(opened.fileno())
         except OSError as exc:
             raise ModelLoadError(f"{path} cannot be opened: {exc.strerror}") from exc
         with contextlib.suppress(OSError):  # a file of another kind has no seals

@@ -19,11 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from motet.errors import ModelLoadError
 from motet.models.checkpoint import checkpoint_files
-from motet.models.folder import check_safetensors
+from motet.models.regular_files import open_regular
+from motet.models.safetensors_header import Header, TensorEntry, check_safetensors
 from motet.threads import in_daemon_thread
 
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -66,7 +66,7 @@ def _key(files: list[Path]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _checked(headers: Mapping[Path, tuple[dict[str, Any], int]]) -> str:
+def _checked(headers: Mapping[Path, tuple[Header, int]]) -> str:
     """Returns the digest. Raises ModelLoadError for a file in Hugging Face's cache whose SHA-256 is not its name."""
     for file in headers:
         blob = file.resolve()
@@ -79,7 +79,7 @@ def _checked(headers: Mapping[Path, tuple[dict[str, Any], int]]) -> str:
     return _computed(headers)
 
 
-def _computed(headers: Mapping[Path, tuple[dict[str, Any], int]]) -> str:
+def _computed(headers: Mapping[Path, tuple[Header, int]]) -> str:
     places = [
         (name, file, entry, data_begin)
         for file, (header, data_begin) in headers.items()
@@ -89,10 +89,10 @@ def _computed(headers: Mapping[Path, tuple[dict[str, Any], int]]) -> str:
         memory = {file: stack.enter_context(_mapped(file)) for file in headers}
         threads = stack.enter_context(ThreadPoolExecutor(THREADS))
 
-        def of_tensor(place: tuple[str, Path, dict[str, Any], int]) -> bytes:
+        def of_tensor(place: tuple[str, Path, TensorEntry, int]) -> bytes:
             name, file, entry, data_begin = place
-            begin, end = entry["data_offsets"]
-            digest = hashlib.sha256(f"{name}|{entry['dtype']}|{entry['shape']}|{end - begin}\n".encode())
+            begin, end = entry.data_offsets
+            digest = hashlib.sha256(f"{name}|{entry.dtype}|{[*entry.shape]}|{end - begin}\n".encode())
             with memoryview(memory[file])[data_begin + begin : data_begin + end] as content:
                 digest.update(content)  # without the GIL
             return digest.digest()
@@ -104,7 +104,7 @@ def _computed(headers: Mapping[Path, tuple[dict[str, Any], int]]) -> str:
 @contextlib.contextmanager
 def _mapped(file: Path) -> Iterator[mmap.mmap]:
     try:
-        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+        with open_regular(file) as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as memory:
             yield memory
     except OSError as exc:
         raise ModelLoadError(f"{file} cannot be read: {exc.strerror}") from exc

@@ -167,7 +167,7 @@ def _read_config(path: Path) -> _TokenizerConfig:
         return _TokenizerConfig()
     try:
         return msgspec.json.decode(path.read_bytes(), type=_TokenizerConfig)
-    except (msgspec.DecodeError, OSError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as exc:
         raise ModelLoadError(f"{path} cannot be read: {exc}") from exc
 
 

@@ -110,18 +110,23 @@ async def test_tensors_come_in_the_body_or_through_memory(trained: Served, contr
 
 
 @pytest.mark.parametrize(
-    ("file", "code"),
+    ("file", "why"),
     [
-        pytest.param(FILE[:-1], "invalid_weights", id="cut"),
-        pytest.param(FILE + b"x", "invalid_weights", id="longer"),
-        pytest.param(b"", "invalid_weights", id="empty"),
-        pytest.param(b"\xff" * 100, "invalid_weights", id="no header"),
+        pytest.param(FILE[:-1], f"it has {len(FILE) - 1} bytes, but its header states {len(FILE)}", id="cut"),
+        pytest.param(FILE + b"x", f"it has {len(FILE) + 1} bytes, but its header states {len(FILE)}", id="longer"),
+        pytest.param(b"", "it is not a safetensors file (0 bytes)", id="empty"),
+        pytest.param(b"\xff" * 100, "it is not a safetensors file (100 bytes)", id="no header"),
+        pytest.param(
+            b"\x05" + bytes(7) + b"[1,2]", "it has a broken header: Expected `object`, got `array`", id="list"
+        ),
     ],
 )
 async def test_a_body_that_is_not_a_complete_file_is_refused_and_forgotten(
-    trained: Served, control: NotedControl, file: bytes, code: str
+    trained: Served, control: NotedControl, file: bytes, why: str
 ) -> None:
-    assert_error(await put(trained, file), status=400, code=code)
+    refused = await put(trained, file)
+    assert_error(refused, status=400, param="body", code="invalid_weights")
+    assert refused.json()["error"]["message"] == f"Invalid 'body': {why}."
     assert (control.calls, open_files()) == ([], 0)
 
 

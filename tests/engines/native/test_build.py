@@ -3,6 +3,7 @@ that other hosts can reach without a cluster key."""
 
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,33 @@ def test_impossible_sizes_are_an_invalid_config(tiny: Tiny, tmp_path: Path, chan
     folder = with_config(tiny("llama"), tmp_path, **changes)
     with pytest.raises(ModelLoadError, match="cannot read the model config"):
         build_parts(engine_config(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "why"),
+    [
+        ("config.json", {"num_hidden_layers": 0}, "num_hidden_layers is 0, and must be a number from 1 on"),
+        ("config.json", {"head_dim": -8}, "config.json: head_dim is -8, and must be a number from 1 on"),
+        ("config.json", {"architectures": 5}, "cannot read the model config"),
+        ("config.json", {"rope_parameters": "x"}, "cannot read the model config"),
+        ("config.json", {"dtype": "int64"}, "the model config has the dtype torch.int64; set --dtype to"),
+        ("config.json", {"hidden_act": 5}, "cannot"),
+        ("config.json", {"eos_token_id": "x"}, "eos_token_id"),
+        ("generation_config.json", {"eos_token_id": "x"}, "generation_config.json: eos_token_id is 'x', and must be"),
+        ("generation_config.json", {"eos_token_id": [1, [2]]}, "eos_token_id is [1, [2]], and must be a token id or"),
+    ],
+)
+def test_a_broken_value_is_an_error_of_one_line(
+    tiny: Tiny, tmp_path: Path, file: str, changes: dict[str, object], why: str
+) -> None:
+    """The bug: the engine process ended with a traceback."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny("llama"), folder)
+    content = json.loads((folder / file).read_bytes())
+    (folder / file).write_text(json.dumps(content | changes))
+    with pytest.raises(ModelLoadError) as caught:
+        build_parts(engine_config(folder, dtype="auto"))
+    assert why in caught.value.message and "\n" not in caught.value.message
 
 
 def test_the_error_for_an_unknown_architecture_lists_the_supported_ones(tiny: Tiny, tmp_path: Path) -> None:

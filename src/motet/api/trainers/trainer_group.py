@@ -140,7 +140,7 @@ async def take_announced(service: Service, info: UpdateInfo) -> None:
         if control.upload is upload:
             control.upload = None
         raise invalid_value("update_info", f"{error.message}; the update is discarded") from error
-    upload.add(file)
+    upload.add(file, frozenset(info.names))
 
 
 async def _received(receiver: NcclReceiver, tensors: Sequence[TensorFacts]) -> MemoryFile:

@@ -11,6 +11,7 @@ An update needs no pause: without one, running groups continue at once."""
 from pathlib import Path
 from typing import Annotated, Literal
 
+from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, JsonValue
 
@@ -83,9 +84,9 @@ def weight_router(service: Service) -> APIRouter:
         upload = service.opened(service.control).upload
         if not is_tensors(request.headers):
             return await from_json(request)
-        file = await read_tensors(request)
+        file, names = await read_tensors(request)
         if upload is not None:
-            upload.add(file)
+            upload.add(file, names)
             return json_response({"message": "Weights updated"})
         return await _updated(service, Checkpoint.of_memory([file]), version=weight_version, field="body")
 
@@ -171,7 +172,7 @@ async def _take_json(service: Service, body: UpdateWeightsBody) -> Response:
     if body.weight_dir is not None:
         return await _updated(service, Checkpoint.of(Path(body.weight_dir)), version=version, field=field)
     try:
-        file = MemoryFile.opened(Path(body.weight_file or ""))
+        file = await to_thread.run_sync(MemoryFile.opened, Path(body.weight_file or ""))
     except ModelLoadError as error:
         raise invalid_value(field, error.message) from error
     return await _updated(service, Checkpoint.of_memory([file]), version=version, field=field)

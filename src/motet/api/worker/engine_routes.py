@@ -333,14 +333,14 @@ def order_router(service: Service) -> APIRouter:
         nonlocal upload
         check_protocol(request)
         service.opened(service.control)
-        tensors = await read_tensors(request)
+        tensors, names = await read_tensors(request)
         if file == 0:
             upload.drop()
             upload = CheckpointUpload()
         if file != len(upload.files):
             tensors.close()
             raise RequestError(f"received file {file}, but expected file {len(upload.files)}", code="invalid_value")
-        upload.add(tensors)
+        upload.add(tensors, names)
         return Response(status_code=204)
 
     return router

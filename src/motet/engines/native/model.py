@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from motet.engines.native.step.run import ATTENTION_NAME
-from motet.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from motet.models.folder import weight_files
+from motet.errors import ConfigError, ModelLoadError, MotetError, UnsupportedModelError
+from motet.log import cut
+from motet.models.folder import read_object, weight_files
 
 SUPPORTED = (
     "Gemma2ForCausalLM",
@@ -25,6 +24,10 @@ SUPPORTED = (
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Types of RoPE whose angles depend on the longest sequence of a batch, so choices would depend on other sequences."""
+
+MAX_SIZE = 2**31
+MAX_VALUE_CHARS, MAX_REASON_CHARS = 100, 1000
+"""Maximum length of a value of a config, and of an error of transformers, in messages."""
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -52,8 +55,15 @@ def read_config(folder: Path) -> PreTrainedConfig:
                 f"supported are {', '.join(SUPPORTED)}"
             )
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as exc:
-        raise ModelLoadError(f"cannot read the model config in {folder}: {exc}") from exc
+        _check_rope(config, folder)
+    except MotetError:
+        raise
+    except Exception as exc:  # transformers does not check the types of all values
+        raise ModelLoadError(f"cannot read the model config in {folder}: {_in_one_line(exc)}") from exc
+    return config
+
+
+def _check_rope(config: PreTrainedConfig, folder: Path) -> None:
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
         if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
@@ -61,18 +71,26 @@ def read_config(folder: Path) -> PreTrainedConfig:
                 f"{folder} uses rope type {parameters['rope_type']!r}, whose angles depend on the batch; "
                 f"every type except {', '.join(LENGTH_DEPENDENT_ROPE)} is supported"
             )
-    return config
 
 
 def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:
-    """Returns the sizes of a model. As in transformers, the end tokens of generation_config.json take precedence."""
-    heads = config.num_attention_heads
+    """Returns the sizes of a model. As in transformers, the end tokens of generation_config.json take precedence.
+    Raises ModelLoadError for a value that is not a size."""
+
+    def size(name: str, unset: int | None = None) -> int:
+        value = getattr(config, name, None)
+        value = unset if value is None else value
+        if type(value) is not int or not 0 < value <= MAX_SIZE:
+            raise ModelLoadError(f"{folder / 'config.json'}: {name} is {_shown(value)}, and must be a number from 1 on")
+        return value
+
+    heads = size("num_attention_heads")
     return ModelShape(
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        vocab_size=config.vocab_size,
-        max_model_len=config.max_position_embeddings,
+        num_layers=size("num_hidden_layers"),
+        num_kv_heads=size("num_key_value_heads", heads),
+        head_dim=size("head_dim", size("hidden_size") // heads),
+        vocab_size=size("vocab_size"),
+        max_model_len=size("max_position_embeddings"),
         eos_token_ids=_eos_token_ids(folder, config),
     )
 
@@ -90,8 +108,8 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as exc:
-        raise ModelLoadError(f"cannot load the model in {folder}: {exc}") from exc
+    except Exception as exc:  # any value of the config that transformers does not check
+        raise ModelLoadError(f"cannot load the model in {folder}: {_in_one_line(exc)}") from exc
     if missing := [*report["missing_keys"], *report["mismatched_keys"]]:
         # transformers fills them with random numbers and continues.
         raise ModelLoadError(f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}")
@@ -120,8 +138,10 @@ def resolve_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
         if name not in DTYPES:
             raise ConfigError(f"--dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}")
         return DTYPES[name]
-    saved = config.dtype
-    return saved if isinstance(saved, torch.dtype) else torch.float32
+    saved = _saved_dtype(config)
+    if saved not in DTYPES.values():
+        raise ModelLoadError(f"the model config has the dtype {saved}; set --dtype to {', '.join(DTYPES)}")
+    return saved
 
 
 def weights_in_memory(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype) -> int:
@@ -130,16 +150,30 @@ def weights_in_memory(folder: Path, config: PreTrainedConfig, *, dtype: torch.dt
         saved_bytes = sum(file.stat().st_size for file in weight_files(folder))
     except OSError as exc:
         raise ModelLoadError(f"{exc.filename} cannot be read: {exc.strerror}") from exc
-    return saved_bytes * dtype.itemsize // resolve_dtype("auto", config).itemsize
+    return saved_bytes * dtype.itemsize // _saved_dtype(config).itemsize
+
+
+def _saved_dtype(config: PreTrainedConfig) -> torch.dtype:
+    return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
 
 
 def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:
-    found = config.eos_token_id
-    if (folder / "generation_config.json").is_file():
-        try:
-            found = GenerationConfig.from_pretrained(folder).eos_token_id or found
-        except (OSError, ValueError) as exc:
-            raise ModelLoadError(f"cannot read {folder / 'generation_config.json'}: {exc}") from exc
+    file, found = folder / "config.json", config.eos_token_id
+    if (generation := folder / "generation_config.json").exists() and (
+        ids := read_object(generation).get("eos_token_id")
+    ):
+        file, found = generation, ids
     if found is None:
         return ()
-    return tuple(found) if isinstance(found, list | tuple) else (int(found),)
+    tokens = tuple(found) if isinstance(found, list | tuple) else (found,)
+    if not all(type(token) is int and 0 <= token <= MAX_SIZE for token in tokens):
+        raise ModelLoadError(f"{file}: eos_token_id is {_shown(found)}, and must be a token id or a list of token ids")
+    return tokens
+
+
+def _in_one_line(error: Exception) -> str:
+    return cut(" ".join(str(error).split()) or type(error).__name__, MAX_REASON_CHARS)
+
+
+def _shown(value: object) -> str:
+    return cut(repr(value), MAX_VALUE_CHARS)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -28,8 +27,8 @@ from motet.engines.native.fingerprint import MODEL_DIGITS
 from motet.engines.native.model_weights import ModelWeights, StagedWeights
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError
-from motet.models.checkpoint import ITEM_BYTES, CheckpointKind, checkpoint_files
-from motet.models.folder import check_safetensors
+from motet.models.checkpoint import CheckpointKind, checkpoint_files
+from motet.models.safetensors_header import ITEM_BYTES, Header, check_safetensors
 from motet.models.weight_digest import start_weights_digest, weights_digest
 from motet.transfer.mailbox import Mailbox
 from motet.types import EngineInfo
@@ -225,13 +224,13 @@ class WeightThreads:
             self._done.put((number, EngineError(f"the order {type(order).__name__} failed: {error!r}")))
 
 
-def check_tensors(headers: Mapping[Path, Mapping[str, Any]], live: ModelWeights) -> set[str]:
+def check_tensors(headers: Mapping[Path, Header], live: ModelWeights) -> set[str]:
     """Returns the names of the tensors. Raises RequestError for the first tensor that the model does not have, or has
     in another shape, or whose dtype is not in `ITEM_BYTES`."""
     names: set[str] = set()
     for file, header in headers.items():
         for name, entry in header.items():
-            shape, dtype = tuple(entry["shape"]), entry["dtype"]
+            shape, dtype = entry.shape, entry.dtype
             expected = live.shapes.get(name)
             if expected is None:
                 raise unusable(name, f"the model has no such tensor ({file.name})")
@@ -254,7 +253,7 @@ def missing_names(names: set[str], live: ModelWeights) -> set[str]:
 
 
 def _tensors(
-    stack: ExitStack, headers: Mapping[Path, Mapping[str, Any]], *, tied: list[list[str]]
+    stack: ExitStack, headers: Mapping[Path, Header], *, tied: list[list[str]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields all tensors of the files. Raises RequestError if two names of a tied tensor have different numbers."""
     file_of = {name: file for file, header in headers.items() for name in header}

@@ -26,8 +26,9 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it as exported
 
 from motet.engines.native.cuda.nccl import ID_KEY, Communicator, Nccl, NcclError, connect_store, first_line, join
-from motet.models.checkpoint import ITEM_BYTES, TensorFacts
+from motet.models.checkpoint import TensorFacts
 from motet.models.memory_file import write_all
+from motet.models.safetensors_header import ITEM_BYTES
 from motet.models.trainer_group import JoinGroup, ReceiverAnswer, ReceiverOrder, ReceiveTensors, TrainerGroup
 
 CHECK_S = 0.5
