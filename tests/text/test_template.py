@@ -1,6 +1,7 @@
 """Jinja templates render chat messages, and clients get an error when that does not work."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -217,6 +218,19 @@ def test_calls_are_rendered_in_the_model_s_format_and_results_are_merged() -> No
         "content": "<tool_response>\nrain\n</tool_response>\n<tool_response>\nsun\n</tool_response>",
     }
     assert thanks == {"role": "user", "content": "Thanks!"}
+
+
+def test_the_time_to_merge_results_grows_with_their_length() -> None:
+    started_s = time.process_time()
+    [merged] = with_tools_as_text([{"role": "tool", "content": "x" * 800}] * 9000, [])
+    assert time.process_time() - started_s < 1  # with a copy of the text for each result, 3 s
+    assert str(merged["content"]).count("<tool_response>\n" + "x" * 800 + "\n</tool_response>") == 9000
+
+
+def test_a_message_of_the_user_is_no_result() -> None:
+    user, result = with_tools_as_text([{"role": "user", "content": "<tool_response>"}, TURNS[2]], [])
+    assert user["content"] == "<tool_response>"
+    assert result["content"] == "<tool_response>\nrain\n</tool_response>"
 
 
 def test_a_message_without_text_has_only_its_call() -> None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
+from itertools import groupby
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -208,23 +209,24 @@ def with_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str,
     Consecutive results of calls become one message of the user. `messages` have arguments as objects; `tools` are as
     the client sent them."""
     plain: list[dict[str, object]] = []
-    for message in messages:
-        calls, content = message.get("tool_calls"), str(message["content"])
-        if message["role"] == "tool":
-            content = f"{RESULT}\n{content}\n{RESULT_END}"
-            if plain and plain[-1]["role"] == "user" and str(plain[-1]["content"]).startswith(RESULT):
-                content = f"{plain.pop()['content']}\n{content}"
-            plain.append({"role": "user", "content": content})
-            continue
-        if isinstance(calls, Sequence):
-            functions = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
-            texts = [f"{HERMES_BEGIN}\n{function}\n{HERMES_END}" for function in functions]
-            content = "\n".join([content, *texts]).removeprefix("\n")
-        plain.append({**message, "content": content})
-        plain[-1].pop("tool_calls", None)
+    for is_result, group in groupby(messages, lambda message: message["role"] == "tool"):
+        if is_result:
+            results = "\n".join(f"{RESULT}\n{message['content']}\n{RESULT_END}" for message in group)
+            plain.append({"role": "user", "content": results})
+        else:
+            plain += map(_with_calls_as_text, group)
     if tools:
         text = INTRODUCTION + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + HOW_TO_CALL
         has_system_message = bool(plain) and plain[0]["role"] in ("system", "developer")
         first = plain.pop(0) if has_system_message else {"role": "system", "content": ""}
         plain.insert(0, {**first, "content": f"{first['content']}\n\n{text}".lstrip()})
     return plain
+
+
+def _with_calls_as_text(message: Message) -> dict[str, object]:
+    content = str(message["content"])
+    if isinstance(calls := message.get("tool_calls"), Sequence):
+        functions = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+        texts = [f"{HERMES_BEGIN}\n{function}\n{HERMES_END}" for function in functions]
+        content = "\n".join([content, *texts]).removeprefix("\n")
+    return {name: value for name, value in message.items() if name != "tool_calls"} | {"content": content}
