@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from bench.hostile.large_requests import CHAT, COUNT_TOKENS, MESSAGE, MESSAGES, POSTERIORS, body, chat, message, steered
+from motet.api.known_groups import MAX_CHOICES
 
 Course = Callable[[str], list[int]]
 KEPT = 1500
@@ -111,6 +112,17 @@ def keep_many(server: str) -> list[int]:
     return received + all_at_once(server, queries)
 
 
+def query_wide_group(server: str) -> list[int]:
+    """Adds choices to a kept group until it has the maximum, and queries it from several connections."""
+    answer = exchange(server, request_bytes("POST", CHAT, chat(n=256, max_tokens=1, keep_s=600)))
+    found = ID.search(answer)
+    if found is None:
+        return statuses(answer)
+    group = f"/v1/groups/{found[1].decode()}"
+    more = [exchange(server, request_bytes("POST", f"{group}/more", b'{"n":256}')) for _ in range(MAX_CHOICES // 256)]
+    return statuses(answer, *more) + all_at_once(server, [request_bytes("GET", group)] * 32)
+
+
 def race(server: str) -> list[int]:
     """Ends every choice of a streaming group several times, ends the group, and requests more choices, all at once."""
     path, content = STREAMED["a policy, step by step"]
@@ -187,6 +199,7 @@ def send_invalid_traces(server: str) -> list[int]:
 
 COURSES: Mapping[str, Course] = {
     "groups kept by the thousand": keep_many,
+    "wide group, queried": query_wide_group,
     "group ended and extended at once": race,
     "slow readers": read_slowly,
     "disconnected in each phase": disconnect,

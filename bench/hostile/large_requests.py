@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 RESPONSES, MESSAGES, COUNT_TOKENS = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+RENDER, TOKENIZE, SGLANG = "/v1/chat/completions/render", "/tokenize", "/generate"
+ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 CALLS = [{"type": "function", "function": {"name": "f"}}]
 MESSAGE = {"role": "user", "content": "x"}
 CALLED = [
@@ -17,6 +19,8 @@ TEXT_BLOCK = '{"type":"text","text":"x"}'
 SLOW_PATTERN = "[ab]*a[ab]{20}[^x]*([a-z]{100}|.)"
 """A pattern for which RE2 cannot build a small automaton, so that it tries all of its instructions at each byte."""
 POSTERIORS = {"any_of": [{"posterior": 0.999_999_9} for _ in range(8)]}
+BIASES, ALLOWED = {str(number): 1 for number in range(16_000)}, list(range(16_000))
+ENUM = [number + 0.123456789 for number in range(12_000)]
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 
@@ -39,6 +43,23 @@ def message(**fields: object) -> bytes:
 def steered(group: object, **fields: object) -> bytes:
     """Returns a chat of many choices with a policy."""
     return chat(**{"n": 256, "max_tokens": 60, "group": group, **fields})
+
+
+def lists(num_lists: int) -> str:
+    """Returns arguments of a call: JSON with empty lists."""
+    return f'{{"a":[{"[]," * num_lists}[]]}}'
+
+
+def calls(arguments: str, *, times: int = 1) -> list[object]:
+    """Returns a conversation after one answer with equal calls."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [{"role": "assistant", "tool_calls": [call] * times}, MESSAGE]
+
+
+def use_of_tool(arguments: object) -> list[object]:
+    """Returns a conversation of `/v1/messages` after an answer with a call."""
+    block = {"type": "tool_use", "id": "1", "name": "f", "input": arguments}
+    return [MESSAGE, {"role": "assistant", "content": [block]}, MESSAGE]
 
 
 def nested(times: int) -> dict[str, object]:
@@ -95,10 +116,10 @@ REFUSED: Mapping[str, tuple[str, Make, str | None]] = {
     "empty arrays": (CHAT, lambda: padded('{"messages":[', "[],", last="[]]}"), "messages"),
     "depth": (CHAT, lambda: b'{"messages":' + b"[" * 7_000_000, "messages"),
     "items": (RESPONSES, lambda: padded('{"input":[', json.dumps(MESSAGE) + ",", last="{}]}"), "input"),
-    "unknown roles": (CHAT, lambda: padded('{"messages":["', 'x","', last='"]}', size=300_000), "messages[0]"),
+    "unknown roles": (CHAT, lambda: padded('{"messages":["', 'x","', last='"]}', size=150_000), "messages[0]"),
     "included": (
         RESPONSES,
-        lambda: padded('{"input":"x","include":["', 'x","', last='"]}', size=300_000),
+        lambda: padded('{"input":"x","include":["', 'x","', last='"]}', size=150_000),
         "include[0]",
     ),
     "words for tokens": (
@@ -118,6 +139,11 @@ REFUSED: Mapping[str, tuple[str, Make, str | None]] = {
         lambda: padded('{"messages":[{"role":"user","content":"x"}],"stop_token_ids":[', "1,", last="1]}"),
         "stop_token_ids",
     ),
+    "stop tokens next to token ids": (
+        COMPLETIONS,
+        lambda: body(prompt="x", stop_token_ids=[1] * 999_000),
+        "stop_token_ids",
+    ),
     "biases": (
         CHAT,
         lambda: json.dumps(
@@ -133,9 +159,69 @@ REFUSED: Mapping[str, tuple[str, Make, str | None]] = {
     ),
     "long choices": (
         CHAT,
-        lambda: chat(structured_outputs={"choice": ["x" * 100] * 60_000}),
+        lambda: chat(structured_outputs={"choice": ["x" * 200] * 30_000}),
         "structured_outputs.choice",
     ),
+    "lists in arguments": (CHAT, lambda: chat(messages=calls(lists(100_000))), ARGUMENTS),
+    "millions of lists in arguments": (CHAT, lambda: chat(messages=calls(lists(2_600_000))), ARGUMENTS),
+    "lists in the arguments of many calls": (
+        CHAT,
+        lambda: chat(messages=calls(lists(900), times=2000)),
+        "messages[0].tool_calls[11].function.arguments",
+    ),
+    "long numbers in arguments": (
+        CHAT,
+        lambda: chat(messages=calls(f'{{"a":[{",".join(["9" * 4200] * 1900)}]}}')),
+        ARGUMENTS,
+    ),
+    "fractions in arguments": (CHAT, lambda: chat(messages=calls(f'{{"a":[{"1.23456789," * 39_000}1]}}')), "messages"),
+    "a text in arguments": (CHAT, lambda: chat(messages=calls(f'{{"a":"{"abc de " * 85_000}"}}')), "messages"),
+    "ordinary calls": (CHAT, lambda: chat(messages=calls('{"a":1}', times=3300)), "messages"),
+    "lists in arguments, rendered": (RENDER, lambda: chat(messages=calls(lists(1_000_000))), ARGUMENTS),
+    "lists in arguments, tokenised": (TOKENIZE, lambda: body(messages=calls(lists(1_000_000))), ARGUMENTS),
+    "calls, tokenised": (TOKENIZE, lambda: body(messages=calls('{"a":1}', times=3300)), "messages"),
+    "results of tools": (
+        CHAT,
+        lambda: chat(messages=[MESSAGE, *[{"role": "tool", "content": "x" * 800, "tool_call_id": "1"}] * 9000]),
+        "messages",
+    ),
+    "calls of a response": (RESPONSES, lambda: body(input=CALLED[:1] * 9000), "input"),
+    "lists in a call of a response": (
+        RESPONSES,
+        lambda: body(input=[{**CALLED[0], "arguments": lists(1_000_000)}, MESSAGE]),
+        "input",
+    ),
+    "tools in namespaces": (
+        RESPONSES,
+        lambda: body(
+            input="x",
+            tools=[
+                {
+                    "type": "namespace",
+                    "name": f"n{number}",
+                    "tools": [{"type": "function", "name": f"f{inner}"} for inner in range(120)],
+                }
+                for number in range(80)
+            ],
+        ),
+        "tools",
+    ),
+    "values without tokens": (CHAT, lambda: chat(chat_template_kwargs={"a": [1] * 45_000}), "chat_template_kwargs"),
+    "long numbers of 100 digits": (COMPLETIONS, lambda: body(prompt=[10**99] * 79_000), "prompt"),
+    "fractions in a schema": (
+        COMPLETIONS,
+        lambda: body(prompt="x", structured_outputs={"json": {"enum": [n + 0.123456789 for n in range(400_000)]}}),
+        "structured_outputs.json",
+    ),
+    "strings in a schema": (
+        COMPLETIONS,
+        lambda: body(prompt="x", structured_outputs={"json": {"enum": [f"{number}" for number in range(90_000)]}}),
+        "structured_outputs.json",
+    ),
+    "wrong biases": (CHAT, lambda: chat(logit_bias={str(number): "x" for number in range(16_000)}), "logit_bias.0"),
+    "a long value of a choice": (CHAT, lambda: chat(reasoning_effort="x" * 7_000_000), "reasoning_effort"),
+    "a long text to SGLang's route": (SGLANG, lambda: body(text="x y " * 1_700_000), "text"),
+    "a worker with lists for an address": ("/workers", lambda: body(url=[[]] * 200_000), "url"),
     "a long name": (CHAT, lambda: chat(**{"k" * 7_000_000: 1}), f"{'k' * 1000} ... {'k' * 1000}"),
     "a million tokens": (GENERATE, lambda: tokens([5] * 999_000), "token_ids"),
     "a million tokens, one of them wrong": (GENERATE, lambda: tokens([5] * 999_000 + [10**9]), "token_ids"),
@@ -210,6 +296,33 @@ REFUSED: Mapping[str, tuple[str, Make, str | None]] = {
         lambda: message(tools=[{"name": f"f{number}", "input_schema": wide(60)} for number in range(128)]),
         None,
     ),
+    "numbers in a use of a tool": (
+        MESSAGES,
+        lambda: message(messages=use_of_tool({"a": [[1] * 1000] * 900})),
+        None,
+    ),
+    "numbers in a use of a tool, counted": (
+        COUNT_TOKENS,
+        lambda: body(messages=use_of_tool({"a": [[1] * 1000] * 900})),
+        None,
+    ),
+    "fractions in a use of a tool": (
+        COUNT_TOKENS,
+        lambda: body(messages=use_of_tool({"a": [n + 0.123456789 for n in range(39_000)]})),
+        None,
+    ),
+    "results of tools in a message": (
+        MESSAGES,
+        lambda: message(
+            messages=[
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "1", "content": "x" * 800}] * 4900,
+                }
+            ]
+        ),
+        None,
+    ),
     "long stop sequences": (MESSAGES, lambda: message(stop_sequences=["x" * 100_000] * 60), None),
 }
 """Requests that are refused, by name: route, function that makes the body, and the field that the error names. The
@@ -218,6 +331,42 @@ field is None for messages, whose errors name the field in their text."""
 ANSWERED: Mapping[str, tuple[str, Make]] = {
     "250 prompts of 3900 tokens": (COMPLETIONS, lambda: body(prompt=[[5] * 3900] * 250, max_tokens=1)),
     "250 prompts, scored": (COMPLETIONS, lambda: body(prompt=[[5] * 3900] * 250, max_tokens=0, echo=True, logprobs=1)),
+    "250 prompts with biases": (
+        COMPLETIONS,
+        lambda: body(
+            prompt=[[5] * (number + 1) for number in range(250)],
+            max_tokens=1,
+            logit_bias=BIASES,
+            allowed_token_ids=ALLOWED,
+        ),
+    ),
+    "100 prompts with biases": (
+        COMPLETIONS,
+        lambda: body(
+            prompt=[[5] * (number + 1) for number in range(100)],
+            max_tokens=1,
+            logit_bias=BIASES,
+            allowed_token_ids=ALLOWED,
+        ),
+    ),
+    "250 prompts with biases, rendered": (
+        "/v1/completions/render",
+        lambda: body(prompt=["x"] * 250, logit_bias=BIASES, allowed_token_ids=ALLOWED),
+    ),
+    "a schema of a response": (
+        RESPONSES,
+        lambda: body(
+            input="x",
+            max_output_tokens=20,
+            stream=True,
+            text={"format": {"type": "json_schema", "name": "f", "schema": {"enum": ENUM}}},
+        ),
+    ),
+    "a schema of fractions": (CHAT, lambda: chat(structured_outputs={"json": {"enum": ENUM}})),
+    "long reasoning": (
+        CHAT,
+        lambda: chat(messages=[{"role": "assistant", "content": "x", "reasoning": "x y " * 1_700_000}, MESSAGE]),
+    ),
     "prompts with alternatives": (
         COMPLETIONS,
         lambda: body(prompt=[[5] * 3900] * 20, max_tokens=1, prompt_logprobs=20),

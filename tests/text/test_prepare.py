@@ -3,6 +3,7 @@
 import pytest
 import tokenizers
 
+from motet.api.http.caller import Caller
 from motet.api.openai.chat_plan import chat_prompt
 from motet.api.openai.chat_schema import ChatPrompt
 from motet.api.openai.models import TokenizeBody
@@ -12,6 +13,8 @@ from motet.text.prepare import PromptPreparer
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from tests.tiny_tokenizer import CHAT_TEMPLATE
+
+CALLER = Caller("trace", session_id="", client="client")
 
 
 @pytest.fixture
@@ -23,7 +26,7 @@ def preparer(tokenizer: Tokenizer) -> PromptPreparer:
 async def test_the_tokenizer_adds_no_special_tokens_to_a_chat_prompt(fallback_tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", named_tokens={"bos_token": "<s>"})
     chat = ChatPrompt.model_validate({"messages": [{"role": "user", "content": "a"}]})
-    ids = await chat_prompt(PromptPreparer(fallback_tokenizer, template, info=fake_info()), chat)
+    ids = await chat_prompt(PromptPreparer(fallback_tokenizer, template, info=fake_info()), chat, caller=CALLER)
     assert fallback_tokenizer.decode(ids, skip_special_tokens=False).count("<s>") == 1
 
 
@@ -32,7 +35,7 @@ async def test_a_client_can_request_special_tokens_for_a_chat_prompt(fallback_to
     preparer = PromptPreparer(fallback_tokenizer, ChatTemplate("{{ messages[0].content }}"), info=fake_info())
     fields = {"messages": [{"role": "user", "content": "hello"}]}
     plain, added, omitted = [
-        await chat_prompt(preparer, TokenizeBody.model_validate(fields | more))
+        await chat_prompt(preparer, TokenizeBody.model_validate(fields | more), caller=CALLER)
         for more in ({}, {"add_special_tokens": True}, {"add_special_tokens": False})
     ]
     assert added == [1, *plain]

@@ -52,8 +52,8 @@ def messages_router(service: Service) -> APIRouter:
         return await as_chat(body).answer(service, request, prefix=ID_PREFIX, writer=writer)
 
     @post(router, f"{MESSAGES}/count_tokens", body=MessagePrompt, summary="The number of tokens of a conversation")
-    async def count_tokens(body: MessagePrompt, _: Request) -> Response:
-        return json_response({"input_tokens": await as_chat(body).num_tokens(service)})
+    async def count_tokens(body: MessagePrompt, request: Request) -> Response:
+        return json_response({"input_tokens": await as_chat(body).num_tokens(service, request)})
 
     return router
 
@@ -61,7 +61,6 @@ def messages_router(service: Service) -> APIRouter:
 def as_chat(body: MessagePrompt) -> ConvertedRequest:
     return ConvertedRequest(
         make=partial(chat_request, body),
-        num_parts=body.num_blocks,
         names=lambda: MESSAGE_NAMES,
         prompt_param="messages",
     )

@@ -234,10 +234,6 @@ class MessagePrompt(Schema):
     chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
 
     @property
-    def num_blocks(self) -> int:
-        return sum(len(turn.content) for turn in self.messages)
-
-    @property
     def continues(self) -> bool:
         """True if the answer continues the last turn."""
         return self.messages[-1].role == "assistant"

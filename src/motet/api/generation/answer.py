@@ -22,8 +22,8 @@ from starlette.types import Receive, Scope, Send
 from motet.api.generation.answer_writer import EVENT_STREAM, AnswerWriter
 from motet.api.generation.groups import SENT, AnswerGroup, StepT, UsedT
 from motet.api.http.admission import AdmissionSlot, KeySlot
-from motet.api.http.body import in_thread
 from motet.api.http.failure import CLIENT_GONE, MakeNames, renamed
+from motet.api.http.long_work import in_thread, work_client
 from motet.api.http.streaming import ResponseSender, while_client_stays
 from motet.api.service import Service
 from motet.errors import MotetError, RequestError
@@ -78,20 +78,21 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._sender = ResponseSender(scope, send)
         try:
-            await while_client_stays(receive, self._answer())
+            await while_client_stays(receive, self._answer(work_client(scope)))
             if self._failure is not None:
                 raise self._failure
         finally:
             with anyio.CancelScope(shield=True):
                 await self._close()
 
-    async def _answer(self) -> None:
+    async def _answer(self, client: str) -> None:
+        """`client`: client in whose turn long work is done."""
         try:
             await self._open()
             if self._writer.starts_at_once:
                 await self._start()
             await self._run(self._take_steps())
-            await self._finish()
+            await self._finish(client)
         except Exception as error:
             await self._fail(error)
 
@@ -132,9 +133,9 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         await self._start()
         await self._sender.send(data)
 
-    async def _finish(self) -> None:
+    async def _finish(self, client: str) -> None:
         close = partial(self._writer.close, self._usage())
-        pieces = await in_thread(close) if self._writer.is_long else close()
+        pieces = await in_thread(close, client=client) if self._writer.is_long else close()
         if not self._sender.started:
             self.headers["content-length"] = str(sum(map(len, pieces)))
             await self._start()

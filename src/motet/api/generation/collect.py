@@ -13,7 +13,7 @@ import msgspec
 
 from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.plan import Plan
-from motet.api.generation.prompts import LONG_TEXT
+from motet.api.http.long_work import LONG_WORK
 from motet.policies.steering import GroupReport, Keep
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import ranked_logprobs
@@ -233,7 +233,7 @@ class CollectedAnswer:
     def is_long(self) -> bool:
         prompts = sum(len(group.prompt) for group in self.plan.groups)
         answers = sum(choice.num_tokens for group in self.groups for choice in group.choices)
-        return prompts + answers >= LONG_TEXT
+        return prompts + answers >= LONG_WORK
 
     def prompt_logprobs(self, group: int, num_top: int | None) -> dict[str, object]:
         """Returns the field with the log-probabilities of a prompt, if the request has it."""

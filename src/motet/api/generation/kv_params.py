@@ -13,6 +13,7 @@ request while it is checked, then `TokenGroup` owns them, and the engine once it
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import anyio
@@ -101,8 +102,9 @@ async def _read(
             why = "without --cluster-key any client could make tickets, and their KV is kept for other clients"
             raise unsupported_parameter(PARAM, f"is not accepted here: {why}")
         elif given is not None:
-            ticket = _ticket(given, num_choices, max_choices=served.max_group(service.config), tickets=tickets)
-            context = replace(context, ticket=ticket)
+            maximum = served.max_group(service.config)
+            read = partial(_ticket, given, num_choices, max_choices=maximum, tickets=tickets)
+            context = replace(context, ticket=await caller.in_thread_if_long(read))
         while len(tickets) > 1:  # the trunk is fetched once, with the first ticket
             await served.engine.release(tickets.pop(), trace=caller.trace)
         yield context

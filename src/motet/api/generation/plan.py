@@ -16,7 +16,6 @@ import msgspec
 from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.group_schema import GroupFields
 from motet.api.generation.kv_params import PrefillOrder, RequestContext
-from motet.api.generation.prompts import in_thread_if_long
 from motet.api.generation.request_fields import RequestFields, SamplingFields, StreamingFields
 from motet.api.http.admission import share_id_of
 from motet.api.http.failure import above_maximum, invalid_value
@@ -291,9 +290,8 @@ async def with_grammar(options: RouteOptions, form: AnswerForm | None) -> RouteO
     if form is None or options.context.order is not None:
         return options
     param = options.param + form.param
-    form = await in_thread_if_long(
-        partial(form.closed_for, closes_objects=options.context.closes_objects), len(form.grammar.source)
-    )
+    closed = partial(form.closed_for, closes_objects=options.context.closes_objects)
+    form = await options.context.caller.in_thread_if_long(closed, len(form.grammar.source))
     grammars = options.context.served.grammars
     await grammars.check(form.grammar, called=form.called or f"'{param}'", param=param, clients_own=form.clients_own)
     return replace(options, grammar=form.grammar)

@@ -1,20 +1,17 @@
-"""The prompts of a request: texts and token ids in its body become token ids for the engine, long texts in a thread."""
+"""The prompts of a request: texts and token ids in its body become token ids for the engine, in the thread for long
+work if the body is long."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TypeVar
 
-from motet.api.http.body import in_thread
+from motet.api.http.caller import Caller
 from motet.api.http.failure import FieldError, invalid_type, invalid_value
+from motet.api.http.long_work import LONG_WORK
 from motet.text.prepare import PromptPreparer
 
-T = TypeVar("T")
-
-LONG_TEXT = 8192
-"""Minimum number of characters of a text that is tokenised, or of a schema that is closed, in a thread. For shorter
-texts the switch between threads costs more."""
-
+PROMPT_CHARS = 64
+"""Number of characters whose tokenisation costs as much as the call for one prompt."""
 Prompt = str | tuple[int, ...]
 """Text to be tokenised, or token ids."""
 
@@ -44,26 +41,42 @@ def _token_ids(item: list[object], number: int) -> tuple[int, ...]:
     return ids
 
 
-async def text_prompt(preparer: PromptPreparer, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
-    return await in_thread_if_long(partial(preparer.text_prompt, text, add_special_tokens, param=param), len(text))
+async def text_prompt(
+    preparer: PromptPreparer, text: str, *, add_special_tokens: bool, param: str, caller: Caller
+) -> list[int]:
+    return await caller.in_thread_if_long(partial(preparer.text_prompt, text, add_special_tokens, param=param))
 
 
 async def completion_prompts(
-    preparer: PromptPreparer, prompts: Sequence[Prompt], *, add_special_tokens: bool, param: str = "prompt"
+    preparer: PromptPreparer,
+    prompts: Sequence[Prompt],
+    *,
+    add_special_tokens: bool,
+    caller: Caller,
+    param: str = "prompt",
 ) -> list[Sequence[int]]:
     """Returns the token ids of each prompt. `param`: the field with the prompts."""
-    checked: list[Sequence[int]] = []
+
+    def checked(number: int) -> Sequence[int]:
+        place, prompt = param if len(prompts) == 1 else f"{param}[{number}]", prompts[number]
+        ids = preparer.text_prompt(prompt, add_special_tokens, param=place) if isinstance(prompt, str) else prompt
+        preparer.check_prompt(ids, param=place)
+        return ids
+
+    all_ids: list[Sequence[int]] = []
+    for piece in _pieces(prompts):
+        all_ids += await caller.in_thread_if_long(partial(list, map(checked, piece)))
+        await asyncio.sleep(0)  # other tasks run, also if the body is short
+    return all_ids
+
+
+def _pieces(prompts: Sequence[Prompt]) -> Iterator[range]:
+    """Yields the numbers of the prompts of each piece of work: one prompt, or several that are short together."""
+    first = size = 0
     for number, prompt in enumerate(prompts):
-        place = param if len(prompts) == 1 else f"{param}[{number}]"
-        ids: Sequence[int] = prompt if isinstance(prompt, tuple) else ()
-        if isinstance(prompt, str):
-            ids = await text_prompt(preparer, prompt, add_special_tokens=add_special_tokens, param=place)
-        await in_thread_if_long(partial(preparer.check_prompt, ids, param=place), len(ids))
-        checked.append(ids)
-        await asyncio.sleep(0)  # other tasks run: there can be hundreds of prompts with thousands of tokens each
-    return checked
-
-
-async def in_thread_if_long(work: Callable[[], T], size: int) -> T:
-    """Runs work on the event loop if it is short, otherwise in a thread. `size`: number of characters or tokens."""
-    return work() if size < LONG_TEXT else await in_thread(work)
+        prompt_size = PROMPT_CHARS + len(prompt)
+        if number > first and size + prompt_size > LONG_WORK:
+            yield range(first, number)
+            first, size = number, 0
+        size += prompt_size
+    yield range(first, len(prompts))

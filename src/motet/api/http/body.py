@@ -4,31 +4,32 @@
     2. decode   with json if the body is short; with msgspec, which is several times as fast, if it is long
     3. check    the schema; for a long body in the one thread for long work, so that the event loop continues
 
-Token ids, numbers and letters are cheap, so only the size of the body limits them."""
+Token ids and letters are cheap, so only the size of the body limits them. Other numbers are not: reading or writing
+one takes up to a microsecond, in which no other thread runs. JSON in strings of a body has the same limits."""
 
 import json
 import re
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Mapping
 from functools import partial
-from typing import TypeVar
+from itertools import accumulate
+from typing import NamedTuple, TypeVar
 
-import anyio
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from anyio import to_thread
-from anyio.lowlevel import RunVar
-from pydantic import BaseModel
+from pydantic import ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from motet.api.http.failure import ErrorResponse, body_too_large, invalid_value
+from motet.api.http.failure import ErrorResponse, FieldError, body_too_large, invalid_value, schema_failure
+from motet.api.http.long_work import in_thread
+from motet.api.http.schema import MAX_VALUES, Schema
 from motet.engines.wire import TENSORS
 from motet.errors import RequestError
 
-Body = TypeVar("Body", bound=BaseModel)
-T = TypeVar("T")
+Body = TypeVar("Body", bound=Schema)
 Marks = npt.NDArray[np.bool_]
 
 MAX_CONTAINERS = 10_000
@@ -39,20 +40,19 @@ MAX_MEMBERS = 40_000
 """Maximum number of members of objects, four for each object and array."""
 MAX_STRINGS = 100_000
 """Maximum number of strings, including the names of members."""
-MAX_VALUES = 1_000_000
-"""Maximum number of values: enough for 256 prompts of 3900 token ids. Strings cost several times as much as numbers."""
+MAX_TOKEN_IDS = 1_000_000
+"""Maximum number of values in a body that can have token ids: enough for 256 prompts of 3900 token ids."""
 MAX_DIGITS = 100
 """Maximum number of digits of a number. Parsing is quadratic and holds the GIL."""
+LONG_DIGITS, MAX_LONG_NUMBERS = 20, 10_000
+"""Maximum number of numbers with more digits than a 64-bit integer. Each takes as long as 50 others."""
 JSON_TYPE = re.compile(r"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 SHORT_BYTES, SHORT_CONTAINERS = 64 * 1024, 100
 """Maximum number of bytes, and of objects and arrays, of a body that is read on the event loop. This takes at most 2 to
 4 ms, less than a thread would delay the streams."""
-_LIMITS = {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (MAX_VALUES, "values")}
-"""Maximum number and name of each kind of part, by the character that ends or follows each such part."""
 _DIGITS = bytes(ord("0") if ord("0") <= byte <= ord("9") else byte for byte in range(256))
-_TOO_LONG = b"0" * (MAX_DIGITS + 1)
+_TOO_LONG, _LONG = b"0" * (MAX_DIGITS + 1), b"0" * (LONG_DIGITS + 1)
 _NAME = re.compile(rb'"([^"]*)"\s*$')
-_ONE_THREAD: RunVar[anyio.CapacityLimiter] = RunVar("one_thread")
 
 SMALL_BODY_BYTES = 64 * 1024
 """Number of bytes of a body that uvicorn reads before the app requests any."""
@@ -112,55 +112,111 @@ def is_tensors(headers: Headers) -> bool:
     return headers.get("content-type", "").partition(";")[0].strip().lower() == TENSORS
 
 
-async def read_json(raw: bytes, schema: type[Body]) -> Body:
-    """Returns the checked body. Raises ValidationError, RequestError for too many parts, ValueError and RecursionError
-    if it is not JSON."""
-    if len(raw) <= SHORT_BYTES and raw.count(b"{") + raw.count(b"[") <= SHORT_CONTAINERS:
-        return schema.model_validate(json.loads(raw))
-    return await in_thread(partial(_read_long, raw, schema))
+async def read_json(raw: bytes, schema: type[Body], *, client: str) -> Body:
+    """Returns the checked body. `client`: client in whose turn a long body is read (`long_work`). Raises RequestError
+    for a body that does not match its schema or has too many parts, ValueError and RecursionError if it is not JSON."""
+    work = partial(_checked, raw, schema)
+    return work() if is_short(raw) else await in_thread(work, client=client)
 
 
-async def in_thread(work: Callable[[], T]) -> T:
-    """Runs long work in a thread, one call at a time: each thread that competes for the GIL delays the event loop."""
-    if (limiter := _ONE_THREAD.get(None)) is None:
-        _ONE_THREAD.set(limiter := anyio.CapacityLimiter(1))
-    return await to_thread.run_sync(work, limiter=limiter)
+def is_short(raw: bytes) -> bool:
+    """Returns True for JSON that is read on the event loop, with json, and without limits on its parts."""
+    return len(raw) <= SHORT_BYTES and raw.count(b"{") + raw.count(b"[") <= SHORT_CONTAINERS
 
 
-def _read_long(raw: bytes, schema: type[Body]) -> Body:
-    check_counts(raw)
-    return schema.model_validate(json.loads(raw) if len(raw) <= SHORT_BYTES else msgspec.json.decode(raw))
+def _checked(raw: bytes, schema: type[Body]) -> Body:
+    if not is_short(raw):
+        check_counts(raw, max_values=MAX_TOKEN_IDS if schema.has_token_ids else MAX_VALUES)
+    try:
+        return schema.model_validate(json_value(raw))
+    except ValidationError as error:  # with up to thousands of errors; the client gets the first one
+        raise schema_failure(error) from error
 
 
-def check_counts(raw: bytes) -> None:
-    """Raises RequestError for more objects, arrays, levels or members than a request may have. The error names their
-    field."""
-    num_containers = raw.count(b"{") + raw.count(b"[")
-    few = num_containers <= MAX_LEVELS and all(raw.count(mark) <= limit for mark, (limit, _) in _LIMITS.items())
-    long_number = _TOO_LONG in raw.translate(_DIGITS)
-    if few and not long_number:
+def json_value(raw: bytes) -> object:
+    """Parses JSON: with msgspec, which is faster but strict, if it is long."""
+    return json.loads(raw) if len(raw) <= SHORT_BYTES else msgspec.json.decode(raw)
+
+
+def check_counts(raw: bytes, *, max_values: int) -> None:
+    """Raises RequestError for more parts than a request may have. The error names the field with the first part that
+    exceeds a limit. `max_values`: `MAX_VALUES`, or `MAX_TOKEN_IDS` if the body can have token ids."""
+    if _is_small(raw, max_values):
         return
-    # The counts above include marks inside strings.
-    text = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    letters = np.frombuffer(text, np.uint8)
-    quotes = letters == ord('"')
-    outside = ~np.logical_xor.accumulate(quotes)
-    opening = outside & ((letters == ord("{")) | (letters == ord("[")))
-    members = outside & (letters == ord(":"))
-    too_deep = opening & (_depths(letters, outside=outside, opening=opening) > MAX_LEVELS)
-    wrong = [
-        (_place_of(opening, MAX_CONTAINERS), f"the body may have {MAX_CONTAINERS} objects and arrays"),
-        (_place_of(too_deep, 0), f"the body may have {MAX_LEVELS} levels of objects and arrays"),
-        *(
-            (_place_of(outside & (letters == ord(mark)), limit), f"the body may have {limit} {what}")
-            for mark, (limit, what) in _LIMITS.items()
-        ),
-        (_long_number(letters, outside) if long_number else None, f"a number has more than {MAX_DIGITS} digits"),
+    text = _without_escapes(raw)
+    if (excess := _excess(text, max_values)) is not None:
+        why = f"the body may have {excess.limit}"
+        field = _field_at(text, excess.place)
+        raise invalid_value(field, why) if field else RequestError(f"Invalid body: {why}.", code="invalid_value")
+
+
+def check_json_strings(texts: Mapping[str, str]) -> None:
+    """Raises FieldError if JSON in strings of a body has more parts, all strings together, than a body may have.
+    `texts`: the strings by the names of their fields. The error names the field that exceeds the limit."""
+    raw = "\n".join(texts.values()).encode()
+    if is_short(raw) or _is_small(raw, MAX_VALUES):
+        return
+    # Text with a quote too many is not JSON, which is noticed later. It must not hide the texts after it.
+    pieces = [
+        piece + b'"' * (piece.count(b'"') % 2) for piece in map(_without_escapes, map(str.encode, texts.values()))
     ]
-    for place, why in wrong:
-        if place is not None:
-            field = _field_at(text, place, outside=outside, opening=opening, members=members)
-            raise invalid_value(field, why) if field else RequestError(f"Invalid body: {why}.", code="invalid_value")
+    if (excess := _excess(b"\n".join(pieces), MAX_VALUES)) is not None:
+        ends = list(accumulate(len(piece) + 1 for piece in pieces))
+        field = list(texts)[bisect_right(ends, excess.place)]
+        raise FieldError(invalid_value, field, f"JSON in strings may have {excess.limit} in one request")
+
+
+def _is_small(raw: bytes, max_values: int) -> bool:
+    """Returns True if JSON is within all limits, even if all marks in its strings are counted."""
+    digits = raw.translate(_DIGITS)
+    return (
+        raw.count(b"{") + raw.count(b"[") <= MAX_LEVELS
+        and all(raw.count(mark) <= limit for mark, (limit, _) in _limits(max_values).items())
+        and _TOO_LONG not in digits
+        and digits.count(_LONG) <= MAX_LONG_NUMBERS
+    )
+
+
+def _limits(max_values: int) -> Mapping[bytes, tuple[int, str]]:
+    """Returns the maximum number and the name of each kind of part, by the character that ends or follows it."""
+    return {b":": (MAX_MEMBERS, "members"), b'"': (MAX_STRINGS, "strings"), b",": (max_values, "values")}
+
+
+def _without_escapes(raw: bytes) -> bytes:
+    """Returns JSON without the escapes of quotes and backslashes, so that each quote starts or ends a string."""
+    return raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+class _Excess(NamedTuple):
+    place: int
+    """Position of the first part that exceeds the limit."""
+    limit: str
+
+
+def _excess(text: bytes, max_values: int) -> _Excess | None:
+    """Returns the limit that JSON `_without_escapes` exceeds, if any."""
+    structure = _Structure.of(text)
+    letters, outside, opening = structure.letters, structure.outside, structure.opening
+    too_deep = opening & (structure.depths > MAX_LEVELS)
+    found = [
+        (_place_of(opening, MAX_CONTAINERS), f"{MAX_CONTAINERS} objects and arrays"),
+        (_place_of(too_deep, 0), f"{MAX_LEVELS} levels of objects and arrays"),
+        *(
+            (_place_of(outside & (letters == ord(mark)), limit), f"{limit} {what}")
+            for mark, (limit, what) in _limits(max_values).items()
+        ),
+    ]
+    if _LONG in text.translate(_DIGITS):
+        # The end of each number, and the place of each other character that follows no digit.
+        ends = np.append(np.flatnonzero(~(outside & (letters >= ord("0")) & (letters <= ord("9")))), len(text))
+        num_digits = np.diff(ends, prepend=-1) - 1
+        for maximum, number, limit in (
+            (MAX_DIGITS, 0, f"{MAX_DIGITS} digits in a number"),
+            (LONG_DIGITS, MAX_LONG_NUMBERS, f"{MAX_LONG_NUMBERS} numbers with more than {LONG_DIGITS} digits"),
+        ):
+            place = _place_of(num_digits > maximum, number)
+            found.append((None if place is None else int(ends[place]) - 1, limit))
+    return next((_Excess(place, limit) for place, limit in found if place is not None), None)
 
 
 def _place_of(marks: Marks, number: int) -> int | None:
@@ -169,24 +225,30 @@ def _place_of(marks: Marks, number: int) -> int | None:
     return int(places[number]) if len(places) > number else None
 
 
-def _long_number(letters: npt.NDArray[np.uint8], outside: Marks) -> int | None:
-    """Returns the position of the first digit above the limit; None if no number is too long."""
-    between = np.flatnonzero(~(outside & (letters >= ord("0")) & (letters <= ord("9"))))
-    num_digits = np.diff(between, prepend=-1, append=len(letters)) - 1
-    found = _place_of(num_digits > MAX_DIGITS, 0)
-    return None if found is None else (int(between[found - 1]) if found else -1) + MAX_DIGITS + 1
+class _Structure(NamedTuple):
+    """The structure of JSON `_without_escapes`, byte by byte."""
+
+    letters: npt.NDArray[np.uint8]
+    outside: Marks
+    """True outside strings, and at the quote that ends one."""
+    opening: Marks
+    """True at the first byte of an object or an array."""
+    depths: npt.NDArray[np.int32]
+    """Number of objects and arrays that are open after each byte."""
+
+    @classmethod
+    def of(cls, text: bytes) -> "_Structure":
+        letters = np.frombuffer(text, np.uint8)
+        outside = ~np.logical_xor.accumulate(letters == ord('"'))
+        opening = outside & ((letters == ord("{")) | (letters == ord("[")))
+        closing = outside & ((letters == ord("}")) | (letters == ord("]")))
+        depths = np.cumsum(opening.astype(np.int32) - closing.astype(np.int32), dtype=np.int32)
+        return cls(letters, outside, opening, depths)
 
 
-def _depths(letters: npt.NDArray[np.uint8], *, outside: Marks, opening: Marks) -> npt.NDArray[np.int32]:
-    """Returns the number of objects and arrays that are open after each byte."""
-    closing = outside & ((letters == ord("}")) | (letters == ord("]")))
-    return np.cumsum(opening.astype(np.int32) - closing.astype(np.int32), dtype=np.int32)
-
-
-def _field_at(text: bytes, place: int, *, outside: Marks, opening: Marks, members: Marks) -> str:
+def _field_at(text: bytes, place: int) -> str:
     """Returns the name of the body's field that contains the byte at `place`; empty if it is in no field."""
-    letters = np.frombuffer(text, np.uint8)[: place + 1]
-    depths = _depths(letters, outside=outside[: place + 1], opening=opening[: place + 1])
-    names = np.flatnonzero(members[: place + 1] & (depths == 1))
+    before = _Structure.of(text[: place + 1])
+    names = np.flatnonzero(before.outside & (before.letters == ord(":")) & (before.depths == 1))
     found = _NAME.search(text[max(0, int(names[-1]) - 200) : int(names[-1])]) if len(names) else None
     return found[1].decode(errors="replace") if found else ""

@@ -1,17 +1,22 @@
 """The sender of a request: the ids that its groups pass on to the engine, to other servers and to the log."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fastapi import Request
 
 from motet.api.http.admission import ANONYMOUS
 from motet.api.http.failure import invalid_value
+from motet.api.http.long_work import LONG_WORK, in_thread, work_client, work_size
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan, request_span_of
 
 HEADER = "x-request-id"
 SESSION_HEADER = "x-session-id"
 NO_SESSION = -1
+
+T = TypeVar("T")
 
 _ID = re.compile(r"[\x21-\x7e]{1,200}")
 
@@ -29,12 +34,24 @@ class Caller:
     address: str = ""
     """IP address of the other end of the connection; empty if it is not known."""
     body_bytes: int = 0
+    work_size: int = 0
+    """Size of the work of rendering and tokenising the body."""
+    work_client: str = ""
+    """Client in whose turns long work for the request is done (`long_work`)."""
     span: RequestSpan = NO_REQUEST_SPAN
 
+    async def in_thread_if_long(self, work: Callable[[], T], size: int | None = None) -> T:
+        """Runs work for the request: on the event loop if it is short, otherwise in the thread for long work. `size`:
+        number of characters or tokens; None for work on the body."""
+        is_short = (self.work_size if size is None else size) < LONG_WORK
+        return work() if is_short else await in_thread(work, client=self.work_client)
 
-def caller_of(request: Request, *, named: str | None = None, session: str | int | None = None) -> Caller:
+
+def caller_of(
+    request: Request, *, named: str | None = None, session: str | int | None = None, cache_salt: str = ""
+) -> Caller:
     """Returns the caller of a request. `named`, `session`: the ids of the request and of its conversation in the body,
-    used if no header has them. Raises RequestError for a session that is not a valid id."""
+    used if no header has them. `cache_salt`: the body's. Raises RequestError for a session that is not a valid id."""
     trace: str = request.state.trace
     if named is not None and is_id(named) and request.headers.get(HEADER) != trace:
         trace = named
@@ -45,12 +62,15 @@ def caller_of(request: Request, *, named: str | None = None, session: str | int 
     headers = ((name.lower().replace("_", "-"), value) for name, value in request.headers.items())
     sessions = (value for name, value in headers if name == SESSION_HEADER and is_id(value))
     state = request.scope["state"]
+    body = state.get("body", b"")
     return Caller(
         trace,
         session_id=next(sessions, session_in_body),
         client=state.get("client", ANONYMOUS),
         address=request.client.host if request.client is not None else "",
-        body_bytes=len(state.get("body", b"")),
+        body_bytes=len(body),
+        work_size=work_size(body),
+        work_client=work_client(request.scope, cache_salt),
         span=request_span_of(request.scope),
     )
 

@@ -2,19 +2,23 @@
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from itertools import islice
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
 from msgspec.json import encode as json_bytes
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from motet.api.http.body import JSON_TYPE, Body, read_json
-from motet.api.http.failure import schema_failure, validation_failure
-from motet.api.http.schema import ignored_paths
+from motet.api.http.body import JSON_TYPE, Body, check_counts, is_short, read_json
+from motet.api.http.failure import validation_failure
+from motet.api.http.long_work import in_thread, work_client
+from motet.api.http.schema import MAX_VALUES, ignored_paths
 from motet.errors import RequestError
 
 log = logging.getLogger("motet.api")
@@ -27,9 +31,29 @@ Answer = Callable[[Body, Request], Awaitable[Response]]
 """Answers a request with a checked body."""
 
 
+class CheckedRoute(APIRoute):
+    """A route whose body FastAPI reads on the event loop, if it has one. A long body is checked before."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            if not is_short(raw := await request.body()):
+                await in_thread(partial(check_counts, raw, max_values=MAX_VALUES), client=work_client(request.scope))
+            return await handle(request)
+
+        return handle if self.body_field is None else checked
+
+
 def new_router(prefix: str = "", *, documented: bool = True) -> APIRouter:
     """Returns a router that accepts JSON without a content type. `documented`: True to list its routes in OpenAPI."""
-    return APIRouter(prefix=prefix, redirect_slashes=False, strict_content_type=False, include_in_schema=documented)
+    return APIRouter(
+        prefix=prefix,
+        redirect_slashes=False,
+        strict_content_type=False,
+        include_in_schema=documented,
+        route_class=CheckedRoute,
+    )
 
 
 async def body_of(request: Request) -> bytes:
@@ -72,13 +96,13 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
         message = f"Unsupported content type {content_type[:MAX_NAME_CHARS]!r}: the body must be application/json."
         raise RequestError(message, code="invalid_content_type")
     try:
-        body = await read_json(await body_of(request), schema)
-    except ValidationError as error:
-        raise schema_failure(error) from error
+        body = await read_json(await body_of(request), schema, client=work_client(request.scope))
     except (ValueError, RecursionError) as error:  # the body is not JSON
         raise validation_failure([{"type": "json_invalid", "loc": ("body",)}]) from error
     if log.isEnabledFor(logging.DEBUG):
-        _log_ignored(json.loads(await body_of(request)), body, request=request)
+        raw = await body_of(request)
+        logged = partial(_log_ignored, raw, body, request=request)
+        logged() if is_short(raw) else await in_thread(logged, client=work_client(request.scope))
     return body
 
 
@@ -103,9 +127,9 @@ def post(router: APIRouter, path: str, *, body: type[Body], summary: str) -> Cal
     return add
 
 
-def _log_ignored(given: object, body: BaseModel, *, request: Request) -> None:
+def _log_ignored(raw: bytes, body: BaseModel, *, request: Request) -> None:
     """Logs one line with the paths of the ignored fields, if any."""
-    paths = [*islice(ignored_paths(given, body), MAX_NAMES + 1)]
+    paths = [*islice(ignored_paths(json.loads(raw), body), MAX_NAMES + 1)]
     if paths:
         names = ", ".join(path[:MAX_NAME_CHARS] for path in paths[:MAX_NAMES]) + ", ..." * (len(paths) > MAX_NAMES)
         fields = {"request_id": request.state.trace, "route": request.url.path, "ignored": names}

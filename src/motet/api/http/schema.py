@@ -22,6 +22,8 @@ from pydantic_core import CoreSchema
 
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, unknown_parameter, unsupported_parameter
 
+MAX_VALUES = 40_000
+"""Maximum number of values in JSON without token ids."""
 MAX_FIELDS = 256
 """Maximum number of fields of an object. No schema has more, so an object with more is not read to its end."""
 
@@ -48,6 +50,8 @@ class Schema(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    has_token_ids: ClassVar[bool] = False
+    """True for a body that can have as many values as a request may have token ids."""
     ignored: ClassVar[frozenset[str]] = frozenset()
     neutral: ClassVar[Neutral] = {}
     """Unsupported fields, and the values with which they have no effect."""
@@ -120,7 +124,21 @@ def schema_text(schema: object) -> str:
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
+def _check_num_values(value: object) -> None:
+    """Raises FieldError for too many values, before json is called with them: in a body with token ids a schema can
+    have a million numbers, and writing them takes a quarter of a second, in which no other thread runs."""
+    parts, left = [value], MAX_VALUES
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict | list):
+            left -= len(part)
+            if left < 0:
+                raise FieldError(invalid_value, None, f"it may have {MAX_VALUES} values")
+            parts += part.values() if isinstance(part, dict) else part
+
+
 def check_unicode(value: T) -> T:
+    _check_num_values(value)
     try:
         (value if isinstance(value, str) else schema_text(value)).encode()
     except UnicodeEncodeError as exc:

@@ -33,7 +33,7 @@ def chat_router(service: Service) -> APIRouter:
         if passed is None:
             response = await answer_chat(service, await read_body(request, ChatRequest), request=request)
         else:  # the body's `model` is on a third-party text server, which checks the rest of the body
-            response = answer_from_texts(service, passed, route=TextRoute.CHAT, request=request)
+            response = await answer_from_texts(service, passed, route=TextRoute.CHAT, request=request)
         drop_body(request)
         return response
 
@@ -44,7 +44,7 @@ def chat_router(service: Service) -> APIRouter:
 
 async def answer_chat(service: Service, body: ChatRequest, *, request: Request) -> Response:
     """Returns the answer of a model that takes tokens."""
-    caller = caller_of(request, session=body.session_id)
+    caller = caller_of(request, session=body.session_id, cache_salt=body.cache_salt)
     async with request_context(service, body, caller=caller, num_choices=body.n) as context:
         body = body.without_answer() if context.order else body
         plan = await plan_chat(service, body, context=context)

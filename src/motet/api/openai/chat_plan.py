@@ -12,10 +12,10 @@ import msgspec
 from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.kv_params import RequestContext
 from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
-from motet.api.generation.prompts import in_thread_if_long
+from motet.api.http.caller import Caller
 from motet.api.http.failure import unsupported_parameter
 from motet.api.http.schema import schema_text
-from motet.api.openai.chat_schema import ChatPrompt, ChatRequest
+from motet.api.openai.chat_schema import ChatPrompt, ChatRequest, ToolField
 from motet.api.served import ServedModel
 from motet.api.service import Service
 from motet.errors import GrammarError, RequestError
@@ -28,8 +28,6 @@ from motet.types import Grammar, GrammarKind
 
 log = logging.getLogger("motet.api")
 
-TURN_CHARS = 64
-"""Number of characters of text that cost as much as one message."""
 TOOL_CHARS = 1024
 """Number of characters of a schema that cost as much as the grammar of one tool. A grammar can cost 100 times more."""
 
@@ -56,31 +54,30 @@ async def plan_chat(
     )
     check_answer_format(context.served, body)
     check_size(service, 1, options=options)
-    prompt = await chat_prompt(context.served.preparer, body, param=prompt_param)
+    prompt = await chat_prompt(context.served.preparer, body, caller=context.caller, param=prompt_param)
     options = await with_answer_format(options, body, prompt=prompt)
     return make_plan(service, [prompt], sampling=body, request=body, options=options)
 
 
-async def chat_prompt(preparer: PromptPreparer, chat: ChatPrompt, *, param: str = "messages") -> list[int]:
+async def chat_prompt(
+    preparer: PromptPreparer, chat: ChatPrompt, *, caller: Caller, param: str = "messages"
+) -> list[int]:
     """Returns the token ids of a chat's prompt. `param`: the field with the messages."""
-    tools = [] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools]
-    num_chars = sum(TURN_CHARS + len(message.text) for message in chat.messages) + len(msgspec.json.encode(tools))
-    template_kwargs = _effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs
 
     def rendered() -> list[int]:
         text = preparer.template.render(
             [message.for_template() for message in chat.messages],
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final_message,
             continue_final_message=chat.continue_final_message,
-            tools=tools,
-            template_kwargs=template_kwargs,
+            tools=[] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools],
+            template_kwargs=_effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs,
         )
         # The template adds the special tokens.
-        return preparer.text_prompt(text, bool(chat.add_special_tokens), param=param)
+        ids = preparer.text_prompt(text, bool(chat.add_special_tokens), param=param)
+        preparer.check_prompt(ids, param=param)
+        return ids
 
-    ids = await in_thread_if_long(rendered, num_chars)
-    preparer.check_prompt(ids, param=param)
-    return ids
+    return await caller.in_thread_if_long(rendered)
 
 
 def _effort(preparer: PromptPreparer, effort: str | None) -> dict[str, object]:
@@ -113,10 +110,17 @@ async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt
     start = chat.messages[-1].text if chat.continue_final_message else ""
     format = formats.for_request(prompt, continued=start, tools=rules, separate_reasoning=chat.separate_reasoning)
     options = options if format is None else replace(options, format=format)
-    form = await in_thread_if_long(partial(form_of, chat, options.context), len(chat.tools) * TOOL_CHARS)
+    caller, has_form = options.context.caller, chat.structured_outputs is not None or chat.response_format is not None
+
+    def form_and_calls() -> tuple[AnswerForm | None, bool]:
+        form = form_of(chat, options.context)
+        return form, form != chat.form
+
+    size = max(caller.work_size, len(chat.tools) * TOOL_CHARS) if has_form or chat.tools else 0
+    form, calls = await caller.in_thread_if_long(form_and_calls, size)
     if form is None:
         return options
-    thinking = formats.thinking(prompt, continued=start, calls=form != chat.form)
+    thinking = formats.thinking(prompt, continued=start, calls=calls)
     grammar = msgspec.structs.replace(form.grammar, thinking=thinking)
     try:
         return await with_grammar(options, form._replace(grammar=grammar))
@@ -128,18 +132,23 @@ async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt
 
 async def _check_each(chat: ChatRequest, rules: ToolRules, *, options: RouteOptions) -> None:
     """Raises `GrammarError` if no grammar can be made of the form alone, or of a tool that can be called."""
+    caller = options.context.caller
     if rules.mode is ToolMode.AUTO:
-        await with_grammar(options, chat.form)
+        await with_grammar(options, await caller.in_thread_if_long(lambda: chat.form))
     names = {tool.name for tool in rules.callable}
     for number, tool in enumerate(chat.tools):
         name, param = tool.function.name, f"tools[{number}].function.parameters"
         if name in names:
-            parameters = schema_text(tool.tool().parameters)
-            if options.context.closes_objects:
-                parameters = await in_thread_if_long(partial(closed_source, parameters), TOOL_CHARS + len(parameters))
-            grammar = Grammar(GrammarKind.JSON, parameters)
+            source = partial(_parameters, tool, closes_objects=options.context.closes_objects)
+            grammar = Grammar(GrammarKind.JSON, await caller.in_thread_if_long(source))
             await options.context.served.grammars.check(grammar, called=f"schema for function '{name}'", param=param)
         await asyncio.sleep(0)  # other tasks run
+
+
+def _parameters(tool: ToolField, *, closes_objects: bool) -> str:
+    """Returns the schema of a tool's arguments."""
+    source = schema_text(tool.tool().parameters)
+    return closed_source(source) if closes_objects else source
 
 
 def form_of(chat: ChatRequest, context: RequestContext) -> AnswerForm | None:

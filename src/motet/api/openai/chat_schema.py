@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from motet.api.generation.answer_form import FormattedFields, check_named_logprobs
 from motet.api.generation.group_schema import SteeredFields, check_keep
 from motet.api.generation.request_fields import IGNORED_FIELDS, RequestFields, SamplingFields, StreamingFields, in_range
+from motet.api.http.body import check_json_strings
 from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unknown_parameter
 from motet.api.http.schema import UNICODE, JsonObject, Neutral, OpenSchema, Schema, TextOrObject
 from motet.errors import RequestError
@@ -224,6 +225,18 @@ class ChatPrompt(Schema):
     ] = None
     """None means `auto` if there are tools."""
     parallel_tool_calls: bool = True
+
+    @model_validator(mode="after")
+    def check_arguments(self) -> Self:
+        check_json_strings(
+            {
+                f"messages[{i}].tool_calls[{j}].function.arguments": call.function.arguments
+                for i, message in enumerate(self.messages)
+                for j, call in enumerate(message.tool_calls)
+                if isinstance(call.function.arguments, str)
+            }
+        )
+        return self
 
     @model_validator(mode="after")
     def check_end_of_prompt(self) -> Self:

@@ -16,7 +16,7 @@ from motet.api.generation.group_schema import SteeredFields, check_keep
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
-from motet.api.generation.prompts import Prompt, completion_prompts, in_thread_if_long, parse_prompts
+from motet.api.generation.prompts import Prompt, completion_prompts, parse_prompts
 from motet.api.generation.request_fields import IGNORED_FIELDS, RequestFields, SamplingFields, StreamingFields, in_range
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import FieldError, invalid_value
@@ -39,6 +39,7 @@ def _as_count(value: object) -> object:
 
 
 class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestFields, StreamingFields):
+    has_token_ids = True
     ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
     neutral: ClassVar[Neutral] = {
         "spaces_between_special_tokens": (True,),
@@ -114,7 +115,7 @@ def completion_router(service: Service) -> APIRouter:
         if passed is None:
             response = await answer_completions(service, await read_body(request, CompletionRequest), request=request)
         else:  # the body's `model` is on a third-party text server, which checks the rest of the body
-            response = answer_from_texts(service, passed, route=TextRoute.COMPLETIONS, request=request)
+            response = await answer_from_texts(service, passed, route=TextRoute.COMPLETIONS, request=request)
         drop_body(request)
         return response
 
@@ -125,7 +126,7 @@ def completion_router(service: Service) -> APIRouter:
 
 async def answer_completions(service: Service, body: CompletionRequest, *, request: Request) -> Response:
     """Returns the answer of a model that takes tokens."""
-    caller = caller_of(request, session=body.session_id)
+    caller = caller_of(request, session=body.session_id, cache_salt=body.cache_salt)
     async with request_context(service, body, caller=caller, num_choices=body.num_generated) as context:
         body = body.without_answer() if context.order else body
         plan = await plan_completions(service, body, context=context)
@@ -135,7 +136,7 @@ async def answer_completions(service: Service, body: CompletionRequest, *, reque
 
         echoed = sum(len(group.prompt) for group in plan.groups) if body.echo else 0
         size = echoed + GROUP_CHARS // 4 * plan.num_choices
-        writer = await in_thread_if_long(partial(make_writer, plan, body.stream), size)
+        writer = await caller.in_thread_if_long(partial(make_writer, plan, body.stream), size)
         return answer_plan(service, plan, writer=writer, more=None if body.ranked else make_writer)
 
 
@@ -154,10 +155,11 @@ async def plan_completions(service: Service, body: CompletionRequest, *, context
         group=body.group,
     )
     check_size(service, len(body.prompt), options=options)
-    prompts = await completion_prompts(context.served.preparer, body.prompt, add_special_tokens=body.add_special_tokens)
-    options = await with_grammar(options, body.form)
+    preparer, caller, special = context.served.preparer, context.caller, body.add_special_tokens
+    prompts = await completion_prompts(preparer, body.prompt, add_special_tokens=special, caller=caller)
+    options = await with_grammar(options, await caller.in_thread_if_long(lambda: body.form))
     plan = partial(make_plan, service, prompts, sampling=body, request=body, options=options)
-    return await in_thread_if_long(plan, GROUP_CHARS * len(prompts))
+    return await caller.in_thread_if_long(plan, max(caller.work_size, GROUP_CHARS * len(prompts)))
 
 
 def _prompt_logprobs(body: CompletionRequest) -> list[int]:

@@ -9,6 +9,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request, Response
 from pydantic import ValidationError
@@ -19,8 +20,7 @@ from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import request_context
 from motet.api.generation.plan import Plan
 from motet.api.generation.request_fields import RequestFields, SamplingFields, StreamingFields
-from motet.api.http.body import in_thread
-from motet.api.http.caller import caller_of
+from motet.api.http.caller import Caller, caller_of
 from motet.api.http.failure import MakeNames, Names, names_table, renamed, schema_failure
 from motet.api.openai.chat_plan import chat_prompt, check_answer_format, plan_chat
 from motet.api.openai.chat_schema import ChatRequest
@@ -30,8 +30,6 @@ from motet.errors import RequestError
 SHARED = (StructuredFields, SamplingFields, RequestFields, StreamingFields)
 PASSED_ON = {"chat_template_kwargs"}.union(*(schema.model_fields for schema in SHARED))
 """Members that are the same in a chat."""
-FEW_PARTS = 50
-"""Maximum number of blocks or items that are converted on the event loop; each takes 40 us."""
 
 FIELDS: Sequence[tuple[str, str, str]] = (
     (r"messages.*|prompt|n|continue_final_message|chat_template", "messages", "input"),
@@ -55,8 +53,6 @@ RESPONSE_NAMES: Names = names_table((chat, response) for chat, _, response in FI
 class ConvertedRequest:
     make: Callable[[], ChatRequest]
     """Makes the chat. Raises the errors of the chat's schema."""
-    num_parts: int
-    """Number of blocks or items that become turns."""
     names: MakeNames
     """Returns the client's names of the chat's fields."""
     prompt_param: str
@@ -66,28 +62,34 @@ class ConvertedRequest:
         self, service: Service, request: Request, *, prefix: str, writer: Callable[[Plan, ChatRequest], GroupsWriter]
     ) -> Response:
         with self._client_names():
-            chat = await self._chat()
-            caller = caller_of(request, session=chat.session_id)
+            chat = await self._chat(caller_of(request))
+            caller = caller_of(request, session=chat.session_id, cache_salt=chat.cache_salt)
             async with request_context(service, chat, caller=caller, num_choices=1) as context:
                 plan = await plan_chat(service, chat, context=context, prefix=prefix, prompt_param=self.prompt_param)
-                return answer_plan(service, plan, writer=writer(plan, chat), names=self.names)
+                made = await caller.in_thread_if_long(partial(writer, plan, chat))
+                return answer_plan(service, plan, writer=made, names=self.names)
 
-    async def num_tokens(self, service: Service) -> int:
+    async def num_tokens(self, service: Service, request: Request) -> int:
+        caller = caller_of(request)
         with self._client_names():
-            chat = await self._chat()
+            chat = await self._chat(caller)
             served = service.served(chat.model)
             check_answer_format(served, chat)
-            return len(await chat_prompt(served.preparer, chat, param=self.prompt_param))
+            return len(await chat_prompt(served.preparer, chat, caller=caller, param=self.prompt_param))
 
-    async def _chat(self) -> ChatRequest:
-        return self.make() if self.num_parts <= FEW_PARTS else await in_thread(self.make)
+    async def _chat(self, caller: Caller) -> ChatRequest:
+        def made() -> ChatRequest:
+            try:
+                return self.make()
+            except ValidationError as error:
+                raise schema_failure(error) from error
+
+        return await caller.in_thread_if_long(made)
 
     @contextmanager
     def _client_names(self) -> Iterator[None]:
         """Gives errors of the chat the client's names of the fields."""
         try:
             yield
-        except ValidationError as error:
-            raise renamed(schema_failure(error), self.names()) from error
         except RequestError as error:
             raise renamed(error, self.names()) from error

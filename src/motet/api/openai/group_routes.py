@@ -8,6 +8,8 @@
 The id is the answer's id; with several prompts it is followed by `-0`, `-1` and so on. For the group of another client
 the answer is a 404, as for a group that does not exist."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
@@ -19,6 +21,8 @@ from motet.api.known_groups import KnownGroup, MoreChoices
 from motet.api.service import Service
 from motet.errors import NotFoundError
 
+REPORT_CHARS = 16
+"""Number of characters whose tokenisation costs as much as the JSON of one choice."""
 MAX_INDEX_DIGITS = 10
 """Maximum number of digits of a choice's index in a path."""
 
@@ -37,18 +41,19 @@ def group_router(service: Service) -> APIRouter:
     @router.get("/v1/groups/{id}")
     async def get_group(request: Request) -> Response:
         group = found(request)
-        return json_response(
-            {
-                "id": group.id,
-                "object": "group",
-                "created": group.created,
-                "model": group.model,
-                "state": "writing" if group.open else "over",
-                "prompt_tokens": group.prompt_tokens,
-                "kept_s": service.groups.left_s(group),
-                "choices": group.choices(),
-            }
-        )
+        choices = group.choices()
+        report = {
+            "id": group.id,
+            "object": "group",
+            "created": group.created,
+            "model": group.model,
+            "state": "writing" if group.open else "over",
+            "prompt_tokens": group.prompt_tokens,
+            "kept_s": service.groups.left_s(group),
+            "choices": choices,
+        }
+        size = REPORT_CHARS * len(choices)
+        return await caller_of(request).in_thread_if_long(partial(json_response, report), size)
 
     @post(router, "/v1/groups/{id}/more", body=MoreChoicesBody, summary="More choices of the group's prompt")
     async def more(body: MoreChoicesBody, request: Request) -> Response:

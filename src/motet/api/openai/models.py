@@ -10,8 +10,9 @@ from typing import ClassVar, Self, TypedDict
 from fastapi import APIRouter, Request, Response
 from pydantic import model_validator
 
-from motet.api.generation.prompts import in_thread_if_long, text_prompt
+from motet.api.generation.prompts import text_prompt
 from motet.api.generation.request_fields import TokenIds
+from motet.api.http.caller import caller_of
 from motet.api.http.dialect import MODELS, speaks_anthropic
 from motet.api.http.failure import FieldError, invalid_value
 from motet.api.http.routes import json_response, new_router, post
@@ -56,6 +57,8 @@ class TokenizeBody(ChatPrompt):
 
 
 class DetokenizeBody(Schema):
+    has_token_ids = True
+
     model: str | None = None
     tokens: TokenIds
 
@@ -78,23 +81,25 @@ def models_router(service: Service) -> APIRouter:
         return json_response(_as_anthropic(card) if speaks_anthropic(request.scope) else card)
 
     @post(router, "/tokenize", body=TokenizeBody, summary="The tokens of a text or of a conversation")
-    async def tokenize(body: TokenizeBody, _: Request) -> Response:
-        served = service.served(body.model)
+    async def tokenize(body: TokenizeBody, request: Request) -> Response:
+        served, caller = service.served(body.model), caller_of(request)
         if body.prompt is None:
-            ids = await chat_prompt(served.preparer, body)
+            ids = await chat_prompt(served.preparer, body, caller=caller)
         else:
             special = body.add_special_tokens is not False
-            ids = await text_prompt(served.preparer, body.prompt, add_special_tokens=special, param="prompt")
+            ids = await text_prompt(
+                served.preparer, body.prompt, add_special_tokens=special, param="prompt", caller=caller
+            )
         tokenizer = served.tokenizer if body.return_token_strs else None
         respond = partial(_tokens, ids, max_model_len=served.info.max_model_len, named_by=tokenizer)
-        return await in_thread_if_long(respond, len(ids))
+        return await caller.in_thread_if_long(respond, len(ids))
 
     @post(router, "/detokenize", body=DetokenizeBody, summary="The text of tokens")
-    async def detokenize(body: DetokenizeBody, _: Request) -> Response:
+    async def detokenize(body: DetokenizeBody, request: Request) -> Response:
         served = service.served(body.model)
         served.preparer.check_length(body.tokens, param="tokens")
         respond = partial(_text, body.tokens, served.tokenizer, vocab_size=served.info.vocab_size)
-        return await in_thread_if_long(respond, len(body.tokens))
+        return await caller_of(request).in_thread_if_long(respond, len(body.tokens))
 
     @router.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> Response:

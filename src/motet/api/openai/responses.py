@@ -18,7 +18,7 @@ from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.plan import Plan
 from motet.api.http.failure import Names, names_table
 from motet.api.http.routes import json_response, new_router, post
-from motet.api.openai.chat_schema import ChatRequest, joined
+from motet.api.openai.chat_schema import MAX_TOOLS, ChatRequest, joined
 from motet.api.openai.converted_chat import PASSED_ON, RESPONSE_NAMES, ConvertedRequest
 from motet.api.openai.response_output import Members, ResponseOutput
 from motet.api.openai.response_writers import response_writer
@@ -74,8 +74,8 @@ def responses_router(service: Service) -> APIRouter:
         return await as_chat(body).answer(service, request, prefix=ID_PREFIX, writer=writer)
 
     @post(router, f"{RESPONSES}/input_tokens", body=ResponsesRequest, summary="The number of tokens of a conversation")
-    async def input_tokens(body: ResponsesRequest, _: Request) -> Response:
-        count = await as_chat(body).num_tokens(service)
+    async def input_tokens(body: ResponsesRequest, request: Request) -> Response:
+        count = await as_chat(body).num_tokens(service, request)
         return json_response({"object": "response.input_tokens", "input_tokens": count})
 
     async def not_stored(response_id: str) -> Response:
@@ -89,9 +89,7 @@ def responses_router(service: Service) -> APIRouter:
 
 
 def as_chat(body: ResponsesRequest) -> ConvertedRequest:
-    return ConvertedRequest(
-        make=partial(chat_request, body), num_parts=len(body.input), names=partial(names_of, body), prompt_param="input"
-    )
+    return ConvertedRequest(make=partial(chat_request, body), names=partial(names_of, body), prompt_param="input")
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
@@ -132,8 +130,8 @@ def origins(body: ResponsesRequest) -> Mapping[str, Members]:
 
 
 def names_of(body: ResponsesRequest) -> Names:
-    """Returns the names that the chat's fields have in the request."""
-    places = enumerate(placed.param for _, placed in _functions(body))
+    """Returns the names that the chat's fields have in the request. Errors name none of too many tools."""
+    places = enumerate(placed.param for _, placed in _functions(body)[:MAX_TOOLS])
     return [*names_table((rf"tools\[{number}\]\.function", place) for number, place in places), *RESPONSE_NAMES]
 
 

@@ -24,7 +24,7 @@ from motet.api.generation.collect import (
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
-from motet.api.generation.prompts import completion_prompts, in_thread_if_long
+from motet.api.generation.prompts import completion_prompts
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import names_table, renamed
 from motet.api.http.routes import new_router, post
@@ -56,10 +56,10 @@ def sglang_generate_router(service: Service) -> APIRouter:
     @post(router, "/generate", body=SglangRequest, summary="SGLang's native generation")
     async def generate(body: SglangRequest, request: Request) -> Response:
         named = body.rid if isinstance(body.rid, str) else None
-        caller = caller_of(request, named=named, session=body.session_id)
+        caller = caller_of(request, named=named, session=body.session_id, cache_salt=body.cache_salt)
         async with request_context(service, body, caller=caller, num_choices=body.sampling_params.n) as context:
             plan = await _plan(service, body, context=context)
-            writer = await in_thread_if_long(partial(_writer, plan, body), GROUP_CHARS // 4 * plan.num_choices)
+            writer = await caller.in_thread_if_long(partial(_writer, plan, body), GROUP_CHARS // 4 * plan.num_choices)
             return answer_plan(service, plan, writer=writer, names=lambda: NAMES)
 
     return router
@@ -80,13 +80,13 @@ async def _plan(service: Service, body: SglangRequest, *, context: RequestContex
         prompt_only=sampling.prompt_only,
         param="sampling_params.",
     )
-    given, preparer = body.given.prompts, context.served.preparer
+    given, preparer, caller, param = body.given.prompts, context.served.preparer, context.caller, body.prompt_param
     check_size(service, len(given), options=options)
-    prompts = await completion_prompts(preparer, given, add_special_tokens=True, param=body.prompt_param)
+    prompts = await completion_prompts(preparer, given, add_special_tokens=True, caller=caller, param=param)
     options = await with_grammar(options, sampling.form)
     make = partial(make_plan, service, prompts, sampling=sampling, request=body, options=options)
     try:
-        plan = await in_thread_if_long(make, GROUP_CHARS * len(prompts))
+        plan = await caller.in_thread_if_long(make, max(caller.work_size, GROUP_CHARS * len(prompts)))
     except RequestError as error:
         raise renamed(error, NAMES) from error
     if isinstance(body.rid, list):

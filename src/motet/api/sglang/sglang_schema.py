@@ -111,6 +111,7 @@ def _input_ids(value: object) -> Prompts:
 class SglangRequest(RequestFields, StreamingFields):
     """The body of /generate. SGLang's other fields are refused as unknown."""
 
+    has_token_ids = True
     ignored = frozenset(
         {"background", "conversation_id", "custom_labels", "data_parallel_rank", "external_trace_header"}
         | {"log_metrics", "no_logs", "routed_dp_rank", "routing_key"}

@@ -28,7 +28,7 @@ from motet.api.generation.groups import AnswerGroup, GroupAccount
 from motet.api.generation.plan import AnswerHead
 from motet.api.generation.request_fields import Seed, SessionId, StreamingFields, StreamOptions
 from motet.api.http.admission import AdmissionSlot
-from motet.api.http.body import SHORT_BYTES, check_counts, in_thread
+from motet.api.http.body import MAX_TOKEN_IDS, check_counts
 from motet.api.http.caller import Caller, caller_of
 from motet.api.http.failure import invalid_value, schema_failure, unsupported_parameter
 from motet.api.http.request_spans import group_span
@@ -59,23 +59,23 @@ async def pass_through(service: Service, request: Request) -> PassThrough | None
     if not any(isinstance(model, TextModel) for model in models.values()):
         return None
     body = await body_of(request)
-    fields, name = _read(body) if len(body) <= SHORT_BYTES else await in_thread(partial(_read, body))
+    fields, name = await caller_of(request).in_thread_if_long(partial(_read, body))
     model = next(iter(models.values())) if name is None and len(models) == 1 else models.get(name or "")
     return PassThrough(model, fields) if fields is not None and isinstance(model, TextModel) else None
 
 
-def answer_from_texts(service: Service, passed: PassThrough, *, route: TextRoute, request: Request) -> Response:
+async def answer_from_texts(service: Service, passed: PassThrough, *, route: TextRoute, request: Request) -> Response:
     """Returns the answer of a model's text upstream. Raises RequestError for wrong values of `UpstreamFields`."""
     model, fields = passed
-    checked, config = check_fields(fields), service.config
-    policy, caller = _policy(checked), caller_of(request, session=checked.session_id)
+    checked, prompts = await caller_of(request).in_thread_if_long(partial(_checked, fields, route))
+    policy, caller, config = _policy(checked), caller_of(request, session=checked.session_id), service.config
     id_prefix, prompt_param = ("chatcmpl", "messages") if route is TextRoute.CHAT else ("cmpl", "prompt")
     text_request = TextRequest(
         route=route,
         body={name: value for name, value in fields.items() if name != PARAM},
         model=model.name,
         n=checked.n,
-        prompts=_prompts_in(fields, route),
+        prompts=prompts,
         seed=checked.seed,
         stream=checked.stream,
         best_of=checked.best_of,
@@ -153,13 +153,17 @@ def check_fields(fields: Fields) -> UpstreamFields:
 def _read(body: bytes) -> tuple[Fields | None, str | None]:
     """Returns the fields of the body, None unless it is a JSON object, and its `model`, if any. Raises RequestError for
     a body with too many parts."""
-    check_counts(body)
+    check_counts(body, max_values=MAX_TOKEN_IDS)
     fields = None
     try:
         fields = msgspec.json.decode(body, type=Fields)
         return fields, msgspec.json.decode(fields.get("model", b"null"), type=str | None)
     except UNREADABLE:
         return fields, None
+
+
+def _checked(fields: Fields, route: TextRoute) -> tuple[UpstreamFields, tuple[msgspec.Raw, ...]]:
+    return check_fields(fields), _prompts_in(fields, route)
 
 
 def _prompts_in(fields: Fields, route: TextRoute) -> tuple[msgspec.Raw, ...]:

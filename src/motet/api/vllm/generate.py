@@ -33,7 +33,6 @@ from motet.api.generation.group_schema import SteeredFields, check_keep
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import PARAM, RequestContext, request_context
 from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
-from motet.api.generation.prompts import in_thread_if_long
 from motet.api.generation.request_fields import RequestFields, SamplingFields, Seed, StreamingFields, TokenIds, in_range
 from motet.api.http.caller import Caller, caller_of
 from motet.api.http.failure import FieldError, invalid_value, unsupported_parameter
@@ -93,6 +92,7 @@ class StartedChoice(Schema):
 
 
 class TokensRequest(SteeredFields, RequestFields, StreamingFields):
+    has_token_ids = True
     refused = frozenset({"features"})
     neutral: ClassVar[Neutral] = {"output_mode": ("tokens",)}
 
@@ -140,7 +140,7 @@ def generate_router(service: Service) -> APIRouter:
 
     @post(router, "/inference/v1/generate", body=TokensRequest, summary="Token ids in, token ids out")
     async def generate(body: TokensRequest, request: Request) -> Response:
-        caller = caller_of(request, named=body.request_id, session=body.session_id)
+        caller = caller_of(request, named=body.request_id, session=body.session_id, cache_salt=body.cache_salt)
         async with request_context(service, body, caller=caller, num_choices=body.num_choices) as context:
             body = body.without_answer() if context.order else body
             plan = await _plan(service, body, context=context)
@@ -170,13 +170,13 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
     )
     check_size(service, 1, options=options)
     check = partial(context.served.preparer.check_prompt, body.token_ids, param="token_ids")
-    await in_thread_if_long(check, len(body.token_ids))
-    options = await with_grammar(options, sampling.form)
+    await context.caller.in_thread_if_long(check, len(body.token_ids))
+    options = await with_grammar(options, await context.caller.in_thread_if_long(lambda: sampling.form))
     plan = make_plan(service, [body.token_ids], sampling=sampling, request=body, options=options)
     if body.choices is None:
         return plan
     num_tokens = sum(len(choice.token_ids) for choice in body.choices)
-    return await in_thread_if_long(partial(_with_choices, plan, body.choices), num_tokens)
+    return await context.caller.in_thread_if_long(partial(_with_choices, plan, body.choices), num_tokens)
 
 
 def _with_choices(plan: Plan, choices: Sequence[StartedChoice]) -> Plan:
@@ -290,8 +290,7 @@ def render_router(service: Service) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
             plan = await plan_chat(service, body, context=context)
-        (group,) = plan.groups
-        return json_response(_rendered(group, body, plan=plan))
+        return await context.caller.in_thread_if_long(lambda: json_response(_rendered(plan.groups[0], body, plan=plan)))
 
     @post(router, "/v1/completions/render", body=CompletionRequest, summary="Prompts as token ids")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -300,7 +299,11 @@ def render_router(service: Service) -> APIRouter:
                 raise unsupported_parameter(name, "has no place in a request of token ids")
         async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
             plan = await plan_completions(service, body, context=context)
-        return json_response([_rendered(group, body, plan=plan) for group in plan.groups])
+
+        def rendered() -> Response:
+            return json_response([_rendered(group, body, plan=plan) for group in plan.groups])
+
+        return await context.caller.in_thread_if_long(rendered)
 
     return router
 
@@ -308,7 +311,7 @@ def render_router(service: Service) -> APIRouter:
 def _caller(body: ChatRequest | CompletionRequest, request: Request) -> Caller:
     if body.kv_transfer_params is not None:
         raise unsupported_parameter(PARAM, "cannot be used here: the request is only rendered")
-    return caller_of(request, session=body.session_id)
+    return caller_of(request, session=body.session_id, cache_salt=body.cache_salt)
 
 
 def _rendered(group: GenerateRequest, body: ChatRequest | CompletionRequest, *, plan: Plan) -> dict[str, object]:
