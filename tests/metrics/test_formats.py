@@ -26,6 +26,9 @@ READS_BOTH = (
 STATS = EngineStats(steps=3, transfer_failures={"stale": 2})
 ROUTING = RoutingFigures(
     choices={"decode-0": 1},
+    client_choices={"key-0": 1},
+    client_blocks={"key-0": 1},
+    client_queued_choices={"key-0": 1},
     restarts={"decode-0": 1},
     weight_updates={"applied": 1},
     decisions={"load": 1},

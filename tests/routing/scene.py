@@ -306,9 +306,9 @@ class Scene:
         self.fleet.put(Worker(name, engine, "127.0.0.1:1"))
         return engine
 
-    def submit(self, name: str, n: int, *, priority: int = 0) -> "SubmittedGroup":
+    def submit(self, name: str, n: int, *, priority: int = 0, client: str = "") -> "SubmittedGroup":
         """Submits a group of `n` choices to the router."""
-        request = msgspec.structs.replace(group(name, n=n), priority=priority)
+        request = msgspec.structs.replace(group(name, n=n), priority=priority, client=client)
         return SubmittedGroup(request, self.router.generate(request))
 
     async def pass_time(self, seconds: float) -> None:

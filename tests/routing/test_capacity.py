@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engine import Worker
-from motet.routing.queue.waiting import CapacityCache, have_capacity
+from motet.routing.queue.capacity import CapacityCache, have_capacity
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
 from motet.testing.fake_engine import FakeEngine, fake_info
@@ -147,9 +147,10 @@ def test_one_cache_for_many_groups_agrees_with_a_check_for_each(
     members = fleet(len(open_choices))
     for member, choices in zip(members, open_choices, strict=True):
         member.load.given_choices = member.load.tail_blocks = choices
-    cache = CapacityCache(lambda choices, tokens: capacity_for(members, choices, prompt_tokens=tokens))
+    cache = CapacityCache()
     for choices, tokens in groups:
-        assert cache.fits(choices, tokens) == capacity_for(members, choices, prompt_tokens=tokens)
+        fits = cache.fits(choices, tokens, has_capacity=lambda c, t: capacity_for(members, c, prompt_tokens=t))
+        assert fits == capacity_for(members, choices, prompt_tokens=tokens)
 
 
 def test_a_cache_checks_once_for_groups_of_a_size() -> None:
@@ -159,7 +160,7 @@ def test_a_cache_checks_once_for_groups_of_a_size() -> None:
         sizes.append((choices, prompt_tokens))
         return False
 
-    cache = CapacityCache(never)
+    cache = CapacityCache()
     for choices, tokens in [(4, 100), (4, 100), (5, 300), (3, 200), (8, 90), (2, 50), (2, 51), (8, 90)]:
-        assert not cache.fits(choices, tokens)
+        assert not cache.fits(choices, tokens, has_capacity=never)
     assert sizes == [(4, 100), (3, 200), (8, 90), (2, 50)]

@@ -69,7 +69,7 @@ def test_short_cached_and_removed_prompts_are_not_measured(prompts: PromptLoad, 
 
 @pytest.mark.parametrize("left", ["given_choices", "trunk_blocks", "tail_blocks"])
 def test_check_finds_a_load_that_is_not_empty(clock: Clock, left: str) -> None:
-    load = WorkerLoad("decode-0", PrefixIndex(), clock=clock)
+    load = WorkerLoad("decode-0", PrefixIndex(), client_totals={}, clock=clock)
     load.check()
     setattr(load, left, 1)
     with pytest.raises(AssertionError, match="decode-0 is loaded"):
@@ -77,7 +77,7 @@ def test_check_finds_a_load_that_is_not_empty(clock: Clock, left: str) -> None:
 
 
 def test_check_finds_a_prompt_that_is_not_finished(clock: Clock) -> None:
-    load = WorkerLoad("decode-0", PrefixIndex(), clock=clock)
+    load = WorkerLoad("decode-0", PrefixIndex(), client_totals={}, clock=clock)
     load.prompts.add(5)
     with pytest.raises(AssertionError, match="decode-0 is loaded"):
         load.check()

@@ -96,13 +96,36 @@ async def test_a_small_group_that_comes_soon_after_a_waiting_large_one_starts_at
     small = scene.submit("small", 1)
     await settle()
     assert scene.started == ["first", "small"]
-    await small.read()
-    await scene.pass_time(PATIENCE_S + 0.6)  # by now, "late" comes after the large group
+    for one in (small, first, large):
+        await one.read()
+
+
+async def test_a_group_that_did_not_fit_for_its_patience_starts_in_parts_when_a_choice_fits() -> None:
+    scene = Scene("both-0", max_choices=4)
+    first, large = scene.submit("first", 1), scene.submit("large", 4)
+    await settle()
+    await scene.pass_time(PATIENCE_S - 0.1)
+    assert scene.started == ["first"]
+    await scene.pass_time(0.1)
+    assert scene.started == ["first", "large"]
+    for one in (first, large):
+        assert await one.read() == await uninterrupted(one.request)
+
+
+async def test_a_group_without_the_blocks_gets_them_before_later_groups_of_its_client() -> None:
+    scene = Scene("both-0", max_choices=100, blocks=40)  # a prompt takes 13
+    first, large = scene.submit("first", 4), scene.submit("large", 12)
+    await settle()
+    await scene.pass_time(PATIENCE_S + 6.0)  # by now, "late" comes after the large group
     late = scene.submit("late", 1)
     await settle()
-    assert scene.started == ["first", "small"], "capacity is reserved for the large one"
-    await first.read()
-    assert scene.started == ["first", "small", "large"]
+    assert scene.started == ["first"], "the blocks are reserved for the large one"
+    other = scene.submit("other", 1, client="other")
+    await settle()
+    assert scene.started == ["first", "other"]
+    for one in (other, first):
+        await one.read()
+    assert scene.started == ["first", "other", "large", "late"]
     for one in (large, late):
         assert await one.read() == await uninterrupted(one.request)
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from motet.engine import GroupStream
-from motet.ids import ModelName
+from motet.ids import ModelName, RequestId
 from motet.routing.queue.fair_queue import FairQueue
 from tests.clock import settle
 from tests.routing.kinds import ADAPTER, FRENCH, MAX_CHOICES, A, B, KindsScene
@@ -58,14 +58,15 @@ async def test_groups_of_two_models_wait_independently_for_capacity_of_their_wor
 async def test_an_adapter_needs_the_capacity_of_its_base_model_and_waits_its_turn() -> None:
     server = KindsScene("both-a-motet-0")
     server.offer("both-a-motet-0", ADAPTER)
-    running = submit(server, "running", A, n=MAX_CHOICES - 1)
+    running = submit(server, "running", A, n=MAX_CHOICES)
     large = submit(server, "large", A, n=MAX_CHOICES)
     await settle()
     server.clock.now_s += 10.0
     small = submit(server, "small", FRENCH, n=1)
-    server.fleet.capacity.wake()
+    await server.router.stop_choice(RequestId("running"), 0)
     await settle()
-    assert waiting(server) == 2, "capacity is reserved for the large one"
+    assert [one.request_id for one in server.engines["both-a-motet-0"].requests] == ["running", "large"]
+    assert waiting(server) == 1, "the choice that has ended was reserved for the large one"
     await end(server, small, large, running)
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from prometheus_client import ProcessCollector
 
-from motet.api.http.admission import EVERYTHING, Admission, KeyLimits, Rights, rights_of
+from motet.api.http.admission import EVERYTHING, OTHER_CLIENTS, Admission, KeyLimits, Rights, rights_of
 from motet.api.http.failure import above_maximum
 from motet.api.known_groups import KnownGroups
 from motet.api.served import Models, ServedModel, TextModel, model_named
@@ -27,7 +27,7 @@ from motet.control.nccl_receiver import NcclReceiver
 from motet.engine import ANSWERING, WorkerReport, WorkerState
 from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, RequestError
 from motet.metrics.prometheus import Metrics
-from motet.metrics.routing import RoutingFigures
+from motet.metrics.routing import RoutingFigures, with_client_names
 from motet.metrics.stats import EngineStats
 from motet.settings.named_worker import NamedWorker
 from motet.settings.server_config import ServerConfig
@@ -87,11 +87,12 @@ class Service:
 
     def __post_init__(self) -> None:
         config = self.config
-        self.admission = Admission(config.max_waiting_groups)
         self.drain_requested = asyncio.Event()
         self.groups = KnownGroups(self.clock)
         self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
         self._rights = rights_of(config)
+        weights = {client: rights.share for client, rights in self._rights.items()}
+        self.admission = Admission(config.max_waiting_groups, weights=weights)
         self.metrics = Metrics(config.metric_prefix)
         ProcessCollector(registry=self.metrics.registry)
 
@@ -143,6 +144,11 @@ class Service:
     def rights(self, client: str) -> Rights:
         """Returns what a client is permitted to do."""
         return self._rights.get(client, EVERYTHING)
+
+    def routing_figures(self) -> RoutingFigures:
+        """Returns the counts of routing, by the names of the clients that have API keys."""
+        names = {rights.share_id: client for client, rights in self._rights.items()}
+        return with_client_names(self.figures(), names, other=OTHER_CLIENTS)
 
     @property
     def only_worker(self) -> str:

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from weakref import WeakValueDictionary
 
@@ -20,7 +20,9 @@ ByLabel = dict[str, int]
 
 @dataclass(kw_only=True)
 class RoutingFigures:
-    """Metrics of routing. A router owns one instance, to which its parts add; it reports copies with the gauges."""
+    """Metrics of routing. A router owns one instance, to which its parts add; it reports copies with the gauges.
+
+    A router knows clients by `GenerateRequest.client`; the server replaces these ids by names (`with_client_names`)."""
 
     choices: ByLabel = gauge_field(
         "worker_choices", "choices", "Open choices, as counted by routing.", labels=("worker",)
@@ -56,6 +58,18 @@ class RoutingFigures:
     spreads: int = counter_field("group_spreads", "groups", "Groups split over several decode workers.")
     queued: int = gauge_field("groups_queued", "groups", "Groups that wait for capacity on a worker.")
     queued_choices: int = gauge_field("choices_queued", "choices", "Choices of groups that wait for capacity.")
+    client_choices: ByLabel = gauge_field(
+        "client_choices", "choices", "Open choices of a client on workers, as counted by routing.", labels=("client",)
+    )
+    client_blocks: ByLabel = gauge_field(
+        "client_kv_blocks",
+        "blocks",
+        "KV blocks that a client's open choices and their prompts take on workers, as counted by routing.",
+        labels=("client",),
+    )
+    client_queued_choices: ByLabel = gauge_field(
+        "client_choices_queued", "choices", "Choices of a client's groups that wait for capacity.", labels=("client",)
+    )
     queue_seconds: Sequence[int] = histogram_field(
         "queue_seconds",
         "seconds",
@@ -88,6 +102,24 @@ class RoutingFigures:
     )
     tickets_unused: ByLabel = counter_field(
         "tickets_unused", "tickets", "Tickets of vLLM workers that no decode worker used.", labels=("end",)
+    )
+
+
+def with_client_names(figures: RoutingFigures, names: Mapping[str, str], *, other: str) -> RoutingFigures:
+    """Returns the figures with the name of each client in place of its id. All clients without a name count as one
+    client named `other`, so that the number of labels is bounded."""
+
+    def named(by_client: ByLabel) -> ByLabel:
+        counts = dict.fromkeys((*names.values(), other), 0)
+        for client, count in by_client.items():
+            counts[names.get(client, other)] += count
+        return counts
+
+    return replace(
+        figures,
+        client_choices=named(figures.client_choices),
+        client_blocks=named(figures.client_blocks),
+        client_queued_choices=named(figures.client_queued_choices),
     )
 
 

@@ -8,6 +8,7 @@ A group is recorded in three places only: in the router, by its id; in its worke
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from functools import partial
@@ -56,8 +57,8 @@ class Router:
         self._routing = routing = routing or RoutingConfig()
         self._cell = cell or CellConfig()
         self.dispatcher = Dispatcher(fleet, figures, routing=routing, cell=self._cell, tickets=tickets, tracer=tracer)
-        prefilling = self.dispatcher.prefiller.choices_in_progress
-        self.waiting = WaitingGroups(fleet, figures, routing=routing, choices_prefilling=prefilling, clock=clock)
+        prefiller = self.dispatcher.prefiller
+        self.waiting = WaitingGroups(fleet, figures, routing=routing, prefiller=prefiller, clock=clock)
         self._all_models = self.of(NO_NAME)
         self._tickets = tickets
         self._clock = clock
@@ -138,7 +139,14 @@ class Router:
         """Returns the counts of routing."""
         figures = deepcopy(self.counts)
         figures.queued = len(self.waiting)
-        figures.queued_choices = sum(journey.num_choices for journey in self._groups.values() if journey.waits)
+        figures.client_queued_choices = queued = Counter[str]()
+        for journey in self._groups.values():
+            if journey.waits:
+                queued[journey.request.client] += journey.num_choices
+        figures.queued_choices = queued.total()
+        totals = self.fleet.client_totals
+        figures.client_choices = {client: total.choices for client, total in totals.items()}
+        figures.client_blocks = {client: total.blocks for client, total in totals.items()}
         figures.choices = {member.id: member.load.given_choices for member in self.fleet.members}
         has_prefill = self._cell.prefill_may_come or self.fleet.catalog.serving().has_prefill
         if not has_prefill and not any(figures.bypasses.values()):

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from motet.api.http.admission import ANONYMOUS, ClientLoad, KeyLimits
+from motet.api.http.admission import ANONYMOUS, Admission, ClientLoad, KeyLimits
 from motet.errors import EngineError, MotetError, OverloadedError, RateLimitedError
 from tests.api.serving import ROUTES, Served, Serving, WatchedEngine
 from tests.error_response import assert_error
@@ -125,6 +125,20 @@ async def test_the_prompt_of_a_key_at_its_limit_is_not_read(serve: Serving) -> N
     for response in (await served.complete(too_long, n=3), await served.chat(too_long, n=3)):
         assert_error(response, status=400, code="too_many_choices")
     assert (await served.complete(too_long, n=2)).json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_places_of_a_full_server_are_shared_by_weight_and_every_client_has_one() -> None:
+    admission = Admission(8, weights={"heavy": 3.0, "light": 0.01})
+    admission.admit(8, client="many")
+    admission.admit(*[1] * 6, client="heavy")
+    with pytest.raises(OverloadedError, match="14 groups wait for their first token and this request has 1"):
+        admission.check_capacity(1, client="heavy")
+    (slot,) = admission.admit(1, client="light")
+    with pytest.raises(OverloadedError):
+        admission.check_capacity(1, client="light")
+    slot.leave()
+    admission.check_capacity(1, client="light")
+    admission.check()
 
 
 async def test_an_answer_that_fails_releases_its_share(serve: Serving) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from motet.api.http.admission import share_id_of
 from motet.api.service import snapshot_workers
 from motet.engine import Worker, WorkerReport, WorkerState
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError
@@ -104,6 +105,26 @@ async def test_the_status_of_a_cell_shows_each_worker_and_their_totals(serve: Se
         {"forks": 14, "blocks_shared": 70, "migrations": 3, "choices_resumed": 9, "bypasses": 4},
     ):
         assert status["totals"].items() >= expected.items()
+
+
+async def test_clients_are_shown_by_the_number_of_their_key_and_all_others_as_one(serve: Serving) -> None:
+    ids = [share_id_of(key) for key in ("sk-a", "sk-b")]
+    figures = RoutingFigures(
+        client_choices={ids[1]: 3, "an address": 4, "a salt": 5},
+        client_blocks={ids[1]: 30},
+        client_queued_choices={ids[0]: 6},
+    )
+    served = await serve(figures=figures, api_keys=("sk-a", "sk-b"), key_share=("sk-b=2.5",))
+    headers = {"authorization": "Bearer sk-a"}
+    assert (await served.http.get("/status", headers=headers)).json()["clients"] == [
+        {"client": "key-0", "share": 1.0, "choices": 0, "blocks": 0, "choices_queued": 6},
+        {"client": "key-1", "share": 2.5, "choices": 3, "blocks": 30, "choices_queued": 0},
+        {"client": "other", "share": 1.0, "choices": 9, "blocks": 0, "choices_queued": 0},
+    ]
+    text = (await served.http.get("/metrics", headers=headers)).text
+    assert 'motet:client_choices{client="key-1",model_name="tiny"} 3.0' in text
+    assert 'motet:client_choices{client="other",model_name="tiny"} 9.0' in text
+    assert not any(secret in text for secret in ("sk-", "an address", *ids))
 
 
 @pytest.mark.parametrize("error", [DIED, CLOSED])

@@ -4,8 +4,9 @@ Rights         the permissions of one API key's requests, and the salt of its ca
 KeyLimits      the maximum numbers of unanswered requests and choices of one API key
 Admission      the maximum number of groups that wait for their first token; refuses all groups while the server drains
 
-One client cannot fill the server: while several clients wait, each is entitled to an equal share of the maximum, even
-when other clients have reached it. So all waiting groups together can exceed it, but the groups of one client never do.
+One client cannot fill the server: while several clients wait, each is entitled to a share of the maximum by its weight,
+even when other clients have reached it, and to one group in any case. So all waiting groups together can exceed the
+maximum, but the groups of one client never do.
 """
 
 import asyncio
@@ -23,8 +24,10 @@ from motet.settings.server_config import ServerConfig
 class Admission:
     """Counts the open groups, and those among them that wait for their first token."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, *, weights: Mapping[str, float] | None = None) -> None:
+        """`weights`: weights of clients by name, 1 for all others."""
         self._max_waiting = max_waiting
+        self._weights = weights or {}
         self.draining = False
         self.waiting = 0
         self.open = 0
@@ -40,13 +43,17 @@ class Admission:
         """Raises if this number of groups of one client would not be admitted now."""
         if self.draining:
             raise DrainingError("The server is draining and takes no new requests; try another one.")
-        others = len(self._waiting_of.keys() - {client})
-        share = self._max_waiting // (others + 1) if others else 0
+        share = self._share(client) if self._waiting_of.keys() - {client} else 0
         if self.waiting + num_groups > self._max_waiting and self._waiting_of[client] + num_groups > share:
             raise OverloadedError(
                 f"The server is overloaded: {self.waiting} groups wait for their first token and this request has "
                 f"{num_groups}, while at most {self._max_waiting} may wait. Try again later."
             )
+
+    def _share(self, client: str) -> int:
+        """Returns the number of waiting groups to which the client is entitled."""
+        total = sum(self._weights.get(other, 1.0) for other in self._waiting_of.keys() | {client})
+        return max(1, int(self._max_waiting * self._weights.get(client, 1.0) / total))
 
     def admit(self, *sizes: int, client: str) -> list["AdmissionSlot"]:
         """Returns a slot for each number of groups in `sizes`. Raises unless all groups can be admitted."""
@@ -100,6 +107,8 @@ ANONYMOUS = "anonymous"
 """The client of all requests without an API key."""
 ANOTHER_SERVER = "another server"
 """The client of all requests of gateways."""
+OTHER_CLIENTS = "other"
+"""Name of all clients together that have no API key of this server, in metrics and `/status`."""
 
 
 @dataclass(frozen=True)

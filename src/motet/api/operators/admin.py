@@ -79,16 +79,7 @@ def admin_router(service: Service) -> APIRouter:
     async def status() -> Response:
         """Returns the state of every worker, with totals over the workers that answered and over routing. A total that
         does not apply to this deployment is 0."""
-        workers, models = await snapshot_all(service), service.model_names
-        answer = {
-            "model": next(iter(models), None),
-            "models": models,
-            "version": __version__,
-            "admin_key": bool(service.config.admin_key),
-            "workers": [worker_status(snapshot) for snapshot in workers],
-            "totals": _totals([snapshot.stats for snapshot in workers if snapshot.stats], service.figures()),
-        }
-        return json_response(answer)
+        return json_response(await _status(service))
 
     @router.get("/metrics")
     async def metrics(accept: Annotated[str, Header()] = "") -> Response:
@@ -106,6 +97,19 @@ def admin_router(service: Service) -> APIRouter:
         return json_response({"draining": True, "groups_open": service.admission.open})
 
     return router
+
+
+async def _status(service: Service) -> dict[str, object]:
+    workers, models, routing = await snapshot_all(service), service.model_names, service.routing_figures()
+    return {
+        "model": next(iter(models), None),
+        "models": models,
+        "version": __version__,
+        "admin_key": bool(service.config.admin_key),
+        "workers": [worker_status(snapshot) for snapshot in workers],
+        "clients": _clients(service, routing),
+        "totals": _totals([snapshot.stats for snapshot in workers if snapshot.stats], routing),
+    }
 
 
 async def _check_ready(service: Service) -> None:
@@ -135,7 +139,7 @@ async def _scrape(service: Service) -> Scrape:
     return Scrape(
         engines=[sample for snapshot in workers if (sample := _sample(snapshot)) is not None],
         sampled_s=sampled_s,
-        routing=service.figures(),
+        routing=service.routing_figures(),
         states={
             (snapshot.report.id, state.value): snapshot.state is state for snapshot in workers for state in WorkerState
         },
@@ -299,6 +303,20 @@ def _figures(snapshot: WorkerSnapshot) -> dict[str, Figure]:
         for name, declared in declared_in(EngineStats)
         if declared.in_status and declared.kind is MetricKind.GAUGE
     }
+
+
+def _clients(service: Service, routing: RoutingFigures) -> list[dict[str, object]]:
+    """Returns what each client holds and waits for."""
+    return [
+        {
+            "client": client,
+            "share": service.rights(client).share,
+            "choices": choices,
+            "blocks": routing.client_blocks[client],
+            "choices_queued": routing.client_queued_choices[client],
+        }
+        for client, choices in routing.client_choices.items()
+    ]
 
 
 def _totals(stats: Sequence[EngineStats], routing: RoutingFigures) -> dict[str, Figure]:

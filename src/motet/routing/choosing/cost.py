@@ -15,7 +15,9 @@ choices read it, as an engine's step does. The group's own choices cost the same
 
 from dataclasses import dataclass
 
+from motet.routing.workers.client_share import ClientShare
 from motet.routing.workers.serving import WorkKind
+from motet.types import EngineInfo, EngineKind
 
 PROMPT_TOKEN_MS = 0.32
 """Measured: 1340 prompt tokens in 430 ms (docs/log.md; 135M parameters, two cores, as for the figures below)."""
@@ -64,6 +66,10 @@ class Candidate:
     max_choices: int
     num_blocks: int
     block_size: int
+    divides_fairly: bool = True
+    """True if its engine divides itself fairly between clients (`divides_fairly`)."""
+    of_client: ClientShare | None = None
+    """What the group's client holds and may hold there. None if it does not matter, since the group could start."""
     has_session: bool = False
     avoid: bool = False
     """True if the worker has just refused a group: it is chosen only if there is no other worker."""
@@ -71,6 +77,12 @@ class Candidate:
     @property
     def held_blocks(self) -> int:
         return self.trunk_blocks + self.tail_blocks
+
+
+def divides_fairly(info: EngineInfo) -> bool:
+    """Returns True for an engine that starts a group within its client's share at once, and any group as soon as one of
+    its choices can run. Other engines start choices in the order in which they get them."""
+    return info.kind is EngineKind.MOTET
 
 
 def has_capacity(candidate: Candidate, needs: GroupNeeds) -> bool:
@@ -82,7 +94,34 @@ def has_capacity(candidate: Candidate, needs: GroupNeeds) -> bool:
         held_blocks=candidate.held_blocks,
         num_blocks=candidate.num_blocks,
         choices=needs.choices if needs.work is WorkKind.GENERATE else 0,
-        prompt_blocks=-(-(needs.prompt_tokens - candidate.cached_tokens) // candidate.block_size),
+        prompt_blocks=_prompt_blocks(candidate, needs),
+    )
+
+
+def is_within_share(candidate: Candidate, needs: GroupNeeds) -> bool:
+    """Returns True if the group's client would stay within its share of the worker."""
+    return candidate.of_client is not None and within_share(
+        candidate.of_client,
+        max_choices=candidate.max_choices,
+        num_blocks=candidate.num_blocks,
+        choices=needs.choices,
+        prompt_blocks=_prompt_blocks(candidate, needs),
+        fair=candidate.divides_fairly,
+    )
+
+
+def has_capacity_for_parts(candidate: Candidate, needs: GroupNeeds) -> bool:
+    """Returns True if the group could start in parts on the worker at once."""
+    client = candidate.of_client
+    if client is None or not (candidate.divides_fairly or client.share >= 1.0):
+        return False
+    return can_start_in_parts(
+        open_choices=candidate.open_choices,
+        max_choices=candidate.max_choices,
+        held_blocks=candidate.held_blocks,
+        num_blocks=candidate.num_blocks,
+        choices=needs.choices,
+        prompt_blocks=_prompt_blocks(candidate, needs),
     )
 
 
@@ -91,6 +130,28 @@ def can_start(
 ) -> bool:
     """Returns True if the choices fit, and the blocks suffice for the trunk and for a tail block of each choice."""
     return open_choices + choices <= max_choices and held_blocks + prompt_blocks + choices <= num_blocks
+
+
+def can_start_in_parts(
+    *, open_choices: int, max_choices: int, held_blocks: int, num_blocks: int, choices: int, prompt_blocks: int
+) -> bool:
+    """Returns True if one choice fits, and the blocks suffice as in `can_start`: the other choices run as choices end.
+    In an engine that does not divide itself fairly, they would run before the later groups of other clients."""
+    return open_choices < max_choices and held_blocks + prompt_blocks + choices <= num_blocks
+
+
+def within_share(
+    client: ClientShare, *, max_choices: int, num_blocks: int, choices: int, prompt_blocks: int, fair: bool
+) -> bool:
+    """Returns True if the client stays within its share of the worker with the group. `fair`: the engine divides itself
+    fairly. Then a client without open choices can start a group that is wider than its share."""
+    if client.held_blocks + prompt_blocks + choices > client.share * num_blocks:
+        return False
+    return client.open_choices + choices <= client.share * max_choices or (fair and not client.open_choices)
+
+
+def _prompt_blocks(candidate: Candidate, needs: GroupNeeds) -> int:
+    return -(-(needs.prompt_tokens - candidate.cached_tokens) // candidate.block_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ The least loaded of 64 is nearly as good as the least loaded of all (Mitzenmache
 randomized load balancing", 2001; docs/log.md for figures)."""
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from motet.block_names import BlockName
 from motet.engine import Worker
-from motet.routing.choosing.cost import Candidate, GroupNeeds
+from motet.routing.choosing.cost import Candidate, GroupNeeds, divides_fairly, has_capacity
+from motet.routing.workers.client_share import WaitingWeights
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
 from motet.routing.workers.serving import Roster, WorkKind, roster
@@ -78,6 +79,10 @@ def survey(
         known = (min(overlap.blocks.get(member.id, 0) * overlap.block_size, last) for overlap in overlaps)
         cached_tokens = max(known, default=0)
         candidates.append(_candidate(member, worker, cached_tokens=cached_tokens, has_session=member.id == session))
+    if work is WorkKind.GENERATE and not any(has_capacity(one, needs) for one in candidates if not one.avoid):
+        weights, client = WaitingWeights(fleet.waiting_weights), (request.client, request.share)
+        shares = [weights.share_of(*client, member=member) for member, _ in compared]
+        candidates = [replace(one, of_client=share) for one, share in zip(candidates, shares, strict=True)]
     return Survey(needs, compared, tuple(candidates))
 
 
@@ -121,6 +126,7 @@ def _candidate(member: Member, worker: Worker, *, cached_tokens: int, has_sessio
         max_choices=info.max_num_seqs,
         num_blocks=info.num_blocks,
         block_size=info.block_size,
+        divides_fairly=divides_fairly(info),
         has_session=has_session,
         avoid=member.faults.refused,
     )

@@ -125,6 +125,8 @@ class Placement:
             choices=len(unfinished),
             end=self._end,
             use_weights=unfinished.use_weights,
+            client=request.client,
+            weight=request.share,
             trunk=trunk_of(request, fleet, member=member),
             prompt_tokens=0 if request.ticket else chosen.backlog.own_tokens,
         )

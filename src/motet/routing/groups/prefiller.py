@@ -15,6 +15,7 @@ delays each group only once.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -69,6 +70,13 @@ class Prefiller:
 
     def choices_in_progress(self, model: ModelName) -> int:
         return sum(len(group) for group in self.in_progress if group.request.model == model)
+
+    def choices_by_client(self) -> Counter[str]:
+        """Returns the number of choices in progress of each client that has any."""
+        choices = Counter[str]()
+        for group in self.in_progress:
+            choices[group.request.client] += len(group)
+        return choices
 
     def pays(self, request: GenerateRequest) -> bool:
         """Returns True if a prefill worker should compute the prompt. Counts the bypass otherwise. Raises NoWorkerError

@@ -1,5 +1,6 @@
 """The queue of groups for which no worker has the capacity: for their choices, their trunk, and one tail block of each
-choice. They start in a fair order, each on the first worker that has the capacity.
+choice. They start in a fair order, each on the first worker that has the capacity, or on which its client stays within
+its share.
 
 A group waits for workers that have its model, and blocks only groups that need one of the same workers. Workers have
 queues too, but a group in a worker's queue waits for that worker only. A group that moves does not wait here."""
@@ -7,17 +8,20 @@ queues too, but a group in a worker's queue waits for that worker only. A group 
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from motet.errors import EngineError, OverloadedError
 from motet.ids import ModelName
 from motet.metrics.routing import QUEUE_S, RoutingFigures
-from motet.routing.choosing.cost import can_start
 from motet.routing.groups.journey import Journey
-from motet.routing.queue.fair_queue import FairQueue
+from motet.routing.groups.prefiller import Prefiller
+from motet.routing.queue.capacity import CapacityCache, ClientCapacity, have_capacity
+from motet.routing.queue.fair_queue import ClientRules, FairQueue
+from motet.routing.workers.client_share import WaitingWeights
 from motet.routing.workers.fleet import Fleet
-from motet.routing.workers.member import Member
 from motet.settings.server_config import RoutingConfig
 from motet.types import GenerateRequest
 
@@ -37,16 +41,18 @@ class WaitingGroups:
         figures: RoutingFigures,
         *,
         routing: RoutingConfig,
-        choices_prefilling: Callable[[ModelName], int],
+        prefiller: Prefiller,
         clock: Callable[[], float],
     ) -> None:
-        """`choices_prefilling`: returns the admitted choices for a model that are not in any worker's load yet."""
+        """`prefiller`: knows the admitted groups that are not in any worker's load yet."""
         self._fleet = fleet
         self._figures = figures
         self._routing = routing
-        self._choices_prefilling = choices_prefilling
+        self._prefiller = prefiller
         self._clock = clock
         self._queue: FairQueue[Journey] = FairQueue(max_wait_s=routing.queue_timeout_s)
+        fleet.waiting_weights = self._queue.weights
+        self._turns = 0
         self._admitting: asyncio.Task[None] | None = None
         self.paused = False
         """True while no group is admitted."""
@@ -77,8 +83,15 @@ class WaitingGroups:
     def push(self, group: Journey) -> None:
         """Puts `group` into the queue, until it has started, failed or been removed."""
         request = group.request
-        size, now_s = len(request.choices), self._clock()
-        self._queue.push(group, choices=size, priority=request.priority, now_s=now_s, lane=request.model)
+        self._queue.push(
+            group,
+            choices=len(request.choices),
+            priority=request.priority,
+            now_s=self._clock(),
+            lane=request.model,
+            client=request.client,
+            weight=request.share,
+        )
         if self._admitting is None:
             self._admitting = asyncio.create_task(self._run())
         self._fleet.capacity.wake()  # this group can fit even if the groups before it do not
@@ -118,12 +131,10 @@ class WaitingGroups:
             late.fail(OverloadedError(why, retry_after_s=RETRY_AFTER_S))
         if self.paused:
             return
-        caches = {lane: CapacityCache(partial(self._has_capacity, model=ModelName(lane))) for lane in self._queue.lanes}
-
-        def fits(group: Journey) -> bool:
-            return caches[group.request.model].fits(group.num_choices, len(group.request.prompt))
-
-        while (group := self._queue.pop(fits, now_s, share_capacity=self._share_workers)) is not None:
+        turn = AdmissionTurn(self._fleet, self._prefiller, has_capacity=self._has_capacity, number=self._turns)
+        self._turns += 1
+        pop = partial(self._queue.pop, turn.fits, now_s, clients=turn.rules, share_capacity=self._share_workers)
+        while (group := pop()) is not None:
             if group.ending:
                 continue
             self.count_admitted(now_s - group.arrival_s)
@@ -131,6 +142,7 @@ class WaitingGroups:
                 group.start()
             except Exception as error:  # only the group's own reader gets the error
                 group.fail(error)
+            turn.record_start()
 
     def _share_workers(self, model: str, other_model: str) -> bool:
         members = set(self._fleet.catalog.ready(model))
@@ -143,62 +155,59 @@ class WaitingGroups:
             choices=choices,
             largest_part=min(choices, self._routing.spread_choices or choices),
             prompt_tokens=prompt_tokens,
-            choices_prefilling=self._choices_prefilling(model),
+            choices_prefilling=self._prefiller.choices_in_progress(model),
         )
 
 
-def have_capacity(
-    members: Iterable[Member], *, choices: int, largest_part: int, prompt_tokens: int, choices_prefilling: int
-) -> bool:
-    """Returns True if the workers could start the group at once. Pure: reads only the workers' loads.
-
-    `members`: the workers that may get it. `largest_part`: maximum number of choices that one worker must take.
-    `choices_prefilling`: number of admitted choices that are not in the load of any worker yet.
-
-    A worker that has just refused a group has no capacity. An idle worker takes a group of any size. For any other
-    worker `can_start` decides. A group in parts also needs capacity for all its choices together."""
-    fits, busy, free_choices = False, choices_prefilling > 0, -choices_prefilling
-    one_part = largest_part >= choices
-    for member in members:
-        if member.worker is None or member.faults.refused:
-            continue
-        info, load = member.worker.engine.info, member.load
-        open_choices = load.open_choices
-        fits = (
-            fits
-            or not open_choices
-            or can_start(
-                open_choices=open_choices,
-                max_choices=info.max_num_seqs,
-                held_blocks=load.trunk_blocks + load.tail_blocks,
-                num_blocks=info.num_blocks,
-                choices=largest_part,
-                prompt_blocks=-(-prompt_tokens // info.block_size),
-            )
-        )
-        busy = busy or open_choices > 0
-        free_choices += max(0, info.max_num_seqs - open_choices)
-        if fits and (free_choices >= choices or (one_part and not choices_prefilling)):
-            return True
-    return fits and not busy
+class HasCapacity(Protocol):
+    def __call__(self, choices: int, prompt_tokens: int, *, model: ModelName) -> bool: ...
 
 
-class CapacityCache:
-    """Checks the capacity for many groups in one turn of the event loop, in which capacity only decreases. If a group
-    did not fit, a group with at least as many choices and prompt tokens does not fit either. So the time for a long
-    queue grows with the number of different group sizes in it."""
+class AdmissionTurn:
+    """Decides which waiting groups can start in one turn of the event loop, in which capacity only decreases."""
 
-    def __init__(self, has_capacity: Callable[[int, int], bool]) -> None:
-        """`has_capacity`: takes a number of choices and a number of prompt tokens."""
+    def __init__(self, fleet: Fleet, prefiller: Prefiller, *, has_capacity: HasCapacity, number: int) -> None:
+        """`has_capacity`: returns True if a worker has free capacity. `number`: number of earlier turns."""
+        self.rules = ClientRules(held=self._held, in_share=self._in_share, in_parts=self._in_parts)
+        self._fleet = fleet
+        self._prefiller = prefiller
         self._has_capacity = has_capacity
-        self._too_large: list[tuple[int, int]] = []
-        """The smallest sizes that did not fit. None of them is at least as large as another in both numbers."""
+        self._number = number
+        self._weights = WaitingWeights(fleet.waiting_weights)
+        self._free = defaultdict[ModelName, CapacityCache](CapacityCache)
+        self._of_clients: dict[ModelName, ClientCapacity] = {}
+        infos = [member.worker.engine.info for member in fleet.catalog.ready() if member.worker is not None]
+        self._max_choices = sum(info.max_num_seqs for info in infos)
+        self._num_blocks = sum(info.num_blocks for info in infos)
+        self._prefilling = prefiller.choices_by_client()
 
-    def fits(self, choices: int, prompt_tokens: int) -> bool:
-        if any(choices >= size[0] and prompt_tokens >= size[1] for size in self._too_large):
-            return False
-        if self._has_capacity(choices, prompt_tokens):
-            return True
-        larger = [size for size in self._too_large if size[0] >= choices and size[1] >= prompt_tokens]
-        self._too_large = [*(size for size in self._too_large if size not in larger), (choices, prompt_tokens)]
-        return False
+    def fits(self, group: Journey) -> bool:
+        model = group.request.model
+        has_capacity = partial(self._has_capacity, model=model)
+        return self._free[model].fits(group.num_choices, len(group.request.prompt), has_capacity=has_capacity)
+
+    def record_start(self) -> None:
+        """Called after a group has started."""
+        self._prefilling = self._prefiller.choices_by_client()
+
+    def _held(self, client: str, weight: float) -> float:
+        """Returns the larger one of two fractions, relative to the weight: the client's part of all choices that can
+        run on the workers at once, and its part of all KV blocks."""
+        choices, blocks = self._prefilling[client], 0
+        if total := self._fleet.client_totals.get(client):
+            choices, blocks = choices + total.choices, total.blocks
+        return max(choices / max(1, self._max_choices), blocks / max(1, self._num_blocks)) / weight
+
+    def _in_share(self, group: Journey) -> bool:
+        prefilling = self._prefilling[group.request.client]
+        return self._capacity(group).in_share(group.request, group.num_choices, prefilling=prefilling)
+
+    def _in_parts(self, group: Journey) -> bool:
+        return self._capacity(group).in_parts(group.request, group.num_choices)
+
+    def _capacity(self, group: Journey) -> ClientCapacity:
+        model = group.request.model
+        if (found := self._of_clients.get(model)) is None:
+            members = self._fleet.catalog.ready(model)
+            found = self._of_clients[model] = ClientCapacity(members, self._weights, turn=self._number)
+        return found

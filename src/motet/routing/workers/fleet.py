@@ -7,12 +7,13 @@ empty load; the groups of its last start are removed from the load of that start
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from motet.block_names import LastPrompt
 from motet.engine import ANSWERING, Worker, WorkerReport, WorkerState
 from motet.errors import EngineSilentError, MotetError
 from motet.routing.workers.affinity import SESSION_TTL_S, Affinity
+from motet.routing.workers.client_load import ClientTotal
 from motet.routing.workers.member import Member, WorkerFaults
 from motet.routing.workers.open_groups import OpenGroups, Waiters
 from motet.routing.workers.prefix_index import PrefixIndex
@@ -47,6 +48,10 @@ class Fleet:
         self.sessions = {work: Affinity(clock=clock, ttl_s=session_expiry_s) for work in WorkKind}
         """The worker that last did each kind of work for a session."""
         self.successors = WeightSuccessors()
+        self.client_totals: dict[str, ClientTotal] = {}
+        """What each client with open groups holds on all members."""
+        self.waiting_weights: Mapping[str, Mapping[str, float]] = {}
+        """The weights of the clients whose groups wait for capacity, by model and client. Set by the router's queue."""
         self.capacity = Waiters()
         """Tasks that wait for capacity. They are also woken at each change."""
         self.changes = Waiters(also=self.capacity)
@@ -72,7 +77,7 @@ class Fleet:
                 id,
                 address,
                 facts=WorkerFacts(role=role, kind=EngineKind.OPENAI if takes_texts else None),
-                load=WorkerLoad(id, self.open_blocks, clock=self._clock),
+                load=WorkerLoad(id, self.open_blocks, client_totals=self.client_totals, clock=self._clock),
                 groups=OpenGroups(changes=self.changes, capacity=self.capacity),
                 faults=WorkerFaults(clock=self._clock),
             )
@@ -176,6 +181,8 @@ class Fleet:
             member.load.check()
             if member.groups:
                 raise AssertionError(f"{member.id}: {len(member.groups)} groups left")
+        if self.client_totals:
+            raise AssertionError(f"clients are left: {self.client_totals}")
         if waiting := self.changes.count + self.capacity.count:
             raise AssertionError(f"{waiting} tasks still wait for a change of the fleet")
 

@@ -85,11 +85,14 @@ class OpenGroup:
         choices: int,
         end: Callable[[MotetError], Awaitable[None]],
         use_weights: Callable[[str], None] | None = None,
+        client: str = "",
+        weight: float = 1.0,
         trunk: Sequence[BlockName] = (),
         prompt_tokens: int | None = None,
     ) -> None:
         """`end`: ends the group on this worker with an error. `use_weights`: called with the digest of new weights with
-        which the group continues. `prompt_tokens`: prompt tokens that the worker must compute; None if unknown."""
+        which the group continues. `client`, `weight`: see `GenerateRequest.client` and `GenerateRequest.share`.
+        `prompt_tokens`: prompt tokens that the worker must compute; None if unknown."""
         self.evicted: MotetError | None = None
         """The error with which the worker's keeper has ended the group."""
         self.waits = False
@@ -101,12 +104,14 @@ class OpenGroup:
         self._end: Callable[[MotetError], Awaitable[None]] | None = end
         """None after `close`. Otherwise an ended group would be kept until a full garbage collection."""
         self._use_weights = use_weights
-        self._choices = choices
+        self._choices = 0
         self._tail_blocks = 0
         self._trunk = trunk
+        self._client = load.enter(client, weight=weight)
         self._prompt: UnfinishedPrompt | None = None if prompt_tokens is None else load.prompts.add(prompt_tokens)
-        load.given_choices += choices
+        self._client.add_trunk(trunk)
         load.add_trunk(trunk)
+        self.add_choices(choices)
         groups.add(self)
 
     @property
@@ -125,11 +130,13 @@ class OpenGroup:
 
     def add_choices(self, choices: int) -> None:
         self._choices += choices
+        self._client.add_choices(choices)
         self._load.given_choices += choices
 
     def add_tail_blocks(self, blocks: int) -> None:
         if self.is_open:
             self._tail_blocks += blocks
+            self._client.add_blocks(blocks)
             self._load.tail_blocks += blocks
 
     def remove_choices(self, choices: int, *, tail_blocks: int = 0) -> None:
@@ -147,6 +154,8 @@ class OpenGroup:
         self.add_tail_blocks(-self._tail_blocks)
         self._end = None
         self._load.remove_trunk(self._trunk)
+        self._client.remove_trunk(self._trunk)
+        self._load.leave(self._client)
         if self._prompt is not None:
             self._load.prompts.remove(self._prompt)
             self._prompt = None

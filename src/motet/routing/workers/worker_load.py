@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from motet.block_names import BlockName
+from motet.routing.workers.client_load import ClientHoldings, ClientTotal, SharedBlocks
 from motet.routing.workers.prefix_index import PrefixIndex
 
 MIN_MEASURED_TOKENS = 128
@@ -85,8 +86,16 @@ class PromptLoad:
 class WorkerLoad:
     """The load of a worker from one start of its engine to the next. Its groups leave it even after `retire`."""
 
-    def __init__(self, worker: str, open_blocks: PrefixIndex, *, clock: Callable[[], float]) -> None:
-        """`worker`: id of the worker. `open_blocks`: the prompt blocks of open groups, which this load updates."""
+    def __init__(
+        self,
+        worker: str,
+        open_blocks: PrefixIndex,
+        *,
+        client_totals: dict[str, ClientTotal],
+        clock: Callable[[], float],
+    ) -> None:
+        """`worker`: id of the worker. `open_blocks`: the prompt blocks of open groups, and `client_totals`: what each
+        client with open groups holds. Both are of all workers, and this load updates them."""
         self.given_choices = 0
         """Open choices that this server gave the worker."""
         self.foreign_choices = 0
@@ -97,11 +106,13 @@ class WorkerLoad:
         """KV blocks of the output tokens of open choices."""
         self.prompts = PromptLoad(clock=clock)
         self._worker = worker
+        self._client_totals = client_totals
         self._clock = clock
         self._open_blocks: PrefixIndex | None = open_blocks
         """None after `retire`."""
-        self._sharers: dict[BlockName, int] = {}
-        """Number of open groups that share each trunk block."""
+        self.clients: dict[str, ClientHoldings] = {}
+        """What each client with open groups holds."""
+        self._trunks = SharedBlocks()
 
     @property
     def open_choices(self) -> int:
@@ -117,25 +128,30 @@ class WorkerLoad:
         self.foreign_choices = max(0, open_choices - self.given_choices)
 
     def add_trunk(self, trunk: Sequence[BlockName]) -> None:
-        sharers, added = self._sharers, []
-        for name in trunk:
-            if (count := sharers.get(name, 0)) == 0:
-                added.append(name)
-            sharers[name] = count + 1
+        added = self._trunks.add(trunk)
         self.trunk_blocks += len(added)
         if self._open_blocks is not None:
             self._open_blocks.stored(self._worker, added)
 
     def remove_trunk(self, trunk: Sequence[BlockName]) -> None:
-        sharers, removed = self._sharers, []
-        for name in trunk:
-            if (left := sharers.pop(name) - 1) > 0:
-                sharers[name] = left
-            else:
-                removed.append(name)
+        removed = self._trunks.remove(trunk)
         self.trunk_blocks -= len(removed)
         if self._open_blocks is not None:
             self._open_blocks.removed(self._worker, removed)
+
+    def enter(self, client: str, *, weight: float) -> ClientHoldings:
+        """Adds an open group of a client. Returns what the client holds here; the group adds its parts."""
+        held = self.clients.get(client)
+        if held is None:
+            held = self.clients[client] = ClientHoldings(client, self._client_totals)
+        held.enter(weight)
+        return held
+
+    def leave(self, held: ClientHoldings) -> None:
+        """Removes an open group, which has removed its parts. Must be called once for each `enter`."""
+        held.leave()
+        if not held.groups:
+            del self.clients[held.client]
 
     def retire(self) -> None:
         """Removes the worker's open blocks, because it has left or has a new engine."""
@@ -148,13 +164,14 @@ class WorkerLoad:
         open_blocks = self._open_blocks
         assert open_blocks is not None  # it is the load of the present start
         self.retire()
-        return WorkerLoad(self._worker, open_blocks, clock=self._clock)
+        return WorkerLoad(self._worker, open_blocks, client_totals=self._client_totals, clock=self._clock)
 
     def check(self) -> None:
         """Raises AssertionError unless the load is empty."""
         if not self.idle:
-            names = "choices, trunk blocks, tail blocks, prompt tokens"
+            names = "choices, trunk blocks, tail blocks, prompt tokens, clients"
             raise AssertionError(f"{self._worker} is loaded: {names} = {self._figures()}")
 
-    def _figures(self) -> tuple[int, int, int, int]:
-        return self.given_choices, self.trunk_blocks, self.tail_blocks, self.prompts.waiting_tokens
+    def _figures(self) -> tuple[int, int, int, int, int]:
+        waiting_tokens = self.prompts.waiting_tokens
+        return self.given_choices, self.trunk_blocks, self.tail_blocks, waiting_tokens, len(self.clients)

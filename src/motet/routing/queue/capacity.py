@@ -1,0 +1,129 @@
+"""The capacity of workers for groups that wait: free capacity (`have_capacity`), and what a client can start although
+no worker has free capacity (`ClientCapacity`). Pure: reads only the workers' loads."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from motet.routing.choosing.cost import can_start, can_start_in_parts, divides_fairly, within_share
+from motet.routing.choosing.survey import COMPARE_ALL
+from motet.routing.workers.client_share import WaitingWeights
+from motet.routing.workers.member import Member
+from motet.types import GenerateRequest
+
+
+def have_capacity(
+    members: Iterable[Member], *, choices: int, largest_part: int, prompt_tokens: int, choices_prefilling: int
+) -> bool:
+    """Returns True if the workers could start the group at once.
+
+    `members`: the workers that may get it. `largest_part`: maximum number of choices that one worker must take.
+    `choices_prefilling`: number of admitted choices that are not in the load of any worker yet.
+
+    A worker that has just refused a group has no capacity. An idle worker takes a group of any size. For any other
+    worker `can_start` decides. A group in parts also needs capacity for all its choices together."""
+    fits, busy, free_choices = False, choices_prefilling > 0, -choices_prefilling
+    one_part = largest_part >= choices
+    for member in members:
+        if member.worker is None or member.faults.refused:
+            continue
+        info, load = member.worker.engine.info, member.load
+        open_choices = load.open_choices
+        fits = (
+            fits
+            or not open_choices
+            or can_start(
+                open_choices=open_choices,
+                max_choices=info.max_num_seqs,
+                held_blocks=load.trunk_blocks + load.tail_blocks,
+                num_blocks=info.num_blocks,
+                choices=largest_part,
+                prompt_blocks=-(-prompt_tokens // info.block_size),
+            )
+        )
+        busy = busy or open_choices > 0
+        free_choices += max(0, info.max_num_seqs - open_choices)
+        if fits and (free_choices >= choices or (one_part and not choices_prefilling)):
+            return True
+    return fits and not busy
+
+
+class CapacityCache:
+    """Remembers the sizes of groups for which there was no capacity in one turn of the event loop, in which capacity
+    only decreases. If a group did not fit, a group with at least as many choices and prompt tokens does not fit either.
+    So the time for a long queue grows with the number of different group sizes in it."""
+
+    def __init__(self) -> None:
+        self._too_large: list[tuple[int, int]] = []
+        """The smallest sizes that did not fit. None of them is at least as large as another in both numbers."""
+
+    def fits(self, choices: int, prompt_tokens: int, *, has_capacity: Callable[[int, int], bool]) -> bool:
+        """`has_capacity`: takes a number of choices and a number of prompt tokens."""
+        if any(choices >= size[0] and prompt_tokens >= size[1] for size in self._too_large):
+            return False
+        if has_capacity(choices, prompt_tokens):
+            return True
+        larger = [size for size in self._too_large if size[0] >= choices and size[1] >= prompt_tokens]
+        self._too_large = [*(size for size in self._too_large if size not in larger), (choices, prompt_tokens)]
+        return False
+
+
+class ClientCapacity:
+    """What clients can start on workers without free capacity, in one turn of the event loop."""
+
+    def __init__(self, members: Sequence[Member], weights: WaitingWeights, *, turn: int) -> None:
+        """`members`: the workers that may get the groups. `turn`: number of earlier turns. Each turn checks other
+        workers of a fleet with more than `COMPARE_ALL`."""
+        count = len(members)
+        window = [members[(turn * COMPARE_ALL + step) % count] for step in range(min(count, COMPARE_ALL))]
+        self._members = [(m, m.worker.engine.info) for m in window if m.worker is not None and not m.faults.refused]
+        self._weights = weights
+        self._all_fair = all(divides_fairly(info) for _, info in self._members)
+        self._in_share: defaultdict[object, CapacityCache] = defaultdict(CapacityCache)
+        self._in_parts: defaultdict[object, CapacityCache] = defaultdict(CapacityCache)
+
+    def in_share(self, request: GenerateRequest, choices: int, *, prefilling: int) -> bool:
+        """Returns True if the client stays within its share of a worker with this number of choices of the group.
+        `prefilling`: number of the client's admitted choices that are not in the load of any worker yet."""
+        client, weight = request.client, request.share
+        holds_nothing = not prefilling and all(client not in member.load.clients for member, _ in self._members)
+
+        def has_capacity(choices: int, prompt_tokens: int) -> bool:
+            for member, info in self._members:
+                share = self._weights.share_of(client, weight, member=member)
+                if within_share(
+                    replace(share, open_choices=share.open_choices + prefilling),
+                    max_choices=info.max_num_seqs,
+                    num_blocks=info.num_blocks,
+                    choices=choices,
+                    prompt_blocks=-(-prompt_tokens // info.block_size),
+                    fair=divides_fairly(info),
+                ):
+                    return True
+            return False
+
+        cache = self._in_share[weight if holds_nothing else client]  # clients that hold nothing have equal capacity
+        return cache.fits(choices, len(request.prompt), has_capacity=has_capacity)
+
+    def in_parts(self, request: GenerateRequest, choices: int) -> bool:
+        """Returns True if the group could start in parts on a worker."""
+
+        def has_capacity(choices: int, prompt_tokens: int) -> bool:
+            return any(
+                can_start_in_parts(
+                    open_choices=member.load.open_choices,
+                    max_choices=info.max_num_seqs,
+                    held_blocks=member.load.trunk_blocks + member.load.tail_blocks,
+                    num_blocks=info.num_blocks,
+                    choices=choices,
+                    prompt_blocks=-(-prompt_tokens // info.block_size),
+                )
+                and (
+                    divides_fairly(info)
+                    or self._weights.share_of(request.client, request.share, member=member).share >= 1.0
+                )
+                for member, info in self._members
+            )
+
+        cache = self._in_parts["" if self._all_fair else request.client]
+        return cache.fits(choices, len(request.prompt), has_capacity=has_capacity)

@@ -1,0 +1,84 @@
+"""What each client holds on a worker: open choices, and KV blocks. A block of a prompt counts once for each client that
+uses it, no matter how many of the client's groups share the block."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from motet.block_names import BlockName
+
+
+class SharedBlocks:
+    """Blocks that are held once, by any number of groups."""
+
+    def __init__(self) -> None:
+        self._holders: dict[BlockName, int] = {}
+
+    def add(self, names: Sequence[BlockName]) -> list[BlockName]:
+        """Adds the blocks of one group. Returns those that no other group holds."""
+        holders, added = self._holders, []
+        for name in names:
+            if (count := holders.get(name, 0)) == 0:
+                added.append(name)
+            holders[name] = count + 1
+        return added
+
+    def remove(self, names: Sequence[BlockName]) -> list[BlockName]:
+        """Removes the blocks of one group. Returns those that no other group holds."""
+        holders, removed = self._holders, []
+        for name in names:
+            if (left := holders.pop(name) - 1) > 0:
+                holders[name] = left
+            else:
+                removed.append(name)
+        return removed
+
+
+@dataclass(slots=True)
+class ClientTotal:
+    """What a client with open groups holds on all workers of a fleet."""
+
+    weight: float
+    groups: int = 0
+    choices: int = 0
+    blocks: int = 0
+
+
+class ClientHoldings:
+    """What a client with open groups holds on one worker. The groups add and remove their parts."""
+
+    def __init__(self, client: str, totals: dict[str, ClientTotal]) -> None:
+        """`totals`: what each client holds on all workers, which this load updates."""
+        self.client = client
+        self.weight = 1.0
+        self.groups = 0
+        self.choices = 0
+        self.blocks = 0
+        self._trunks = SharedBlocks()
+        self._totals = totals
+        self._total = totals.setdefault(client, ClientTotal(1.0))
+
+    def enter(self, weight: float) -> None:
+        self.weight = self._total.weight = weight
+        self.groups += 1
+        self._total.groups += 1
+
+    def leave(self) -> None:
+        """Removes a group that has removed its parts."""
+        self.groups -= 1
+        self._total.groups -= 1
+        if not self._total.groups:
+            del self._totals[self.client]
+
+    def add_choices(self, choices: int) -> None:
+        self.choices += choices
+        self._total.choices += choices
+
+    def add_blocks(self, blocks: int) -> None:
+        self.blocks += blocks
+        self._total.blocks += blocks
+
+    def add_trunk(self, trunk: Sequence[BlockName]) -> None:
+        self.add_blocks(len(self._trunks.add(trunk)))
+
+    def remove_trunk(self, trunk: Sequence[BlockName]) -> None:
+        self.add_blocks(-len(self._trunks.remove(trunk)))

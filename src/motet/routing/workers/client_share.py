@@ -1,0 +1,59 @@
+"""The share of a worker to which a client is entitled, by the clients that want some of it now.
+
+    share    weight of the client / sum of the weights of all clients that have open groups on the worker, or groups
+             that wait for it. The choices that other servers gave the worker count as one more client, of weight 1
+
+This is max-min fairness over two resources, choices and KV blocks, as in dominant resource fairness (Ghodsi et al.,
+"Dominant resource fairness: fair allocation of multiple resource types", 2011): no client gets more than its share
+while another client waits with less than its share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from motet.routing.workers.member import Member
+
+FOREIGN_WEIGHT = 1.0
+"""Weight of all choices together that other servers gave a worker: this server does not know their clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientShare:
+    """What a client holds on a worker, and its share."""
+
+    open_choices: int
+    held_blocks: int
+    share: float
+    """The part of the worker to which the client is entitled, at most 1."""
+
+
+class WaitingWeights:
+    """The weights of the clients that have waiting groups, at one moment."""
+
+    def __init__(self, by_model: Mapping[str, Mapping[str, float]]) -> None:
+        """`by_model`: weights by client, for each model that groups wait for."""
+        self._by_model = by_model
+        self._merged: dict[tuple[str, ...], tuple[Mapping[str, float], float]] = {}
+        """Weights by client and their sum, by the models for which groups wait on a worker."""
+
+    def share_of(self, client: str, weight: float, *, member: Member) -> ClientShare:
+        """Returns what the client holds on the worker, and its share."""
+        load = member.load
+        waiting, total = self._on(member)
+        total += sum(held.weight for name, held in load.clients.items() if name not in waiting)
+        if load.foreign_choices:
+            total += FOREIGN_WEIGHT
+        held = load.clients.get(client)
+        if held is None and client not in waiting:
+            total += weight
+        share = min(1.0, weight / total)
+        return ClientShare(0, 0, share) if held is None else ClientShare(held.choices, held.blocks, share)
+
+    def _on(self, member: Member) -> tuple[Mapping[str, float], float]:
+        """Returns the weights of the clients that wait for the worker, and their sum."""
+        models = tuple(model for model in self._by_model if member.models.has(model))
+        if (found := self._merged.get(models)) is None:
+            weights: dict[str, float] = {}
+            for model in models:
+                weights.update(self._by_model[model])
+            found = self._merged[models] = weights, sum(weights.values())
+        return found
