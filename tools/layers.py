@@ -128,7 +128,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "models.checkpoint",
         "models.folder",
         "models.memory_file",
-        "models.regular_files",
+        "models.file_reading",
         "models.safetensors_header",
         "models.trainer_group",
         "models.weight_digest",

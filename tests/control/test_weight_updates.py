@@ -7,7 +7,7 @@ import pytest
 
 from motet.control.engine_control import EngineControl
 from motet.engine import Worker, WorkerState
-from motet.engine_orders import ApplyWeights, Hold, PreparedWeights, PrepareWeights
+from motet.engine_orders import ApplyWeights, EngineOrder, Hold, OrderAnswer, PreparedWeights, PrepareWeights
 from motet.errors import EngineError, MotetError, NoWorkerError, RequestError, StartupError
 from motet.models.checkpoint import Checkpoint
 from motet.models.memory_file import MemoryFile
@@ -15,6 +15,7 @@ from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.types import PauseMode
 from tests.control.controlled import DIED, NEW, OLD, SOME, OrderedEngine
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -126,6 +127,86 @@ async def test_a_pause_holds_all_engines_and_new_ones_and_outlasts_an_update() -
     assert (control.engines.paused, one.held) == (False, False)
 
 
+class SlowReader(OrderedEngine):
+    """An engine that reads weights until `read_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads, self.read_on = asyncio.Event(), asyncio.Event()
+
+    async def send(self, order: EngineOrder) -> OrderAnswer:
+        if isinstance(order, PrepareWeights):
+            self.reads.set()
+            await self.read_on.wait()
+        return await super().send(order)
+
+
+async def test_pauses_start_and_end_while_weights_are_read() -> None:
+    """The bug: a read that hung held the lock, so `/pause` and then `/resume` hung too, and no group was admitted."""
+    one = SlowReader()
+    control, _ = cell(one)
+    update = asyncio.create_task(control.weights.update(NEW, None))
+    await one.reads.wait()
+    async with asyncio.timeout(PATIENCE_S):
+        await control.pause(PauseMode.KEEP)
+        assert (one.held, control.engines.paused) == (True, True)
+        await control.forget_prefixes(recompute=False)
+        await control.resume()
+        assert (one.held, control.engines.paused) == (False, False)
+        await control.pause(PauseMode.ABORT)
+        assert control.sleep is not None and await control.sleep.wake(())
+        await control.obey(Hold(True))
+    one.read_on.set()
+    await update
+    assert (one.held, versions(one)) == (True, ["1"]), "the pause lasts"
+    await control.obey(Hold(False))
+    assert (one.held, control.engines.paused) == (False, False)
+
+
+async def test_a_pause_does_not_drop_weights_that_a_gateway_has_prepared() -> None:
+    one = OrderedEngine()
+    control, _ = cell(one)
+    await control.weights.prepare(NEW)
+    async with asyncio.timeout(PATIENCE_S):
+        await control.obey(Hold(True))
+    await control.weights.apply("1", digest="new")
+    assert (one.held, versions(one)) == (True, ["1"])
+
+
+async def test_an_engine_that_reads_weights_while_it_joins_gets_the_end_of_a_pause() -> None:
+    control, fleet = cell(OrderedEngine())
+    await control.weights.update(NEW, None)
+    await control.pause(PauseMode.KEEP)
+    joining = SlowReader()
+
+    async def join() -> None:
+        async with control.joining(joining):
+            held = joining.held
+            await control.resume()
+            assert (held, joining.held) == (True, False)
+            fleet.put(Worker("decode-1", joining, "-"))
+
+    joined = asyncio.create_task(join())
+    await joining.reads.wait()
+    async with asyncio.timeout(PATIENCE_S):
+        await control.resume()
+        await control.pause(PauseMode.KEEP)
+    joining.read_on.set()
+    await joined
+    assert (versions(joining), joining.held) == (["1"], False)
+
+
+async def test_a_pause_whose_caller_leaves_does_not_stop_new_groups() -> None:
+    control, _ = cell(OrderedEngine())
+    async with control.engines.step_lock:
+        leaving = asyncio.create_task(control.pause(PauseMode.KEEP))
+        await asyncio.sleep(0)
+        leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert control.engines.pause_s is None
+
+
 async def test_an_update_is_completed_if_its_caller_leaves() -> None:
     one = OrderedEngine()
     control, _ = cell(one)
@@ -135,7 +216,8 @@ async def test_an_update_is_completed_if_its_caller_leaves() -> None:
         leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
-    await control.pause(PauseMode.KEEP)  # comes after it
+    async with control.engines.lock:  # comes after it
+        pass
     assert versions(one) == ["1"]
 
 

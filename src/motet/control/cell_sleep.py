@@ -83,12 +83,15 @@ class CellSleep:
 
     async def _sleep(self, *, weights: bool) -> None:
         async with self._engines.lock:
-            await self._engines.halt()  # a client can have ended the pause since
-            self.tags |= MEMORY
+            async with self._engines.step_lock:
+                await self._engines.halt()  # a client can have ended the pause since
+                self.tags |= MEMORY
             self._weights.lost |= weights
             await self._give(lambda engine: engine.send(Sleep(weights)))
 
     async def _wake(self, tags: Iterable[SleepTag]) -> bool:
+        if not self.tags:
+            return await self._resume(())
         async with self._engines.lock:
             waking = self.tags.intersection(tags)
             if SleepTag.WEIGHTS in waking and self._weights.lost:
@@ -96,7 +99,12 @@ class CellSleep:
                 self._weights.lost = False
             if SleepTag.KV_CACHE in waking:
                 await self._give(lambda engine: engine.send(Wake()))
-            self.tags -= waking
+            return await self._resume(waking)
+
+    async def _resume(self, woken: Iterable[SleepTag]) -> bool:
+        """Ends the pause if all other memory is allocated too. Returns True if it is."""
+        async with self._engines.step_lock:
+            self.tags.difference_update(woken)
             if not self.tags:
                 await self._engines.resume()
             return not self.tags

@@ -1,10 +1,11 @@
 """The engines of a server that take orders, and the pause that stops them between two steps."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from motet.engine import ControlledEngine, WorkerState
+from motet.engine import ControlledEngine, Engine, WorkerState
 from motet.engine_orders import Hold
 from motet.engines.server_engine import ServerEngine
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, MotetError, NoWorkerError
@@ -20,12 +21,17 @@ class ControlledEngines:
     def __init__(self, router: Router, *, on_other_servers: bool, clock: Callable[[], float] = time.monotonic) -> None:
         """`on_other_servers`: True if engines on other servers take the orders too."""
         self.lock = asyncio.Lock()
-        """Held during every order, and while an engine joins, so that none joins in the middle of an order."""
+        """Held while weights or their memory change, and while an engine joins, so that none joins in the middle of an
+        order. These can read files, which takes any time."""
+        self.step_lock = asyncio.Lock()
+        """Held while engines are paused, continue, or apply weights that they have read. Never held during a read of a
+        file, so a trainer can always end a pause. Acquired after `lock`, if both are needed."""
         self.paused = False
         self._router = router
         self._on_other_servers = on_other_servers
         self._has_paused = False
         """True after the first pause, whose end a worker on another server can have missed."""
+        self._joining: Engine | None = None
         self._clock = clock
         self._pause_start_s: float | None = None
 
@@ -53,10 +59,24 @@ class ControlledEngines:
         return engines
 
     def connected(self, *, local_only: bool = False) -> list[ControlledEngine]:
-        """Returns the engines of all workers that have been reached, whatever their state."""
+        """Returns the engines of all workers that have been reached, in any state, and the engine that joins."""
         workers = [member.worker for member in self._router.fleet.members if member.worker is not None]
-        engines = [worker.engine for worker in workers if worker.local or (self._on_other_servers and not local_only)]
+        engines: list[Engine] = [
+            worker.engine for worker in workers if worker.local or (self._on_other_servers and not local_only)
+        ]
+        joining = self._joining
+        if joining is not None and joining not in engines and not (local_only and isinstance(joining, ServerEngine)):
+            engines.append(joining)
         return [engine for engine in engines if isinstance(engine, ControlledEngine)]
+
+    @contextlib.contextmanager
+    def joining(self, engine: Engine) -> Iterator[None]:
+        """Gives pauses and their ends also to an engine that is not in the fleet yet. The caller holds `lock`."""
+        self._joining = engine
+        try:
+            yield
+        finally:
+            self._joining = None
 
     async def give(
         self, order: Callable[[ControlledEngine], Awaitable[object]], *, to: Sequence[ControlledEngine]
@@ -70,12 +90,12 @@ class ControlledEngines:
                 raise answer
 
     async def halt(self) -> None:
-        """Pauses all engines and the queue. The caller holds the lock."""
+        """Pauses all engines and the queue. The caller holds `step_lock`."""
         self.hold_new_groups(True)
         await self.hold(True)
 
     async def resume(self) -> None:
-        """Undoes `halt`. The caller holds the lock, and the engines are awake."""
+        """Undoes `halt`. The caller holds `step_lock`, and the engines are awake."""
         await self.hold(False)
         self.hold_new_groups(False)
 
@@ -85,7 +105,7 @@ class ControlledEngines:
         self._note_pause()
 
     async def hold(self, held: bool) -> None:
-        """Pauses all engines, or ends the pause. The caller holds the lock."""
+        """Pauses all engines, or ends the pause. The caller holds `step_lock`."""
         self.paused = held
         self._has_paused |= held
         self._note_pause()
@@ -112,5 +132,6 @@ class ControlledEngines:
     async def sync_pause(self, engine: ControlledEngine) -> None:
         """Pauses an engine that joins during a pause. Ends the pause of a worker on another server that can have missed
         the end."""
-        if self.paused or (self._has_paused and isinstance(engine, ServerEngine)):
-            await engine.send(Hold(self.paused))
+        async with self.step_lock:
+            if self.paused or (self._has_paused and isinstance(engine, ServerEngine)):
+                await engine.send(Hold(self.paused))

@@ -8,7 +8,8 @@ routes of trainers, /engine/order ──► EngineControl ──► `send` of ea
 """
 
 import asyncio
-from collections.abc import Collection
+import contextlib
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 from motet.control.cell_sleep import CellSleep
@@ -48,9 +49,17 @@ class EngineControl:
         self.sleep = None if on_other_servers else CellSleep(self.engines, self.weights, pause=self.pause)
         self._router = router
 
+    @contextlib.asynccontextmanager
+    async def joining(self, engine: Engine) -> AsyncIterator[None]:
+        """Prepares an engine that the caller puts in the fleet. Holds the lock. Raises the errors of `sync`."""
+        async with self.engines.lock:
+            with self.engines.joining(engine):
+                await self.sync(engine)
+                yield
+
     async def sync(self, engine: Engine) -> None:
-        """Gives an engine that joins the weights of the others, and makes it pause and sleep if they do. The caller
-        holds the lock. Raises StartupError if the folders have changed, and RequestError if they cannot be read."""
+        """Gives an engine that joins the weights of the others, and makes it pause and sleep if they do. Raises
+        StartupError if the folders have changed, and RequestError if they cannot be read."""
         if not isinstance(engine, ControlledEngine):
             if self.weights.history.last is not None or (self.sleep is not None and self.sleep.tags):
                 raise StartupError("it cannot get the weights of the other engines")
@@ -63,20 +72,21 @@ class EngineControl:
     async def pause(self, mode: PauseMode) -> None:
         """Returns as soon as nothing is computed; new groups wait in the queue. Can be called twice."""
         self.engines.hold_new_groups(True)
-        if mode is PauseMode.WAIT:
-            try:
+        try:
+            if mode is PauseMode.WAIT:
                 await self._router.wait_idle()
-            except asyncio.CancelledError:  # the caller disconnected while it waited: the server does not pause
-                self.engines.hold_new_groups(self.engines.paused)
-                raise
-        elif mode is PauseMode.ABORT:
-            await self._router.abort()
-        async with self.engines.lock:
-            await self.engines.halt()
+            elif mode is PauseMode.ABORT:
+                await self._router.abort()
+            async with self.engines.step_lock:
+                await self.engines.halt()
+        except asyncio.CancelledError:  # the caller disconnected while it waited: the server does not pause
+            self.engines.hold_new_groups(self.engines.paused)
+            raise
 
     async def resume(self) -> None:
-        """Lets all groups continue. Can be called twice. Raises RequestError while the engines sleep."""
-        async with self.engines.lock:
+        """Lets all groups continue, also while weights are read. Can be called twice. Raises RequestError while the
+        engines sleep."""
+        async with self.engines.step_lock:
             self._check_awake()
             await self.engines.resume()
 
@@ -84,7 +94,7 @@ class EngineControl:
         """Empties the prefix caches of all engines. `recompute`: True if running groups must recompute their KV;
         otherwise they keep it. Raises EngineError if a worker on another server fails."""
         order = ForgetPrefixes(recompute)
-        async with self.engines.lock:
+        async with self.engines.step_lock:
             await self.engines.give(lambda engine: engine.send(order), to=self.engines.connected())
 
     async def abort(self, traces: Collection[str] | None) -> int:
@@ -114,8 +124,7 @@ class EngineControl:
 
     async def _hold(self, held: bool) -> None:
         """Starts or ends a pause that a gateway controls. The gateway's own queue holds new groups."""
-        await self.weights.drop()  # a gateway that pauses has ended its update
-        async with self.engines.lock:
+        async with self.engines.step_lock:
             if not held:
                 self._check_awake()
             await self.engines.hold(held)

@@ -308,11 +308,12 @@ class WeightUpdates:
     async def _apply_each(self, engines: Sequence[NamedEngine], order: ApplyWeights) -> str:
         """Applies the prepared weights on all engines, and returns their new `model_digest`. An engine that dies gets
         the weights when it is restarted. Raises EngineError if all engines have died."""
-        if not self._engines.paused:
-            await self._engines.hold_steps(True, local_only=True)
-        answers = await asyncio.gather(*(engine.send(order) for _, engine in engines), return_exceptions=True)
-        if not self._engines.paused:
-            await self._engines.hold_steps(False, local_only=True)
+        async with self._engines.step_lock:
+            if not self._engines.paused:
+                await self._engines.hold_steps(True, local_only=True)
+            answers = await asyncio.gather(*(engine.send(order) for _, engine in engines), return_exceptions=True)
+            if not self._engines.paused:
+                await self._engines.hold_steps(False, local_only=True)
         for (_, engine), answer in zip(engines, answers, strict=True):
             if not isinstance(answer, BaseException):
                 return engine.info.model_digest

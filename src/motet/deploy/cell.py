@@ -298,11 +298,10 @@ class LocalKeeper:
         with which it exchanges KV, and gets groups from now on. Raises MotetError if it cannot get these weights."""
         engine = self._engine
         assert engine is not None  # it was started
-        async with self._control.engines.lock:
-            engine.listen_to_blocks(indexing(self._fleet.cached_blocks, self.id))
-            if (listener := self.block_events.listener(engine.info.block_size)) is not None:
-                engine.listen_to_blocks(listener)
-            await self._control.sync(engine)
+        engine.listen_to_blocks(indexing(self._fleet.cached_blocks, self.id))
+        if (listener := self.block_events.listener(engine.info.block_size)) is not None:
+            engine.listen_to_blocks(listener)
+        async with self._control.joining(engine):
             transfer = engine.info.transfer
             side_channel = f"{transfer.host}:{transfer.port}" if transfer else "-"
             worker = Worker(self.id, engine, self._address or side_channel, kill=engine.kill)

@@ -4,15 +4,15 @@ FIFO, a socket or a device can take for ever, and some devices act when they are
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 NOT_REGULAR = "it is not a regular file"
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 """With O_NONBLOCK, opening a FIFO returns at once."""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Opens a regular file for reading. Raises OSError if there is no such file, or a file of another
     kind."""
     if "\0" in str(path):

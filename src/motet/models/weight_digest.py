@@ -12,18 +12,18 @@ file that was damaged after its download is noticed."""
 import contextlib
 import hashlib
 import json
-import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from itertools import count
 from operator import itemgetter
 from pathlib import Path
 
 from motet.errors import ModelLoadError
 from motet.models.checkpoint import checkpoint_files
-from motet.models.regular_files import open_regular
-from motet.models.safetensors_header import Header, TensorEntry, check_safetensors
+from motet.models.file_reading import FileReading
+from motet.models.safetensors_header import Header, check_safetensors
 from motet.threads import in_daemon_thread
 
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -34,23 +34,42 @@ MIN_KEPT_BYTES = 2**27
 """Minimum size of weights whose digest is kept. For smaller ones it is computed at every start, in at most 0.1 s."""
 
 
-def start_weights_digest(paths: Sequence[Path], cache: Path | None) -> "Future[str]":
+def start_weights_digest(
+    paths: Sequence[Path], cache: Path | None, *, reading: FileReading | None = None
+) -> "Future[str]":
     """Computes `weights_digest` in its own thread while the weights are loaded."""
-    return in_daemon_thread(lambda: weights_digest(paths, cache), name="weights-digest")
+    return in_daemon_thread(lambda: weights_digest(paths, cache, reading=reading), name="weights-digest")
 
 
-def weights_digest(paths: Sequence[Path], cache: Path | None) -> str:
+def weights_digest(paths: Sequence[Path], cache: Path | None, *, reading: FileReading | None = None) -> str:
     """Returns 64 hexadecimal digits for the tensors in folders or files. `cache`: folder in which digests of large
-    files are kept; None if they are not kept. Raises ModelLoadError for files that are missing or broken."""
-    headers = {file: check_safetensors(file) for file in checkpoint_files(paths)}
+    files are kept; None if they are not kept. Raises ModelLoadError for files that are missing or broken, or hang."""
+    reading = reading or FileReading()
+    try:
+        return _kept_or_computed(paths, cache, reading=reading)
+    except OSError as exc:
+        raise ModelLoadError(f"{exc.filename} cannot be read: {exc.strerror}") from exc
+
+
+def read_headers(paths: Sequence[Path], reading: FileReading) -> dict[Path, tuple[Header, int]]:
+    """Returns the header of each file of a checkpoint, and the offset of its data. Raises ModelLoadError."""
+    headers = {}
+    for file in checkpoint_files(paths):
+        reading.note(file)
+        headers[file] = check_safetensors(file)
+    return headers
+
+
+def _kept_or_computed(paths: Sequence[Path], cache: Path | None, *, reading: FileReading) -> str:
+    headers = read_headers(paths, reading)
     files = list(headers)
     if cache is None or sum(file.stat().st_size for file in files) < MIN_KEPT_BYTES:
-        return _checked(headers)
+        return _checked(headers, reading)
     kept = cache / KEPT / _key(files)
     with contextlib.suppress(OSError):
         if len(digest := kept.read_text(encoding="utf-8")) == 64:
             return digest
-    digest = _checked(headers)
+    digest = _checked(headers, reading)
     partial = kept.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # then it is computed again the next time
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -66,45 +85,44 @@ def _key(files: list[Path]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def _checked(headers: Mapping[Path, tuple[Header, int]]) -> str:
+def _checked(headers: Mapping[Path, tuple[Header, int]], reading: FileReading) -> str:
     """Returns the digest. Raises ModelLoadError for a file in Hugging Face's cache whose SHA-256 is not its name."""
     for file in headers:
         blob = file.resolve()
         if blob.parent.name == "blobs" and SHA256.fullmatch(blob.name):
-            with _mapped(blob) as content:
-                if hashlib.sha256(content).hexdigest() != blob.name:
-                    raise ModelLoadError(
-                        f"{file} is damaged: its SHA-256 is not {blob.name}. Delete {blob} and download the model again"
-                    )
-    return _computed(headers)
+            digest = hashlib.sha256()
+            for piece in reading.pieces(blob, begin=0, end=blob.stat().st_size):
+                digest.update(piece)
+            if digest.hexdigest() != blob.name:
+                raise ModelLoadError(
+                    f"{file} is damaged: its SHA-256 is not {blob.name}. Delete {blob} and download the model again"
+                )
+    return _computed(headers, reading)
 
 
-def _computed(headers: Mapping[Path, tuple[Header, int]]) -> str:
+def _computed(headers: Mapping[Path, tuple[Header, int]], reading: FileReading) -> str:
     places = [
         (name, file, entry, data_begin)
         for file, (header, data_begin) in headers.items()
         for name, entry in header.items()
     ]
-    with contextlib.ExitStack() as stack:
-        memory = {file: stack.enter_context(_mapped(file)) for file in headers}
-        threads = stack.enter_context(ThreadPoolExecutor(THREADS))
+    places.sort(key=itemgetter(0, 1))
+    digests = [b""] * len(places)
+    todo = count()
 
-        def of_tensor(place: tuple[str, Path, TensorEntry, int]) -> bytes:
-            name, file, entry, data_begin = place
+    def compute() -> None:
+        for index in iter(todo.__next__, None):
+            if index >= len(places):
+                return
+            name, file, entry, data_begin = places[index]
             begin, end = entry.data_offsets
             digest = hashlib.sha256(f"{name}|{entry.dtype}|{[*entry.shape]}|{end - begin}\n".encode())
-            with memoryview(memory[file])[data_begin + begin : data_begin + end] as content:
-                digest.update(content)  # without the GIL
-            return digest.digest()
+            for piece in reading.pieces(file, begin=data_begin + begin, end=data_begin + end):
+                digest.update(piece)  # without the GIL
+            digests[index] = digest.digest()
 
-        each = threads.map(of_tensor, sorted(places, key=itemgetter(0, 1)))
-        return hashlib.sha256(b"".join(each)).hexdigest()
-
-
-@contextlib.contextmanager
-def _mapped(file: Path) -> Iterator[mmap.mmap]:
-    try:
-        with open_regular(file) as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as memory:
-            yield memory
-    except OSError as exc:
-        raise ModelLoadError(f"{file} cannot be read: {exc.strerror}") from exc
+    # Daemon threads: the threads of a pool would delay the end of the process if a read hangs.
+    threads = [in_daemon_thread(compute, name="weights-digest") for _ in range(THREADS)]
+    for thread in threads:
+        reading.wait_for(thread)
+    return hashlib.sha256(b"".join(digests)).hexdigest()

@@ -264,7 +264,7 @@ async def two_steps(worker: EngineServer, control: NotedControl) -> None:
     await worker.send(ForgetPrefixes(recompute=True))
     await worker.send(DropWeights("memory"))
     assert control.weights.prepared is None
-    assert control.calls == ["memory", "", True, "memory"], "a pause drops what is prepared"
+    assert control.calls == ["memory", True, "memory"]
     assert await worker.send(SumWeights()) == Checksums({"a": "01", "b": "02"})
     assert open_files() == 0
 

@@ -2,6 +2,8 @@
 whatever is in its cache. New weights that cannot be used leave it as it was."""
 
 import hashlib
+import os
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,17 @@ from transformers import LlamaConfig
 from motet.engines.native.build import Parts, build_parts
 from motet.engines.native.core import EngineCore
 from motet.errors import RequestError
+from motet.models import file_reading
 from motet.models.checkpoint import CheckpointKind
+from motet.models.file_reading import FileReading
+from motet.threads import in_daemon_thread
 from motet.transfer.orders import FailureKind
 from motet.types import ChoiceStart
 from tests.engines.native.cuda.cpu_runner import Repeating, cuda_parts
 from tests.engines.native.drive import GroupOutcome, gb_of, group, prompt_of, run, take_step
 from tests.engines.native.pair import CorePair, alone, tokens, with_ticket
 from tests.pairwise import each_once
+from tests.patience import PATIENCE_S
 from tests.tiny_engine import engine_config
 from tests.tiny_models import FAMILIES, config_of, save_model_of, save_tiny_model
 
@@ -238,6 +244,30 @@ def test_unusable_weights_are_refused_by_name_and_the_old_ones_still_serve(
         parts.weights.prepare(CheckpointKind.FILES, [folder])
     assert words in refused.value.message and refused.value.code == "invalid_weights"
     assert answer(core) == before
+
+
+@pytest.mark.parametrize("fault", ["fifo", "hanging mount"])
+def test_a_file_that_never_answers_ends_an_update_and_not_the_engine(
+    fault: str, tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug: the update waited for ever, with the lock that pauses needed."""
+    parts = built(tiny("llama"), {"dtype": "float32", "kernels": "torch"})
+    folder, answers = saved(tmp_path / "bad", load_file(tiny("llama") / FILE)), threading.Event()
+    if fault == "fifo":
+        (folder / FILE).unlink()
+        os.mkfifo(folder / FILE)
+        why = f"{folder / FILE} cannot be read: it is not a regular file"
+    else:
+        why = f"{folder / FILE} cannot be read: nothing has arrived for 0.1 s, as from a network mount that hangs"
+        monkeypatch.setattr(file_reading, "STALL_S", 0.1)
+        monkeypatch.setattr(FileReading, "_fill", lambda *_, file: answers.wait(PATIENCE_S))
+    preparing = in_daemon_thread(lambda: parts.weights.prepare(CheckpointKind.FILES, [folder]), name="update")
+    with pytest.raises(RequestError) as refused:
+        preparing.result(PATIENCE_S)
+    assert (refused.value.message, refused.value.code) == (why, "invalid_weights")
+    answers.set()
+    monkeypatch.undo()
+    assert parts.weights.prepare(CheckpointKind.FILES, [tiny("llama")]).prepared.complete
 
 
 @pytest.mark.slow

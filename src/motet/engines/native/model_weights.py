@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from motet.engines.native.cpu.memory import release_pages
 
+SAVED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+"""The dtypes of `models.safetensors_header.ITEM_BYTES`, by their safetensors names."""
+
 
 class StagedWeights(Protocol):
     """New weights that are being written to separate memory while the old weights serve."""

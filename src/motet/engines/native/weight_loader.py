@@ -13,23 +13,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from motet.engine_orders import Checksums, OrderAnswer, PreparedWeights, PrepareWeights, SumWeights
 from motet.engines.native.fingerprint import MODEL_DIGITS
-from motet.engines.native.model_weights import ModelWeights, StagedWeights
+from motet.engines.native.model_weights import SAVED_DTYPES, ModelWeights, StagedWeights
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError
 from motet.models.checkpoint import CheckpointKind, checkpoint_files
-from motet.models.safetensors_header import ITEM_BYTES, Header, check_safetensors
-from motet.models.weight_digest import start_weights_digest, weights_digest
+from motet.models.file_reading import AHEAD, FileReading
+from motet.models.safetensors_header import ITEM_BYTES, Header
+from motet.models.weight_digest import read_headers, start_weights_digest, weights_digest
 from motet.transfer.mailbox import Mailbox
 from motet.types import EngineInfo
 
@@ -93,22 +93,24 @@ class WeightLoader:
 
     def _read_files(self, paths: Sequence[Path], started_s: float, *, cache: Path | None) -> LoadedWeights:
         """Reads safetensors files, or folders of such files, with all tensors of the model or some of them."""
+        reading = FileReading()
         try:
-            headers = {file: check_safetensors(file)[0] for file in checkpoint_files(paths)}
-            names = check_tensors(headers, self._live)
+            headers = reading.run(lambda: read_headers(paths, reading))
+            names = check_tensors({file: header for file, (header, _) in headers.items()}, self._live)
             missing = missing_names(names, self._live)
             if missing and self._released:
                 raise unusable(
                     min(missing), "it is missing, and the old weights are released: POST /wake_up?tags=weights"
                 )
-            digesting = start_weights_digest(paths, cache)
+            digesting = start_weights_digest(paths, cache, reading=reading)
             staged = self._live.stage(complete=not missing)
-            with ExitStack() as stack:
-                for name, tensor in _tensors(stack, headers, tied=self._live.tied):
-                    staged.write(name, tensor)
-            digest = digesting.result()
-        except (ModelLoadError, SafetensorError, OSError) as error:
+            for name, tensor in reading.ahead(_tensors(headers, reading, tied=self._live.tied)):
+                staged.write(name, tensor)
+            digest = reading.wait_for(digesting)
+        except (ModelLoadError, OSError) as error:
             raise RequestError(str(error), code=INVALID_WEIGHTS) from error
+        finally:
+            reading.close()
         if missing:  # the missing tensors keep their old values, so the digest depends on the old weights too
             digest = hashlib.sha256(f"{self._digest}|{digest}".encode()).hexdigest()
         prepared = PreparedWeights(len(names), time.monotonic() - started_s, complete=not missing, digest=digest)
@@ -121,10 +123,11 @@ class WeightLoader:
         return staged, len(self._live.shapes)
 
     def _read_start(self) -> tuple[StagedWeights, int]:
-        start = self._start
+        start, reading = self._start, FileReading()
         try:
-            if weights_digest([start.folder], self._cache) != start.digest:
+            if reading.run(lambda: weights_digest([start.folder], self._cache, reading=reading)) != start.digest:
                 raise EngineError(f"{start.folder} does not contain the weights of the start any more")
+            reading.run(lambda: _read_through(start.folder, reading))
             staged = self._live.stage(complete=True)
             tensors = dict(start.load().named_parameters(remove_duplicate=False))
         except StartupError as error:
@@ -253,19 +256,36 @@ def missing_names(names: set[str], live: ModelWeights) -> set[str]:
 
 
 def _tensors(
-    stack: ExitStack, headers: Mapping[Path, Header], *, tied: list[list[str]]
+    headers: Mapping[Path, tuple[Header, int]], reading: FileReading, *, tied: list[list[str]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields all tensors of the files. Raises RequestError if two names of a tied tensor have different numbers."""
-    file_of = {name: file for file, header in headers.items() for name in header}
-    opened = {file: stack.enter_context(safe_open(file, framework="pt")) for file in headers}
-    twins = {name: several[0] for several in tied for name in several[1:] if several[0] in file_of}
-    for name, file in file_of.items():
-        tensor = opened[file].get_tensor(name)
+    """Yields all tensors of the files, each in memory that is used again after the next one. Raises RequestError if two
+    names of a tied tensor have different numbers."""
+    places = {name: (file, at, entry) for file, (header, at) in headers.items() for name, entry in header.items()}
+
+    largest = max(entry.num_bytes for _, _, entry in places.values())
+    memory = cycle([torch.empty(largest, dtype=torch.uint8) for _ in range(AHEAD + 1)])  # new memory costs more time
+
+    def read(name: str, memory: torch.Tensor) -> torch.Tensor:
+        file, data_begin, entry = places[name]
+        numbers = memory[: entry.num_bytes]
+        reading.read_into(numbers.numpy().data, file, begin=data_begin + entry.data_offsets[0])
+        return numbers.view(SAVED_DTYPES[entry.dtype]).view(entry.shape)
+
+    twins = {name: several[0] for several in tied for name in several[1:] if several[0] in places}
+    for name in places:
+        tensor = read(name, next(memory))
         if (first := twins.get(name)) is not None:
-            if not torch.equal(tensor, opened[file_of[first]].get_tensor(first)):
+            if not torch.equal(tensor, read(first, torch.empty(largest, dtype=torch.uint8))):
                 raise unusable(name, f"it is tied to {first}, and has other numbers")
             continue
         yield name, tensor
+
+
+def _read_through(folder: Path, reading: FileReading) -> None:
+    """Reads all weights, so that the model's own loader, which cannot give up, finds them in the system's cache."""
+    for file in checkpoint_files([folder]):
+        for _ in reading.pieces(file, begin=0, end=file.stat().st_size):
+            pass
 
 
 def unusable(name: str, why: str) -> RequestError:

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it as exported
 
 from motet.engines.native.cuda.nccl import ID_KEY, Communicator, Nccl, NcclError, connect_store, first_line, join
+from motet.engines.native.model_weights import SAVED_DTYPES
 from motet.models.checkpoint import TensorFacts
 from motet.models.memory_file import write_all
 from motet.models.safetensors_header import ITEM_BYTES
@@ -33,7 +34,6 @@ from motet.models.trainer_group import JoinGroup, ReceiverAnswer, ReceiverOrder,
 
 CHECK_S = 0.5
 """Time in seconds between two checks of the trainer."""
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 class Broadcast(NamedTuple):
@@ -50,7 +50,9 @@ class Broadcast(NamedTuple):
 def broadcasts_of(tensors: Sequence[TensorFacts], group: TrainerGroup) -> Iterator[Broadcast]:
     """Yields the broadcasts that bring these tensors, in order."""
     if not group.packed:
-        yield from (Broadcast(tensor.num_bytes // ITEM_BYTES[tensor.dtype], DTYPES[tensor.dtype]) for tensor in tensors)
+        yield from (
+            Broadcast(tensor.num_bytes // ITEM_BYTES[tensor.dtype], SAVED_DTYPES[tensor.dtype]) for tensor in tensors
+        )
         return
     num_bytes = 0
     for tensor in tensors:
