@@ -272,6 +272,7 @@ class Served:
         self.service.admission.check()
         assert self.service.admission.open == 0
         assert self.service.key_limits.clients == {}
+        assert self.service.key_limits.answers.num_bytes == 0
 
     async def chat(self, content: Any = "hi", **fields: object) -> httpx.Response:
         """Sends a raw chat request. `fields` are added to the body unchanged, also NaN and infinities."""

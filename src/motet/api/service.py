@@ -18,7 +18,14 @@ from typing import TypeVar
 
 from prometheus_client import ProcessCollector
 
-from motet.api.http.admission import EVERYTHING, OTHER_CLIENTS, Admission, KeyLimits, Rights, rights_of
+from motet.api.http.admission import (
+    EVERYTHING,
+    OTHER_CLIENTS,
+    Admission,
+    KeyLimits,
+    Rights,
+    rights_of,
+)
 from motet.api.http.failure import above_maximum
 from motet.api.known_groups import KnownGroups
 from motet.api.served import Models, ServedModel, TextModel, model_named
@@ -89,7 +96,11 @@ class Service:
         config = self.config
         self.drain_requested = asyncio.Event()
         self.groups = KnownGroups(self.clock)
-        self.key_limits = KeyLimits(max_requests=config.key_max_requests, max_choices=config.key_max_choices)
+        self.key_limits = KeyLimits(
+            max_requests=config.key_max_requests,
+            max_choices=config.key_max_choices,
+            max_answer_bytes=config.max_open_answer_bytes,
+        )
         self._rights = rights_of(config)
         weights = {client: rights.share for client, rights in self._rights.items()}
         self.admission = Admission(config.max_waiting_groups, weights=weights)

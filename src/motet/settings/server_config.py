@@ -245,6 +245,13 @@ class ServerConfig:
     max_open_body_bytes: int = limit(
         2**28, "Maximum memory for the bodies of all open requests; more are refused with 503.", unit="bytes", minimum=1
     )
+    max_open_answer_bytes: int = limit(
+        2**31,
+        "Maximum memory for the answers of all open requests that are not streamed; an answer that grows above it ends "
+        "with 400, or with 503 if others take the memory.",
+        unit="bytes",
+        minimum=1,
+    )
     max_connections: int = limit(
         8192,
         "Maximum number of client connections, at most half of the limit on open files.",

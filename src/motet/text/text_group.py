@@ -9,7 +9,7 @@
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -43,6 +43,22 @@ class GroupStep(msgspec.Struct, frozen=True, gc=False):
     """Choices that start after this step, under a policy that limits the number of running choices."""
     report: GroupReport | None = None
     """Set on the last step of a group with a policy."""
+
+
+def split_step(step: GroupStep, size: int) -> Iterator[GroupStep]:
+    """Yields the step in parts of at most `size` events. The first part has what comes before the events, and the last
+    one what comes after them."""
+    num_parts = max(1, -(-len(step.events) // size))
+    for number in range(num_parts):
+        part, last = step.events[number * size : (number + 1) * size], number == num_parts - 1
+        yield GroupStep(
+            part,
+            step.prompt if number == 0 else None,
+            step.group,
+            step.ticket if last else None,
+            step.started if last else (),
+            step.report if last else None,
+        )
 
 
 class WorkerNames:

@@ -1,15 +1,18 @@
 """SGLang's routes: slime's requests, the shapes that it reads, and answers equal to the answers of the other routes."""
 
+import asyncio
 import json
 from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from motet.types import PauseMode
 from tests.api.noted_control import BAD, NotedControl
-from tests.api.serving import SEED, Served, Serving, events, hello
+from tests.api.serving import SEED, Served, Serving, WatchedEngine, events, hello, post_to
+from tests.clock import turn
 from tests.error_response import assert_error
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
@@ -140,6 +143,42 @@ async def test_a_prompt_in_a_list_gets_a_list(served: Served, prompt: dict[str, 
     assert one["text"] == "hello 0"
 
 
+async def test_events_that_a_client_cannot_receive_yet_are_one_event(serve: Serving) -> None:
+    """The bug: each event repeats the choice, so a slow client of 500 tokens with 128 log-probabilities each got 500
+    events of up to 2 MB."""
+    engine = WatchedEngine(gated=True)
+    served = await serve(engine=engine)
+    sampling = {"max_new_tokens": 8, "n": 2, "ignore_eos": True}
+    body = {"input_ids": PROMPT, "sampling_params": sampling, "stream": True}
+    unread: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    received: list[bytes] = []
+    reading = asyncio.Semaphore(0)
+
+    async def receive() -> Message:
+        if not unread:
+            await asyncio.Event().wait()  # the client stays
+        return unread.pop()
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            received.append(message["body"])
+            await reading.acquire()
+
+    answering = asyncio.create_task(served.app({**post_to("/generate"), "state": {}}, receive, send))
+    engine.go(8)
+    await engine.submitted.acquire()
+    await turn(200)
+    assert (len(received), len(engine.open)) == (1, 0)
+    for _ in range(9):
+        reading.release()
+    await answering
+    data = [json.loads(event.removeprefix("data: ")) for event in b"".join(received).decode().split("\n\n")[:-2]]
+    assert len(data) <= 4  # of 16
+    for index in range(2):
+        *_, last = [event for event in data if event["index"] == index]
+        assert (last["output_ids"], last["meta_info"]["completion_tokens"]) == (fake_answer(f"hello {index}") * 2, 8)
+
+
 async def test_each_event_of_a_stream_has_the_choice_so_far(served: Served) -> None:
     sampling = {"n": 2, "max_new_tokens": 3}
     fields = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True, "rid": "r"}
@@ -247,7 +286,17 @@ async def test_a_rid_names_the_request_also_of_each_prompt(serve: Serving) -> No
         ({"return_logprob": True, "token_ids_logprob": [5], "top_logprobs_num": 1}, "token_ids_logprob"),
         ({"top_logprobs_num": 1}, "top_logprobs_num"),
         ({"return_routed_experts": True}, "return_routed_experts"),
-        ({"stream": True, "sampling_params": {"n": 64, "max_new_tokens": 1025}}, "stream"),
+        ({"stream": True, "sampling_params": {"n": 4, "max_new_tokens": 6000}}, "stream"),
+        ({"stream": True, "return_logprob": True, "sampling_params": {"max_new_tokens": 6000}}, "stream"),
+        (
+            {
+                "stream": True,
+                "return_logprob": True,
+                "token_ids_logprob": [*range(128)],
+                "sampling_params": {"max_new_tokens": 60},
+            },
+            "stream",
+        ),
         ({"image_data": ["x"]}, "image_data"),
         ({"lora_path": "x"}, "lora_path"),
         ({"priority": 1}, "priority"),

@@ -10,7 +10,7 @@ The response is an object and not a generator, because a generator that never st
 import asyncio
 import logging
 import operator
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial, reduce
 from typing import Generic
@@ -19,7 +19,7 @@ import anyio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from motet.api.generation.answer_writer import EVENT_STREAM, AnswerWriter
+from motet.api.generation.answer_writer import EVENT_STREAM, AnswerWriter, undivided
 from motet.api.generation.groups import SENT, AnswerGroup, StepT, UsedT
 from motet.api.http.admission import AdmissionSlot, KeySlot
 from motet.api.http.failure import CLIENT_GONE, MakeNames, renamed
@@ -28,6 +28,7 @@ from motet.api.http.streaming import ResponseSender, while_client_stays
 from motet.api.service import Service
 from motet.errors import MotetError, RequestError
 from motet.merge import BATCH, Merge, Take, in_batches
+from motet.turns import in_turn
 
 log = logging.getLogger("motet.api")
 
@@ -91,7 +92,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             await self._open()
             if self._writer.starts_at_once:
                 await self._start()
-            await self._run(self._take_steps())
+            await self._run(self._take_steps(client))
             await self._finish(client)
         except Exception as error:
             await self._fail(error)
@@ -106,7 +107,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 
     async def _run(self, take: Take[StepT]) -> None:
         """Runs all groups to their ends. A single group needs neither a task nor a queue."""
-        if len(self._groups) == 1 and not self._writer.starts_at_once:
+        if len(self._groups) == 1 and not self._writer.takes_all:
             await self._groups[0].run(take)
             return
         self._merged = merged = Merge[StepT](max(2 * len(self._groups), HELD_STEPS))
@@ -116,18 +117,36 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             if (taking := take(steps)) is not None:
                 await taking
 
-    def _take_steps(self) -> Take[StepT]:
+    def _take_steps(self, client: str) -> Take[StepT]:
         """Returns the function that sends the bytes of each step. It runs for every token, so its attributes are looked
-        up in advance."""
-        feed, usage, sender = self._writer.feed, self._usage, self._sender
-        write = sender.write
+        up in advance. `client`: see `in_thread`."""
+        writer, usage, sender, divide = self._writer, self._usage, self._sender, self._writer.divide
+        feed, write = writer.feed if not writer.keeps else self._feed_and_count, sender.write
+        in_clients_turn = partial(in_thread, client=client)
+
+        def send(data: bytes) -> Awaitable[None] | None:
+            if not data:
+                return None
+            return write(data) if sender.started else self._send_first(data)
 
         def take(steps: Sequence[StepT]) -> Awaitable[None] | None:
             if not (data := feed(steps, usage)):
                 return None
             return write(data) if sender.started else self._send_first(data)
 
-        return take
+        async def take_in_turns(steps: Sequence[StepT]) -> None:
+            for part in (divide or undivided)(steps):
+                run = in_clients_turn if writer.is_long_feed(part) else in_turn
+                if (sending := send(await run(partial(feed, part, usage)))) is not None:
+                    await sending
+
+        return take if divide is None else take_in_turns
+
+    def _feed_and_count(self, steps: Sequence[StepT], usage: Callable[[], UsedT]) -> bytes:
+        """Feeds a writer that keeps the answer, and counts the answer's memory. Raises the errors of `KeySlot.hold`."""
+        data = self._writer.feed(steps, usage)
+        self._key_slot.hold(self._writer.held_bytes)
+        return data
 
     async def _send_first(self, data: bytes) -> None:
         await self._start()
@@ -141,6 +160,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             await self._start()
         for piece in pieces[:-1]:
             await self._sender.send(piece)
+            await asyncio.sleep(0)  # other streams are served, also if the client reads fast
         await self._end(pieces[-1] if pieces else b"")
         self._status = SENT
 

@@ -10,14 +10,21 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from motet.api.generation.plan import Plan
 from motet.api.generation.request_fields import SamplingFields
 from motet.api.http.failure import error_json
-from motet.text.text_group import GroupStep
+from motet.text.text_group import GroupStep, split_step
 from motet.types import Usage
 
 StepT = TypeVar("StepT")
 UsedT = TypeVar("UsedT")
 
+Divide = Callable[[Sequence[StepT]], Iterable[Sequence[StepT]]]
+"""Divides steps into the parts of one `feed` each. All answers that need this share the time of a turn of the event
+loop."""
+
+TURN_LOGPROBS = 512
+"""Approximate number of log-probabilities in one `feed`. They take about a millisecond."""
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 
@@ -29,7 +36,13 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
     streams = True
     """True if there are bytes before the end. If not, an error at any time still has its HTTP status."""
     starts_at_once = False
-    """True if the headers are sent as soon as the groups are open, and each send has all steps since the last one."""
+    """True if the headers are sent as soon as the groups are open."""
+    takes_all = False
+    """True if each send has all steps since the last one."""
+    keeps = False
+    """True if the writer keeps the answer until its end."""
+    divide: Divide[StepT] | None = None
+    """How steps are divided; None if they are always short work."""
 
     @abstractmethod
     def feed(self, steps: Sequence[StepT], usage: Callable[[], UsedT]) -> bytes:
@@ -44,6 +57,15 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
         """Returns the end of a stream that has started and fails."""
         return b"data: " + error_json(error) + b"\n\n" + DONE
 
+    def is_long_feed(self, steps: Sequence[StepT]) -> bool:
+        """True if `feed` can take long enough with these steps to delay other streams, and must run in a thread."""
+        return False
+
+    @property
+    def held_bytes(self) -> int:
+        """Approximate memory of the answer so far, if the writer keeps it."""
+        return 0
+
     @property
     def is_long(self) -> bool:
         """True if `close` can take long enough to delay other streams, and must run in a thread."""
@@ -56,6 +78,20 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
 
 
 GroupsWriter = AnswerWriter[GroupStep, Usage]
+
+
+def undivided(steps: Sequence[StepT]) -> Iterable[Sequence[StepT]]:
+    """A `Divide` for steps that must be written together."""
+    return (steps,)
+
+
+def divide_logprobs(plan: Plan) -> Divide[GroupStep] | None:
+    """Returns how the steps of an answer are divided if they can have many log-probabilities."""
+    listed, scored = plan.num_listed, plan.groups[0].sampling.prompt_logprobs is not None
+    if listed * plan.num_choices < TURN_LOGPROBS and not scored:
+        return None
+    size = max(1, TURN_LOGPROBS // max(1, listed))
+    return lambda steps: ((part,) for step in steps for part in split_step(step, size))
 
 
 class NamedEvent(msgspec.Struct, frozen=True):

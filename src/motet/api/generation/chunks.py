@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec.json import encode as json_bytes
 from msgspec.structs import replace
 
-from motet.api.generation.answer_writer import DONE, GroupsWriter
+from motet.api.generation.answer_writer import DONE, GroupsWriter, divide_logprobs
 from motet.api.generation.plan import Plan
 from motet.policies.steering import GroupReport
 from motet.text.choice import ChoiceEvent
@@ -113,6 +113,7 @@ class ChunkWriter(GroupsWriter):
     ) -> None:
         """`before_text`, `after_text`: the bytes around a text between the template's opening, with the index, and its
         closing. `after_text`: None if every chunk has more than a text."""
+        self.divide = divide_logprobs(plan)
         self._template = template
         self._shape = shape
         self._usage_json = usage_json
@@ -160,6 +161,10 @@ class ChunkWriter(GroupsWriter):
             if step.report is not None:
                 self._reports[group] = step.report
         return b"".join(chunks)
+
+    def is_long_feed(self, steps: Sequence[GroupStep]) -> bool:
+        """True if the first chunks repeat a prompt with its log-probabilities."""
+        return any(step.prompt is not None and step.prompt.logprobs is not None for step in steps)
 
     def close(self, usage: Usage) -> Sequence[bytes]:
         reports = [self._reports[number] for number in sorted(self._reports)]

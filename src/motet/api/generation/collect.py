@@ -5,13 +5,16 @@ BodyWriter ── collects the steps of the groups, and returns the entire answe
     BodyShape       makes the body of one route from the collected answer
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from io import StringIO
 from typing import Protocol
 
 import msgspec
 
-from motet.api.generation.answer_writer import GroupsWriter
+from motet.api.generation.answer_writer import GroupsWriter, divide_logprobs
+from motet.api.generation.json_pieces import JsonArray, JsonPieces, around_choices, in_pieces, json_arrays
 from motet.api.generation.plan import Plan
 from motet.api.http.long_work import LONG_WORK
 from motet.policies.steering import GroupReport, Keep
@@ -22,40 +25,31 @@ from motet.text.text_group import GroupStep
 from motet.transfer.ticket import Ticket
 from motet.types import FinishReason, PromptReport, Usage, WeightSpan
 
-PIECE_BYTES = 1 << 18
-"""Approximate size of the pieces in which an answer is sent."""
 NO_TOKENS = msgspec.Raw(b"[]")
 LogprobFields = Mapping[str, Sequence[object]]
 """The arrays of a choice's `logprobs`, by their names; each event adds entries to each."""
-
-
-class CollectedLogprobs:
-    """The log-probabilities of one choice as JSON, since objects would take seven times as much memory."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[str, list[bytes]] = {}
-        """Field -> pieces of its array, without brackets."""
-
-    def add(self, fields: LogprobFields) -> None:
-        for name, entries in fields.items():
-            pieces = self._pieces.setdefault(name, [])
-            if entries:
-                pieces.append(msgspec.json.encode(entries)[1:-1])
-
-    def joined(self) -> dict[str, bytes]:
-        """Returns the array of each field, without brackets."""
-        return {name: b",".join(pieces) for name, pieces in self._pieces.items()}
+PROMPT_LOGPROBS = "prompt_logprobs"
+PROMPT_LOGPROB_BYTES = 110
+"""Memory of one log-probability of a prompt."""
+TOKEN_BYTES = 8
+"""Memory of an output token, without its text."""
 
 
 class CollectedEvents:
-    """The content of a choice's events so far."""
+    """The text and the tokens of a choice's events so far, without an object for each event."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.content: list[str] = []
-        self.reasoning: list[str] = []
-        self.token_ids: list[int] = []
-        self.logprobs = CollectedLogprobs()
+        self.text = StringIO()
+        self.content: StringIO | None = None
+        self.reasoning: StringIO | None = None
+        """The parts of the text; None until the first event with parts."""
+        self.token_ids = array("q")
+
+    def add_parts(self) -> tuple[StringIO, StringIO]:
+        """Returns the texts of the parts."""
+        if self.content is None or self.reasoning is None:
+            self.content, self.reasoning = StringIO(), StringIO()
+        return self.content, self.reasoning
 
 
 class ChoiceEnd(msgspec.Struct, frozen=True, gc=False):
@@ -90,10 +84,10 @@ class CollectedChoice(msgspec.Struct, gc=False):
     reasoning: str = ""
     token_ids: msgspec.Raw = NO_TOKENS
     """The output tokens, as JSON."""
-    logprobs: dict[str, bytes] | None = None
-    """Field -> its array as JSON, without brackets; None if the request has no log-probabilities."""
-    calls: tuple[tuple[ToolCallBegin, list[str]], ...] = ()
-    """Tool calls, each with the pieces of its arguments."""
+    logprobs: dict[str, JsonArray] | None = None
+    """Field -> its array; None if the request has no log-probabilities."""
+    calls: tuple[tuple[ToolCallBegin, StringIO], ...] = ()
+    """Tool calls, each with its arguments."""
     last_token: int | None = None
     end: ChoiceEnd | None = None
     """How the choice ended; None before its end."""
@@ -112,52 +106,59 @@ class CollectedChoice(msgspec.Struct, gc=False):
         spans = self.end.weight_versions if self.end is not None else ()
         return {"weight_versions": spans} if spans else {}
 
-    def logprob_fields(self, *, before: LogprobFields | None = None) -> dict[str, msgspec.Raw]:
+    def logprob_fields(self, *, before: Mapping[str, JsonArray] | None = None) -> dict[str, JsonPieces]:
         """Returns the arrays as JSON. `before`: entries that come first."""
-        entries_before = CollectedLogprobs()
-        entries_before.add(before or {})
-        first, own = entries_before.joined(), self.logprobs or {}
-        return {
-            name: msgspec.Raw(b"[" + b",".join(filter(None, (first.get(name), array))) + b"]")
-            for name, array in own.items()
-        }
+        first = before or {}
+        return {name: own.json(before=first.get(name)) for name, own in (self.logprobs or {}).items()}
 
-    def feed(self, event: ChoiceEvent, fields: LogprobFields | None = None) -> None:
-        """`fields`: the event's log-probabilities in the shape of the route, if the request has them."""
-        pieces = self.pieces = self.pieces or CollectedEvents()
-        pieces.texts.append(event.text)
-        pieces.token_ids.extend(event.token_ids)
-        self.num_tokens += len(event.token_ids)
-        if event.token_ids:
+    def feed(self, event: ChoiceEvent, fields: LogprobFields | None = None) -> int:
+        """Returns the number of bytes that the event adds. `fields`: the event's log-probabilities in the shape of the
+        route, if the request has them."""
+        pieces, num_tokens = self.pieces, len(event.token_ids)
+        if pieces is None:
+            pieces = self.pieces = CollectedEvents()
+        pieces.text.write(event.text)
+        added = len(event.text) + TOKEN_BYTES * num_tokens
+        if num_tokens:
+            pieces.token_ids.extend(event.token_ids)
+            self.num_tokens += num_tokens
             self.last_token = event.token_ids[-1]
         if event.logprobs is not None:
             self.logprob_mean.total += sum(entry.logprob for entry in event.logprobs)
             self.logprob_mean.count += len(event.logprobs)
         if fields is not None:
-            pieces.logprobs.add(fields)
-        if event.parts is None:
-            pieces.content.append(event.text)
-        else:
+            added += self._add_logprobs(fields)
+        if event.parts is not None:
+            added += len(event.text)
             self._add_parts(event.parts, pieces)
         if event.finish is not None:
             self.end = ChoiceEnd(event.finish, event.stop_reason, event.weight_versions)
             self.join(pieces)
             self.pieces = None
+        return added
+
+    def _add_logprobs(self, fields: LogprobFields) -> int:
+        if self.logprobs is None:
+            self.logprobs = {name: JsonArray() for name in fields}
+        arrays = self.logprobs
+        return sum(arrays[name].add(entries) for name, entries in fields.items())
 
     def _add_parts(self, parts: Sequence[Part], pieces: CollectedEvents) -> None:
+        content, reasoning = pieces.add_parts()
         for part in parts:
             match part:
                 case Content(text):
-                    pieces.content.append(text)
+                    content.write(text)
                 case Reasoning(text):
-                    pieces.reasoning.append(text)
+                    reasoning.write(text)
                 case ToolCallBegin():
-                    self.calls += ((part, []),)
+                    self.calls += ((part, StringIO()),)
                 case ToolCallArguments():
-                    self.calls[part.number][1].append(part.text)
+                    self.calls[part.number][1].write(part.text)
 
     def so_far(self) -> "CollectedChoice":
-        """Returns the choice with the content of its events so far, even before its end."""
+        """Returns the choice with the content of its events so far, even before its end. Its log-probabilities must be
+        encoded before the choice has more of them."""
         if self.pieces is None:
             return self
         joined = msgspec.structs.replace(self, pieces=None)
@@ -165,11 +166,16 @@ class CollectedChoice(msgspec.Struct, gc=False):
         return joined
 
     def join(self, pieces: CollectedEvents) -> None:
-        """Sets the fields to the joined content of `pieces`."""
-        self.text, self.content = "".join(pieces.texts), "".join(pieces.content)
-        self.reasoning = "".join(pieces.reasoning)
-        self.token_ids = msgspec.Raw(msgspec.json.encode(pieces.token_ids))
-        self.logprobs = pieces.logprobs.joined() or None
+        """Sets the fields to the content of `pieces`."""
+        self.text = self.content = pieces.text.getvalue()
+        if pieces.content is not None and pieces.reasoning is not None:
+            self.content, self.reasoning = pieces.content.getvalue(), pieces.reasoning.getvalue()
+        self.token_ids = msgspec.Raw(msgspec.json.encode(pieces.token_ids.tolist()))
+
+    def free(self) -> None:
+        """Drops the content of a choice whose JSON has been made, which takes its place."""
+        self.text = self.content = self.reasoning = ""
+        self.token_ids, self.logprobs, self.calls = NO_TOKENS, None, ()
 
 
 class CollectedGroup:
@@ -204,13 +210,18 @@ class CollectedGroup:
     def choice(self, index: int) -> CollectedChoice:
         return self._by_index[index]
 
-    def feed(self, step: GroupStep) -> None:
-        self.prompt = step.prompt or self.prompt
+    def feed(self, step: GroupStep) -> int:
+        """Returns the number of bytes that the step adds."""
+        added = 0
+        if step.prompt is not None:
+            self.prompt = step.prompt
+            added += PROMPT_LOGPROB_BYTES * num_logprobs(step.prompt)
         self.ticket = step.ticket or self.ticket
         self.report = step.report or self.report
         for event in step.events:
             fields = None if event.logprobs is None else self._logprobs(event)
-            self._by_index[event.index].feed(event, fields)
+            added += self._by_index[event.index].feed(event, fields)
+        return added
 
 
 class CollectedAnswer:
@@ -224,28 +235,43 @@ class CollectedAnswer:
             CollectedGroup([start.index for start in group.choices], partial(logprobs, number), keep=keep)
             for number, group in enumerate(plan.groups)
         ]
+        self.num_bytes = 0
+        """Approximate memory of the events so far."""
+        self._ranked: tuple[int, JsonPieces] | None = None
+        """The last prompt whose log-probabilities were written: all choices of a completion repeat them."""
 
     def feed(self, steps: Sequence[GroupStep]) -> None:
         for step in steps:
-            self.groups[step.group].feed(step)
+            self.num_bytes += self.groups[step.group].feed(step)
 
     @property
     def is_long(self) -> bool:
         prompts = sum(len(group.prompt) for group in self.plan.groups)
+        scored = sum(num_logprobs(group.prompt) for group in self.groups if group.prompt is not None)
         answers = sum(choice.num_tokens for group in self.groups for choice in group.choices)
-        return prompts + answers >= LONG_WORK
+        return prompts + scored + answers >= LONG_WORK
 
     def prompt_logprobs(self, group: int, num_top: int | None) -> dict[str, object]:
         """Returns the field with the log-probabilities of a prompt, if the request has it."""
         report = self.groups[group].prompt
         if num_top is None or report is None or report.logprobs is None:
             return {}
-        return {"prompt_logprobs": ranked_logprobs(self.plan.served.tokenizer, report.logprobs, num_top=num_top)}
+        if self._ranked is None or self._ranked[0] != group:
+            scored, ranked = report.logprobs, partial(ranked_logprobs, self.plan.served.tokenizer, num_top=num_top)
+            arrays = json_arrays(len(scored), lambda part: {PROMPT_LOGPROBS: ranked(scored[part])})
+            self._ranked = group, arrays[PROMPT_LOGPROBS].json()
+        return {PROMPT_LOGPROBS: self._ranked[1]}
 
     def reports(self) -> dict[str, object]:
         """Returns the field with the reports on groups with a policy, if there are any."""
         reports = [group.report for group in self.groups if group.report is not None]
         return {"groups": reports} if reports else {}
+
+    def written(self, shape: Callable[[CollectedChoice], object]) -> Iterator[object]:
+        """Yields the object of each choice of the only group, and frees the choice afterwards."""
+        for choice in self.groups[0].choices:
+            yield shape(choice)
+            choice.free()
 
     def openai_body(
         self, kind: str, choices: Iterable[object], *, usage: dict[str, object], **more: object
@@ -273,16 +299,20 @@ class BodyWriter(GroupsWriter):
 
     content_type = "application/json"
     streams = False
+    keeps = True
 
     def __init__(self, plan: Plan, shape: BodyShape) -> None:
+        self.divide = divide_logprobs(plan)
         self._shape = shape
         self._answer = CollectedAnswer(plan, shape.logprobs)
-        self._groups = self._answer.groups
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        for step in steps:  # `CollectedAnswer.feed`, inlined to save a call for each step
-            self._groups[step.group].feed(step)
+        self._answer.feed(steps)
         return b""
+
+    @property
+    def held_bytes(self) -> int:
+        return self._answer.num_bytes
 
     def close(self, usage: Usage) -> Sequence[bytes]:
         return self._shape.body(self._answer, usage)
@@ -292,20 +322,7 @@ class BodyWriter(GroupsWriter):
         return self._answer.is_long
 
 
-def in_pieces(opening: bytes, items: Iterable[object], *, closing: bytes) -> Sequence[bytes]:
-    """Returns the JSON of an answer with an array of `items` between `opening` and `closing`. Each item is encoded
-    separately, since msgspec holds the GIL while it encodes."""
-    pieces, piece, before = list[bytes](), bytearray(opening), b""
-    for item in items:
-        piece += before
-        piece += msgspec.json.encode(item)
-        before = b","
-        if len(piece) >= PIECE_BYTES:
-            pieces.append(bytes(piece))
-            piece.clear()
-    return [*pieces, bytes(piece + closing)]
-
-
-def around_choices(head: bytes, rest: Mapping[str, object]) -> tuple[bytes, bytes]:
-    """Returns the bytes before and after the choices of an answer. `head`: its first fields, without the brace."""
-    return head + b',"choices":[', b"]," + msgspec.json.encode(rest)[1:]
+def num_logprobs(report: PromptReport) -> int:
+    """Returns the number of a prompt's log-probabilities, with alternatives."""
+    scored = report.logprobs
+    return len(scored) * (1 + len(scored[-1].top)) if scored and scored[-1] is not None else 0

@@ -17,7 +17,7 @@ from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.group_schema import GroupFields
 from motet.api.generation.kv_params import PrefillOrder, RequestContext
 from motet.api.generation.request_fields import RequestFields, SamplingFields, StreamingFields
-from motet.api.http.admission import share_id_of
+from motet.api.http.admission import answer_too_large, share_id_of
 from motet.api.http.failure import above_maximum, invalid_value
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan
 from motet.api.served import ServedModel
@@ -32,6 +32,10 @@ from motet.types import VERBATIM_FIELDS, GenerateRequest, Grammar, LogprobsMode,
 
 MAX_PROMPT_LOGPROBS = 2_000_000
 """Maximum number of prompt log-probabilities in one request, including alternatives. Each takes 110 bytes."""
+MAX_STREAMED_PROMPT_LOGPROBS = 200_000
+"""The same for a streamed answer, whose first chunks have all of them (`echo`)."""
+LOGPROB_BYTES = 20
+"""Minimum size of a log-probability in an answer."""
 MAX_KEYS, MAX_KEY_CHARS = 10, 50
 """Limits on the number and the length of wrong keys that an error lists."""
 MAX_ID_DIGITS = 20
@@ -86,6 +90,11 @@ class Plan:
         """Number of choices of all groups."""
         return len(self.groups) * self.group_size
 
+    @property
+    def num_listed(self) -> int:
+        """Number of log-probabilities that the answer has for each output token."""
+        return _num_listed(self.groups[0].sampling) if self.rules.logprobs else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class RouteOptions:
@@ -105,6 +114,8 @@ class RouteOptions:
     """Maximum number of output tokens if the request has none; None for the model's limit."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_repeats: int = 1
+    """Number of times that the answer has the log-probabilities of each prompt."""
     logprobs_mode: LogprobsMode | None = None
     """None for the server's setting."""
     prompt_only: bool = False
@@ -132,7 +143,7 @@ def make_plan(
     context.check(prompts)
     rights = service.rights(caller.client)
     _check_priority(request.priority, rights.min_priority)
-    check_prompt_logprobs(sum(map(len, prompts)), options.prompt_logprobs, prompt_param=options.prompt_param)
+    _check_scores(prompts, options)
     answer_id = new_request_id(options.prefix)
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
     options = replace(options, logprobs_mode=options.logprobs_mode or service.config.logprobs_mode)
@@ -158,6 +169,7 @@ def make_plan(
         )
         for number, prompt in enumerate(prompts)
     )
+    _check_answer(groups, options, maximum=service.config.max_open_answer_bytes)
     return Plan(
         head=AnswerHead(id=answer_id, created=int(time.time()), model=served.name, fingerprint=served.info.fingerprint),
         served=served,
@@ -166,18 +178,22 @@ def make_plan(
         client=caller.client,
         body_bytes=caller.body_bytes,
         span=caller.span,
-        rules=TextRules(
-            stops=StopStrings(sampling.stop) if sampling.stop else None,
-            include_stop_str_in_output=sampling.include_stop_str_in_output,
-            skip_special_tokens=sampling.skip_special_tokens,
-            min_tokens=sampling.min_tokens,
-            logprobs=options.logprobs is not None,
-            prompt_only=options.prompt_only,
-            format=options.format,
-        ),
+        rules=_rules(sampling, options),
         policy=policy,
         include_usage=options.streaming.include_usage,
         continuous_usage=options.streaming.continuous_usage,
+    )
+
+
+def _rules(sampling: SamplingFields, options: RouteOptions) -> TextRules:
+    return TextRules(
+        stops=StopStrings(sampling.stop) if sampling.stop else None,
+        include_stop_str_in_output=sampling.include_stop_str_in_output,
+        skip_special_tokens=sampling.skip_special_tokens,
+        min_tokens=sampling.min_tokens,
+        logprobs=options.logprobs is not None,
+        prompt_only=options.prompt_only,
+        format=options.format,
     )
 
 
@@ -208,12 +224,51 @@ def _check_alternatives(options: RouteOptions, maximum: int) -> None:
             raise above_maximum(options.param + name, num_top, maximum=maximum, flag="--max-logprobs")
 
 
-def check_prompt_logprobs(num_tokens: int, num_top: int | None, *, prompt_param: str) -> None:
-    """Raises `RequestError` for too many log-probabilities of prompts: they are kept until the answer."""
-    num_logprobs = 0 if num_top is None else num_tokens * (1 + num_top)
-    if num_logprobs > MAX_PROMPT_LOGPROBS:
-        why = f"log-probabilities of {num_tokens} tokens with {num_top} alternatives are {num_logprobs}"
-        raise invalid_value(prompt_param, f"{why}, and a request may have {MAX_PROMPT_LOGPROBS}; send fewer prompts")
+def check_prompt_logprobs(
+    num_tokens: int, num_top: int | None, *, prompt_param: str, repeats: int = 1, streamed: bool = False
+) -> None:
+    """Raises `RequestError` for too many log-probabilities of prompts: they are kept until the answer, and the answer
+    has them `repeats` times."""
+    num_logprobs = 0 if num_top is None else num_tokens * (1 + num_top) * repeats
+    maximum = MAX_STREAMED_PROMPT_LOGPROBS if streamed else MAX_PROMPT_LOGPROBS
+    if num_logprobs > maximum:
+        each = f", for each of {repeats} choices," if repeats > 1 else ""
+        why = f"log-probabilities of {num_tokens} tokens with {num_top} alternatives{each} are {num_logprobs}"
+        request = "a streamed request" if streamed else "a request"
+        raise invalid_value(prompt_param, f"{why}, and {request} may have {maximum}; send fewer prompts")
+
+
+def _check_scores(prompts: Sequence[Sequence[int]], options: RouteOptions) -> None:
+    check_prompt_logprobs(
+        sum(map(len, prompts)),
+        options.prompt_logprobs,
+        prompt_param=options.prompt_param,
+        repeats=options.prompt_repeats,
+        streamed=options.streaming.stream,
+    )
+
+
+def _check_answer(groups: Sequence[GenerateRequest], options: RouteOptions, *, maximum: int) -> None:
+    """Raises `RequestError` if the log-probabilities of output tokens that the answer will have in any case take more
+    than `maximum` bytes. All others are counted while the answer grows (`AnswerMemory`)."""
+    if options.logprobs is None or options.streaming.stream or options.group is not None:
+        return
+    logprobs = sum(len(group.choices) * _min_tokens(group) * _num_listed(group.sampling) for group in groups)
+    if (num_bytes := LOGPROB_BYTES * logprobs) > maximum:
+        why = f"its {logprobs} log-probabilities take at least {num_bytes} bytes"
+        raise answer_too_large(why, maximum=maximum, param=f"{options.param}max_tokens")
+
+
+def _min_tokens(group: GenerateRequest) -> int:
+    """Returns the minimum number of output tokens of a choice."""
+    sampling = group.sampling
+    runs_on = sampling.ignore_eos and sampling.grammar is None and not (group.stops or sampling.stop_token_ids)
+    return sampling.max_tokens if runs_on else sampling.min_tokens
+
+
+def _num_listed(sampling: SamplingParams) -> int:
+    """Returns the number of log-probabilities of each output token."""
+    return 1 + max(sampling.logprobs or 0, len(sampling.logprob_token_ids))
 
 
 def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> None:

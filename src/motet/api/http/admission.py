@@ -3,10 +3,11 @@
 Rights         the permissions of one API key's requests, and the salt of its cached prompts
 KeyLimits      the maximum numbers of unanswered requests and choices of one API key
 Admission      the maximum number of groups that wait for their first token; refuses all groups while the server drains
+AnswerMemory   the maximum memory of answers that are kept until their end, which is counted while they grow
 
 One client cannot fill the server: while several clients wait, each is entitled to a share of the maximum by its weight,
 even when other clients have reached it, and to one group in any case. So all waiting groups together can exceed the
-maximum, but the groups of one client never do.
+maximum, but the groups of one client never do. The memory of answers is shared in equal parts.
 """
 
 import asyncio
@@ -158,10 +159,48 @@ class ClientLoad(NamedTuple):
     choices: int = 0
 
 
+class AnswerMemory:
+    """Counts the bytes of answers that are kept until their end, because they are sent in one piece or repeat
+    themselves.
+
+    They are counted while the answers grow. A maximum number of tokens says little before: it is the model's limit if a
+    request has none, and few choices reach it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._bytes_of: Counter[str] = Counter()
+        """Bytes of each client that has any."""
+
+    def grow(self, client: str, more: int, *, answer_bytes: int) -> None:
+        """Counts `more` bytes of an answer, which has `answer_bytes` with them. Raises `RequestError` if the answer is
+        too large, and `OverloadedError` if all answers are, and its client has more than an equal share."""
+        self.num_bytes += more
+        self._bytes_of[client] += more
+        if self.num_bytes <= self.max_bytes:
+            return
+        if answer_bytes > self.max_bytes:
+            raise answer_too_large(f"it has grown to {answer_bytes} bytes", maximum=self.max_bytes)
+        if self._bytes_of[client] > self.max_bytes // len(self._bytes_of):
+            raise OverloadedError(
+                f"The server is overloaded: unfinished answers take {self.num_bytes} bytes, while at most "
+                f"{self.max_bytes} are allowed (--max-open-answer-bytes). Try again later, or with 'stream'."
+            )
+
+    def free(self, client: str, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
+        self._bytes_of[client] -= num_bytes
+        if not self._bytes_of[client]:
+            del self._bytes_of[client]
+
+
 class KeyLimits:
     """Counts the unanswered requests and choices of each client. A limit of 0 means no limit."""
 
-    def __init__(self, *, max_requests: int, max_choices: int) -> None:
+    def __init__(
+        self, *, max_requests: int, max_choices: int, max_answer_bytes: int = ServerConfig.max_open_answer_bytes
+    ) -> None:
+        self.answers = AnswerMemory(max_answer_bytes)
         self._max_requests = max_requests
         self._max_choices = max_choices
         self.clients: dict[str, ClientLoad] = {}
@@ -197,16 +236,24 @@ class KeyLimits:
             self.clients[client] = left
 
 
+def answer_too_large(why: str, *, maximum: int, param: str | None = None) -> RequestError:
+    """Returns the error for an answer above the `maximum` number of bytes."""
+    advice = "Request fewer choices, tokens or log-probabilities, or set 'stream'"
+    message = f"The answer is too large: {why}, while this server keeps {maximum} bytes (--max-open-answer-bytes)."
+    return RequestError(f"{message} {advice}.", param=param, code="answer_too_large")
+
+
 class KeySlot:
     """One request in the counts of its client."""
 
     def __init__(self, limits: KeyLimits, client: str | None, *, num_choices: int) -> None:
-        """`client`: None if another Motet server has counted the choices, so that this server counts nothing."""
+        """`client`: None if another Motet server has counted the choices, so that this server counts none."""
         self.client = client or ANOTHER_SERVER
         self._limits = limits
         self._num_choices = num_choices
         self._limited = client is not None
         self._entered = False
+        self._held_bytes = 0
 
     def enter(self) -> None:
         """Raises the errors of `KeyLimits.enter`."""
@@ -214,11 +261,19 @@ class KeySlot:
             self._limits.enter(self.client, self._num_choices)
             self._entered = True
 
+    def hold(self, num_bytes: int) -> None:
+        """Counts the answer's bytes, which have grown to `num_bytes`. Raises the errors of `AnswerMemory.grow`."""
+        more, self._held_bytes = num_bytes - self._held_bytes, num_bytes
+        self._limits.answers.grow(self.client, more, answer_bytes=num_bytes)
+
     def leave(self) -> None:
         """Stops counting the request. Can be called repeatedly, and without `enter`."""
         if self._entered:
             self._entered = False
             self._limits.leave(self.client, self._num_choices)
+        if self._held_bytes:
+            self._limits.answers.free(self.client, self._held_bytes)
+            self._held_bytes = 0
 
 
 def _above(what: str, client: str, *, now: int, more: int, limit: int) -> RequestError | OverloadedError:

@@ -81,7 +81,7 @@ class ChatBody(BodyShape):
         if request.return_token_ids:
             prompt["prompt_token_ids"] = answer.plan.groups[0].prompt
         prompt |= answer.prompt_logprobs(0, request.prompt_logprobs)
-        choices = map(self._choice, answer.groups[0].choices)
+        choices = answer.written(self._choice)
         return answer.openai_body("chat.completion", choices, usage=usage_shape(usage, reasoning=True), **prompt)
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
@@ -105,7 +105,7 @@ class ChatBody(BodyShape):
         reasoning = choice.reasoning if self._request.include_reasoning else ""
         calls = []
         for call, arguments in choice.calls:
-            function = {"name": call.name, "arguments": "".join(arguments)}
+            function = {"name": call.name, "arguments": arguments.getvalue()}
             calls.append({"id": call.id, "type": "function", "function": function})
         return {
             "role": "assistant",

@@ -1,6 +1,6 @@
 """`POST /v1/completions`: several prompts, n choices of each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Self
 
@@ -13,6 +13,7 @@ from motet.api.generation.answer_writer import GroupsWriter, num_listed, usage_j
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
 from motet.api.generation.group_schema import SteeredFields, check_keep
+from motet.api.generation.json_pieces import JsonArray, json_arrays, json_pieces
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
@@ -151,6 +152,7 @@ async def plan_completions(service: Service, body: CompletionRequest, *, context
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=0 if body.logprobs is None and body.ranked else body.logprobs,
         prompt_logprobs=max(_prompt_logprobs(body), default=None),
+        prompt_repeats=body.n,
         prompt_only=body.prompt_only,
         group=body.group,
     )
@@ -199,16 +201,26 @@ class CompletionTexts:
             for group, prompt in zip(plan.groups, body.prompt, strict=True):
                 shown = echo(self._tokenizer, group.prompt, skip_special_tokens=plan.rules.skip_special_tokens)
                 self._echoes.append(PromptEcho(prompt, shown.offsets) if isinstance(prompt, str) else shown)
+        self._scored: tuple[int, Mapping[str, JsonArray]] | None = None
+        """The last prompt whose log-probabilities were written, which all its choices repeat."""
 
     def prompt(self, group: int) -> str:
         """Returns the text of the prompt if it is repeated, else an empty text."""
         return self._echoes[group].text if self._echoes else ""
 
-    def prompt_logprobs(self, group: int, report: PromptReport | None) -> CompletionLogprobs | None:
-        if not self._echoes or self._num_prompt_top is None or report is None or report.logprobs is None:
+    def prompt_logprobs(self, group: int, report: PromptReport | None) -> Mapping[str, JsonArray] | None:
+        """Returns the log-probabilities of the prompt if it is repeated with them."""
+        num_top = self._num_prompt_top
+        if not self._echoes or num_top is None or report is None or report.logprobs is None:
             return None
-        ids, offsets = self._plan.groups[group].prompt, self._echoes[group].offsets
-        return self._form(ids, report.logprobs, offsets=offsets, num_top=self._num_prompt_top)
+        if self._scored is None or self._scored[0] != group:
+            ids, scored, offsets = self._plan.groups[group].prompt, report.logprobs, self._echoes[group].offsets
+
+            def entries(part: slice) -> CompletionLogprobs:
+                return self._form(ids[part], scored[part], offsets=offsets[part], num_top=num_top)
+
+            self._scored = group, json_arrays(len(ids), entries)
+        return self._scored[1]
 
     def logprobs(self, group: int, event: ChoiceEvent) -> CompletionLogprobs | None:
         if self.num_top is None:
@@ -233,13 +245,14 @@ class CompletionBody(BodyShape):
         self._request = body
 
     def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
+        return answer.openai_body("text_completion", self._choices(answer), usage=usage_shape(usage))
+
+    def _choices(self, answer: CollectedAnswer) -> Iterator[object]:
         ranked = self._request.ranked
-        choices = (
-            self._choice(answer, number, choice=choice, place=rank if ranked else choice.index)
-            for number, group in enumerate(answer.groups)
-            for rank, choice in enumerate(self._best(group.choices) if ranked else group.choices)
-        )
-        return answer.openai_body("text_completion", choices, usage=usage_shape(usage))
+        for number, group in enumerate(answer.groups):
+            for rank, choice in enumerate(self._best(group.choices) if ranked else group.choices):
+                yield self._choice(answer, number, choice=choice, place=rank if ranked else choice.index)
+                choice.free()
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         return self._texts.logprobs(group, event)
@@ -288,9 +301,10 @@ class CompletionChunks(ChunkShape):
         ids = b""
         if self._token_ids:
             ids = b',"prompt_token_ids":%b,"token_ids":[]' % json_bytes(self._plan.groups[group].prompt)
+        scored = self._texts.prompt_logprobs(group, self._prompts.get(group))
         rest = b'%b,"logprobs":%b,"finish_reason":null%b}]%b' % (
             json_bytes(self._texts.prompt(group)),
-            json_bytes(self._texts.prompt_logprobs(group, self._prompts.get(group))),
+            b"null" if scored is None else b"".join(json_pieces({name: own.json() for name, own in scored.items()})),
             ids,
             closing,
         )

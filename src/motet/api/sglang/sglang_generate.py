@@ -4,14 +4,14 @@ An unstreamed answer is an object, or a list of objects for several prompts or c
 each event has the choice so far from its start, which is SGLang's default."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.generation.answer_writer import DONE, GroupsWriter
+from motet.api.generation.answer_writer import DONE, GroupsWriter, undivided
 from motet.api.generation.collect import (
     BodyShape,
     BodyWriter,
@@ -19,8 +19,8 @@ from motet.api.generation.collect import (
     CollectedChoice,
     CollectedGroup,
     LogprobFields,
-    in_pieces,
 )
+from motet.api.generation.json_pieces import Buffer, in_pieces, json_arrays, json_pieces
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
@@ -40,6 +40,7 @@ NAMES = names_table(
     (re.escape(other), here)
     for other, here in {
         "sampling_params.logprob_token_ids": "token_ids_logprob",
+        "sampling_params.max_tokens": "sampling_params.max_new_tokens",
         "sampling_params.min_tokens": "sampling_params.min_new_tokens",
         "sampling_params.prompt_logprobs": "top_logprobs_num",
         "sampling_params.top_logprobs_num": "top_logprobs_num",
@@ -77,6 +78,7 @@ async def _plan(service: Service, body: SglangRequest, *, context: RequestContex
         logprobs=body.top_logprobs_num if body.return_logprob else None,
         logprobs_param="top_logprobs_num",
         prompt_logprobs=body.top_logprobs_num if body.scores_prompt else None,
+        prompt_repeats=sampling.n,
         prompt_only=sampling.prompt_only,
         param="sampling_params.",
     )
@@ -107,16 +109,18 @@ class SglangBody(BodyShape):
         self._plan = plan
         self._request = body
         self._tokenizer = plan.served.tokenizer
+        self._prompt_scores: tuple[int, dict[str, object]] | None = None
+        """The last prompt whose log-probabilities were written, which all its choices repeat."""
 
     def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
-        answers = (
-            self.choice(number, group, choice=choice)
-            for number, group in enumerate(answer.groups)
-            for choice in group.choices
-        )
-        if not self._request.in_list:
-            return [msgspec.json.encode(next(answers))]
-        return in_pieces(b"[", answers, closing=b"]")
+        opening, closing = (b"[", b"]") if self._request.in_list else (b"", b"")
+        return in_pieces(opening, self._choices(answer), closing=[closing])
+
+    def _choices(self, answer: CollectedAnswer) -> Iterator[object]:
+        for number, group in enumerate(answer.groups):
+            for choice in group.choices:
+                yield self.choice(number, group, choice=choice)
+                choice.free()
 
     def event(self, number: int, group: CollectedGroup, *, choice: CollectedChoice) -> dict[str, object]:
         """Returns the object of a choice for an event of a stream. `number`: number of the prompt."""
@@ -161,21 +165,25 @@ class SglangBody(BodyShape):
             return {}
         prompt: dict[str, object] = {"input_token_logprobs": []}
         if self._request.scores_prompt and group.prompt is not None and group.prompt.logprobs is not None:
-            prompt = self._prompt_logprobs(group.prompt.logprobs, first=self._plan.groups[number].prompt[0])
+            if self._prompt_scores is None or self._prompt_scores[0] != number:
+                first = self._plan.groups[number].prompt[0]
+                self._prompt_scores = number, self._prompt_logprobs(group.prompt.logprobs, first=first)
+            prompt = self._prompt_scores[1]
         output = {**self._output_logprobs(()), **choice.logprob_fields()}
         return {**prompt, **output, "output_token_logprobs_length": choice.logprob_mean.count}
 
     def _prompt_logprobs(self, scored: Sequence[TokenLogprob | None], *, first: int) -> dict[str, object]:
         """`first`: the first token of the prompt, which has no log-probability."""
-        fields: dict[str, object] = {
-            "input_token_logprobs": [
-                [None, first, None] if entry is None else self._scored(entry.token_id, entry.logprob)
-                for entry in scored
+        has_top = self._request.top_logprobs_num > 0
+
+        def entries(part: slice) -> dict[str, Sequence[object]]:
+            own = [
+                [None, first, None] if one is None else self._scored(one.token_id, one.logprob) for one in scored[part]
             ]
-        }
-        if self._request.top_logprobs_num:
-            fields["input_top_logprobs"] = [None if entry is None else self._top(entry) for entry in scored]
-        return fields
+            top = [None if one is None else self._top(one) for one in scored[part]] if has_top else []
+            return {"input_token_logprobs": own} | ({"input_top_logprobs": top} if has_top else {})
+
+        return {name: array.json() for name, array in json_arrays(len(scored), entries).items()}
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         return self._output_logprobs(event.logprobs or ()) if self._request.return_logprob else None
@@ -203,7 +211,12 @@ class SglangBody(BodyShape):
 
 
 class SglangEvents(GroupsWriter):
-    """Writes a stream: each event has one choice so far."""
+    """Writes a stream: each event has one choice so far. While the client has not received the events before, several
+    steps are one event for each choice."""
+
+    takes_all = True
+    keeps = True
+    divide = staticmethod(undivided)
 
     def __init__(self, plan: Plan, shape: SglangBody) -> None:
         self._answer = CollectedAnswer(plan, shape.logprobs)
@@ -211,15 +224,21 @@ class SglangEvents(GroupsWriter):
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         self._answer.feed(steps)
-        return b"".join(self._event(step.group, event.index) for step in steps for event in step.events)
+        changed = dict.fromkeys((step.group, event.index) for step in steps for event in step.events)
+        return b"".join(piece for number, index in changed for piece in self._event(number, index))
+
+    @property
+    def held_bytes(self) -> int:
+        return self._answer.num_bytes
 
     def close(self, usage: Usage) -> Sequence[bytes]:
         return [DONE]
 
-    def _event(self, number: int, index: int) -> bytes:
+    def _event(self, number: int, index: int) -> Iterator[Buffer]:
         group = self._answer.groups[number]
-        fields = self._shape.event(number, group, choice=group.choice(index).so_far())
-        return b"data: %b\n\n" % msgspec.json.encode(fields)
+        yield b"data: "
+        yield from json_pieces(self._shape.event(number, group, choice=group.choice(index).so_far()))
+        yield b"\n\n"
 
 
 def _finish(choice: CollectedChoice) -> dict[str, object] | None:

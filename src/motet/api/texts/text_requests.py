@@ -25,6 +25,7 @@ from motet.api.generation.answer_writer import AnswerWriter, chat_usage_json
 from motet.api.generation.chunks import ChunkTemplate
 from motet.api.generation.group_schema import PARAM, GroupFields, check_keep
 from motet.api.generation.groups import AnswerGroup, GroupAccount
+from motet.api.generation.json_pieces import PIECE_BYTES
 from motet.api.generation.plan import AnswerHead
 from motet.api.generation.request_fields import Seed, SessionId, StreamingFields, StreamOptions
 from motet.api.http.admission import AdmissionSlot
@@ -368,6 +369,7 @@ class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
 
     content_type = "application/json"
     streams = False
+    keeps = True
 
     def __init__(
         self, head: AnswerHead, route: TextRoute, *, reports: Callable[[], list[GroupReport]], keep: Keep
@@ -379,14 +381,24 @@ class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
         self._keep = keep
         self._pieces: list[TextPiece] = []
         self._extras: list[Fields] = []
+        self._num_bytes = 0
 
     def feed(self, steps: Sequence[TextStep], usage: Callable[[], Usage | None]) -> bytes:
         for step in steps:
             self._pieces += step.pieces
+            self._num_bytes += sum(len(memoryview(value)) for piece in step.pieces for value in piece.fields.values())
             # A step with aborted choices only is made by Motet, not by the upstream.
             if any(piece.finish is not FinishReason.ABORT for piece in step.pieces):
                 self._extras.append(step.extras)
         return b""
+
+    @property
+    def held_bytes(self) -> int:
+        return self._num_bytes
+
+    @property
+    def is_long(self) -> bool:
+        return self._num_bytes >= PIECE_BYTES
 
     def close(self, usage: Usage | None) -> Sequence[bytes]:
         left_out = {FinishReason.ABORT} if self._keep is Keep.FINISHED else set()

@@ -20,16 +20,9 @@ from pydantic import Field, model_validator
 from motet.api.generation.answer_form import StructuredFields
 from motet.api.generation.answer_writer import GroupsWriter, num_listed, usage_json, usage_shape
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
-from motet.api.generation.collect import (
-    BodyShape,
-    BodyWriter,
-    CollectedAnswer,
-    CollectedChoice,
-    LogprobFields,
-    around_choices,
-    in_pieces,
-)
+from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
 from motet.api.generation.group_schema import SteeredFields, check_keep
+from motet.api.generation.json_pieces import around_choices, in_pieces
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import PARAM, RequestContext, request_context
 from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
@@ -239,7 +232,7 @@ class TokensBody(BodyShape):
             **answer.reports(),
         }
         opening, closing = around_choices(json_bytes({"request_id": self._request_id})[:-1], rest)
-        return in_pieces(opening, map(self._choice, group.choices), closing=closing)
+        return in_pieces(opening, answer.written(self._choice), closing=closing)
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         return token_logprobs(event.logprobs or (), self._sampling)
