@@ -148,8 +148,8 @@ def may_start(member: Member, sent: Sent, fleet: Fleet) -> bool:
     return (
         not load.open_choices
         or can_start(open_choices=load.open_choices, held_blocks=held, **room)
-        or can_start_in_parts(open_choices=load.open_choices, held_blocks=held, **room)
-        or within_share(client, fair=True, **room)
+        or can_start_in_parts(client, open_choices=load.open_choices, held_blocks=held, **room)
+        or within_share(client, **room)
     )
 
 
@@ -227,21 +227,21 @@ def test_an_engine_that_does_not_divide_itself_fairly_gets_no_group_wider_than_a
 
 
 @pytest.mark.parametrize(
-    ("client", "choices", "prompt_blocks", "fair", "expected"),
+    ("client", "choices", "prompt_blocks", "expected"),
     [
-        (ClientShare(0, 0, 0.5), 8, 2, False, True),
-        (ClientShare(0, 0, 0.5), 9, 2, False, False),
-        (ClientShare(0, 0, 0.5), 9, 2, True, True),
-        (ClientShare(1, 0, 0.5), 8, 2, True, False),
-        (ClientShare(1, 50, 0.5), 1, 9, True, True),
-        (ClientShare(0, 50, 0.5), 1, 10, True, False),
+        (ClientShare(0, 0, 0.5, fair=False), 8, 2, True),
+        (ClientShare(0, 0, 0.5, fair=False), 9, 2, False),
+        (ClientShare(0, 0, 0.5, fair=True), 9, 2, True),
+        (ClientShare(1, 0, 0.5, fair=True), 8, 2, False),
+        (ClientShare(1, 50, 0.5, fair=True), 1, 9, True),
+        (ClientShare(0, 50, 0.5, fair=True), 1, 10, False),
     ],
 )
 def test_a_share_is_of_choices_and_of_blocks(
-    client: ClientShare, choices: int, prompt_blocks: int, fair: bool, expected: bool
+    client: ClientShare, choices: int, prompt_blocks: int, expected: bool
 ) -> None:
     assert expected is within_share(
-        client, max_choices=ROWS, num_blocks=BLOCKS, choices=choices, prompt_blocks=prompt_blocks, fair=fair
+        client, max_choices=ROWS, num_blocks=BLOCKS, choices=choices, prompt_blocks=prompt_blocks
     )
 
 

@@ -114,10 +114,10 @@ async def test_a_group_that_did_not_fit_for_its_patience_starts_in_parts_when_a_
 
 async def test_a_group_without_the_blocks_gets_them_before_later_groups_of_its_client() -> None:
     scene = Scene("both-0", max_choices=100, blocks=40)  # a prompt takes 13
-    first, large = scene.submit("first", 4), scene.submit("large", 12)
+    first, large = scene.submit("first", 4, client="same"), scene.submit("large", 12, client="same")
     await settle()
     await scene.pass_time(PATIENCE_S + 6.0)  # by now, "late" comes after the large group
-    late = scene.submit("late", 1)
+    late = scene.submit("late", 1, client="same")
     await settle()
     assert scene.started == ["first"], "the blocks are reserved for the large one"
     other = scene.submit("other", 1, client="other")

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from motet.routing.workers.client_share import ClientShare
 from motet.routing.workers.serving import WorkKind
-from motet.types import EngineInfo, EngineKind
 
 PROMPT_TOKEN_MS = 0.32
 """Measured: 1340 prompt tokens in 430 ms (docs/log.md; 135M parameters, two cores, as for the figures below)."""
@@ -66,8 +65,6 @@ class Candidate:
     max_choices: int
     num_blocks: int
     block_size: int
-    divides_fairly: bool = True
-    """True if its engine divides itself fairly between clients (`divides_fairly`)."""
     of_client: ClientShare | None = None
     """What the group's client holds and may hold there. None if it does not matter, since the group could start."""
     has_session: bool = False
@@ -77,12 +74,6 @@ class Candidate:
     @property
     def held_blocks(self) -> int:
         return self.trunk_blocks + self.tail_blocks
-
-
-def divides_fairly(info: EngineInfo) -> bool:
-    """Returns True for an engine that starts a group within its client's share at once, and any group as soon as one of
-    its choices can run. Other engines start choices in the order in which they get them."""
-    return info.kind is EngineKind.MOTET
 
 
 def has_capacity(candidate: Candidate, needs: GroupNeeds) -> bool:
@@ -106,16 +97,13 @@ def is_within_share(candidate: Candidate, needs: GroupNeeds) -> bool:
         num_blocks=candidate.num_blocks,
         choices=needs.choices,
         prompt_blocks=_prompt_blocks(candidate, needs),
-        fair=candidate.divides_fairly,
     )
 
 
 def has_capacity_for_parts(candidate: Candidate, needs: GroupNeeds) -> bool:
     """Returns True if the group could start in parts on the worker at once."""
-    client = candidate.of_client
-    if client is None or not (candidate.divides_fairly or client.share >= 1.0):
-        return False
-    return can_start_in_parts(
+    return candidate.of_client is not None and can_start_in_parts(
+        candidate.of_client,
         open_choices=candidate.open_choices,
         max_choices=candidate.max_choices,
         held_blocks=candidate.held_blocks,
@@ -133,21 +121,28 @@ def can_start(
 
 
 def can_start_in_parts(
-    *, open_choices: int, max_choices: int, held_blocks: int, num_blocks: int, choices: int, prompt_blocks: int
+    client: ClientShare,
+    *,
+    open_choices: int,
+    max_choices: int,
+    held_blocks: int,
+    num_blocks: int,
+    choices: int,
+    prompt_blocks: int,
 ) -> bool:
     """Returns True if one choice fits, and the blocks suffice as in `can_start`: the other choices run as choices end.
-    In an engine that does not divide itself fairly, they would run before the later groups of other clients."""
+    An engine that is not fair would run them before later groups of other clients, so it must have no other clients."""
+    if not client.fair and client.share < 1.0:
+        return False
     return open_choices < max_choices and held_blocks + prompt_blocks + choices <= num_blocks
 
 
-def within_share(
-    client: ClientShare, *, max_choices: int, num_blocks: int, choices: int, prompt_blocks: int, fair: bool
-) -> bool:
-    """Returns True if the client stays within its share of the worker with the group. `fair`: the engine divides itself
-    fairly. Then a client without open choices can start a group that is wider than its share."""
+def within_share(client: ClientShare, *, max_choices: int, num_blocks: int, choices: int, prompt_blocks: int) -> bool:
+    """Returns True if the client stays within its share of the worker with the group. In a fair engine, a client
+    without open choices can also start a group of more choices than its share."""
     if client.held_blocks + prompt_blocks + choices > client.share * num_blocks:
         return False
-    return client.open_choices + choices <= client.share * max_choices or (fair and not client.open_choices)
+    return client.open_choices + choices <= client.share * max_choices or (client.fair and not client.open_choices)
 
 
 def _prompt_blocks(candidate: Candidate, needs: GroupNeeds) -> int:

@@ -14,7 +14,7 @@ from itertools import islice
 
 from motet.block_names import BlockName
 from motet.engine import Worker
-from motet.routing.choosing.cost import Candidate, GroupNeeds, divides_fairly, has_capacity
+from motet.routing.choosing.cost import Candidate, GroupNeeds, has_capacity
 from motet.routing.workers.client_share import WaitingWeights
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
@@ -126,7 +126,6 @@ def _candidate(member: Member, worker: Worker, *, cached_tokens: int, has_sessio
         max_choices=info.max_num_seqs,
         num_blocks=info.num_blocks,
         block_size=info.block_size,
-        divides_fairly=divides_fairly(info),
         has_session=has_session,
         avoid=member.faults.refused,
     )

@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from motet.routing.choosing.cost import can_start, can_start_in_parts, divides_fairly, within_share
+from motet.routing.choosing.cost import can_start, can_start_in_parts, within_share
 from motet.routing.choosing.survey import COMPARE_ALL
-from motet.routing.workers.client_share import WaitingWeights
+from motet.routing.workers.client_share import ClientShare, WaitingWeights
 from motet.routing.workers.member import Member
 from motet.types import GenerateRequest
 
@@ -78,31 +78,26 @@ class ClientCapacity:
         window = [members[(turn * COMPARE_ALL + step) % count] for step in range(min(count, COMPARE_ALL))]
         self._members = [(m, m.worker.engine.info) for m in window if m.worker is not None and not m.faults.refused]
         self._weights = weights
-        self._all_fair = all(divides_fairly(info) for _, info in self._members)
-        self._in_share: defaultdict[object, CapacityCache] = defaultdict(CapacityCache)
-        self._in_parts: defaultdict[object, CapacityCache] = defaultdict(CapacityCache)
+        self._in_share = defaultdict[object, CapacityCache](CapacityCache)
+        self._in_parts = defaultdict[object, CapacityCache](CapacityCache)
 
     def in_share(self, request: GenerateRequest, choices: int, *, prefilling: int) -> bool:
         """Returns True if the client stays within its share of a worker with this number of choices of the group.
         `prefilling`: number of the client's admitted choices that are not in the load of any worker yet."""
-        client, weight = request.client, request.share
-        holds_nothing = not prefilling and all(client not in member.load.clients for member, _ in self._members)
 
         def has_capacity(choices: int, prompt_tokens: int) -> bool:
-            for member, info in self._members:
-                share = self._weights.share_of(client, weight, member=member)
-                if within_share(
-                    replace(share, open_choices=share.open_choices + prefilling),
+            return any(
+                within_share(
+                    self._share(request, member, prefilling=prefilling),
                     max_choices=info.max_num_seqs,
                     num_blocks=info.num_blocks,
                     choices=choices,
                     prompt_blocks=-(-prompt_tokens // info.block_size),
-                    fair=divides_fairly(info),
-                ):
-                    return True
-            return False
+                )
+                for member, info in self._members
+            )
 
-        cache = self._in_share[weight if holds_nothing else client]  # clients that hold nothing have equal capacity
+        cache = self._in_share[self._equals(request, prefilling=prefilling)]
         return cache.fits(choices, len(request.prompt), has_capacity=has_capacity)
 
     def in_parts(self, request: GenerateRequest, choices: int) -> bool:
@@ -111,6 +106,7 @@ class ClientCapacity:
         def has_capacity(choices: int, prompt_tokens: int) -> bool:
             return any(
                 can_start_in_parts(
+                    self._share(request, member),
                     open_choices=member.load.open_choices,
                     max_choices=info.max_num_seqs,
                     held_blocks=member.load.trunk_blocks + member.load.tail_blocks,
@@ -118,12 +114,18 @@ class ClientCapacity:
                     choices=choices,
                     prompt_blocks=-(-prompt_tokens // info.block_size),
                 )
-                and (
-                    divides_fairly(info)
-                    or self._weights.share_of(request.client, request.share, member=member).share >= 1.0
-                )
                 for member, info in self._members
             )
 
-        cache = self._in_parts["" if self._all_fair else request.client]
+        cache = self._in_parts[self._equals(request)]
         return cache.fits(choices, len(request.prompt), has_capacity=has_capacity)
+
+    def _share(self, request: GenerateRequest, member: Member, *, prefilling: int = 0) -> ClientShare:
+        share = self._weights.share_of(request.client, request.share, member=member)
+        return replace(share, open_choices=share.open_choices + prefilling) if prefilling else share
+
+    def _equals(self, request: GenerateRequest, *, prefilling: int = 0) -> object:
+        """Returns the same value for all clients with equal capacity: the clients of one weight that hold nothing."""
+        client = request.client
+        holds = prefilling or any(client in member.load.clients for member, _ in self._members)
+        return client if holds else request.share

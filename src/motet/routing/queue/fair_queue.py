@@ -149,10 +149,10 @@ class FairQueue(Generic[Item]):
         reserved: dict[str, int] = {}
         """Lanes whose capacity is reserved, with the priority of the first item for which it is."""
         closed: set[tuple[str, str]] = set()
-        """Clients and lanes whose capacity is reserved for an earlier item of the client."""
+        """Lanes and clients whose capacity is reserved for an earlier item of the client."""
         for waiting in self._in_order(clients.held):
             lane, item = waiting.lane, waiting.item
-            if (waiting.client, lane) in closed or waiting.priority > reserved.get(lane, waiting.priority):
+            if (lane, waiting.client) in closed or waiting.priority > reserved.get(lane, waiting.priority):
                 continue
             impatient = self._is_impatient(waiting, now_s)
             fits_now = lane not in reserved and (fits(item) or (impatient and clients.in_parts(item)))
@@ -165,7 +165,7 @@ class FairQueue(Generic[Item]):
                 for other in self._weights:
                     if other == lane or share_capacity(lane, other):
                         reserved.setdefault(other, waiting.priority)
-                        closed.update(self._counts.keys() & {(waiting.client, other)})
+                        closed.update(self._counts.keys() & {(other, waiting.client)})
                 if len(closed) == len(self._counts):
                     return None
         return None

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from motet.routing.workers.member import Member
+from motet.types import EngineKind
 
 FOREIGN_WEIGHT = 1.0
 """Weight of all choices together that other servers gave a worker: this server does not know their clients."""
@@ -24,6 +25,9 @@ class ClientShare:
     held_blocks: int
     share: float
     """The part of the worker to which the client is entitled, at most 1."""
+    fair: bool
+    """True if the worker's engine starts a group within its client's share at once, and any group as soon as one of its
+    choices can run. Other engines start choices in the order in which they get them."""
 
 
 class WaitingWeights:
@@ -34,19 +38,22 @@ class WaitingWeights:
         self._by_model = by_model
         self._merged: dict[tuple[str, ...], tuple[Mapping[str, float], float]] = {}
         """Weights by client and their sum, by the models for which groups wait on a worker."""
+        self._totals: dict[tuple[str, int], float] = {}
+        """Sum of the weights of all clients of a worker, by its id and its number of clients with open groups."""
 
     def share_of(self, client: str, weight: float, *, member: Member) -> ClientShare:
         """Returns what the client holds on the worker, and its share."""
         load = member.load
-        waiting, total = self._on(member)
-        total += sum(held.weight for name, held in load.clients.items() if name not in waiting)
-        if load.foreign_choices:
-            total += FOREIGN_WEIGHT
+        waiting, of_waiting = self._on(member)
+        key = member.id, len(load.clients)  # in one turn of the event loop, clients only join
+        if (total := self._totals.get(key)) is None:
+            total = of_waiting + sum(held.weight for name, held in load.clients.items() if name not in waiting)
+            self._totals[key] = total = total + (FOREIGN_WEIGHT if load.foreign_choices else 0.0)
         held = load.clients.get(client)
         if held is None and client not in waiting:
             total += weight
-        share = min(1.0, weight / total)
-        return ClientShare(0, 0, share) if held is None else ClientShare(held.choices, held.blocks, share)
+        choices, blocks = (held.choices, held.blocks) if held is not None else (0, 0)
+        return ClientShare(choices, blocks, min(1.0, weight / total), fair=member.facts.kind is EngineKind.MOTET)
 
     def _on(self, member: Member) -> tuple[Mapping[str, float], float]:
         """Returns the weights of the clients that wait for the worker, and their sum."""
