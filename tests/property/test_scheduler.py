@@ -1,4 +1,5 @@
-"""Random groups, arrivals, stops and aborts in tiny pools: every choice ends, with the expected answer."""
+"""Random groups of several clients, arrivals, stops and aborts in tiny pools: every choice ends, with the expected
+answer."""
 
 import pytest
 from hypothesis import strategies as st
@@ -30,13 +31,15 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 8),
         budget_to_spare=st.integers(0, 12),
         cache_answers=st.booleans(),
+        unit_ms=st.sampled_from([1.0, 10.0, 100.0]),
     )
-    def make(self, blocks: int, max_num_seqs: int, budget_to_spare: int, cache_answers: bool) -> None:
+    def make(self, blocks: int, max_num_seqs: int, budget_to_spare: int, cache_answers: bool, unit_ms: float) -> None:
         self.budget = max_num_seqs + budget_to_spare
         self.max_num_seqs = max_num_seqs
         self.engine = PaperEngine(
             blocks=blocks, budget=self.budget, max_num_seqs=max_num_seqs, cache_answers=cache_answers
         )
+        self.engine.scheduler.pace.unit_s = unit_ms / 1000  # steps of many, several or one row while clients share
         self.requests: dict[str, GenerateRequest] = {}
         self.cut: set[tuple[str, int]] = set()  # choices that were stopped or aborted
 
@@ -46,14 +49,25 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
         tokens=st.integers(1, 16),
         priority=st.integers(0, 2),
         resumed=st.lists(st.integers(0, 15), min_size=6, max_size=6) | st.none(),
+        client=st.sampled_from("aab"),
     )
-    def submit(self, prompt: tuple[int, ...], n: int, tokens: int, priority: int, resumed: list[int] | None) -> None:
+    def submit(
+        self, prompt: tuple[int, ...], n: int, tokens: int, priority: int, resumed: list[int] | None, client: str
+    ) -> None:
         tokens = min(tokens, MAX_MODEL_LEN - len(prompt))
         n = min(n, self.max_num_seqs, self.engine.pool.num_blocks - blocks_for(len(prompt), BLOCK_SIZE))
         num_output = [min(count, tokens - 1) for count in resumed or [0] * n]
         starts = [ChoiceStart(i, i, tuple(answer(prompt, i, num_output[i]))) for i in range(n)]
         name = f"g{len(self.requests)}"
-        self.requests[name] = request(name, prompt, starts=starts, max_tokens=tokens, priority=priority)
+        self.requests[name] = request(
+            name,
+            prompt,
+            starts=starts,
+            max_tokens=tokens,
+            priority=priority,
+            client=client,
+            share={"a": 1.0, "b": 2.5}[client],
+        )
         self.engine.submit(self.requests[name])
 
     @precondition(lambda self: self.engine.groups)
@@ -109,18 +123,26 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
         scheduler = self.engine.scheduler
         tail_tokens = sum(chunk.end - chunk.begin for chunk in plan.tails)
         assert tail_tokens + sum(chunk.end - chunk.begin for chunk in plan.trunks) <= self.budget
-        assert sum(len(group.sequences) for group in scheduler.running.groups) <= self.max_num_seqs
-        for group in scheduler.running.groups:
+        decoding = [one for one in plan.tails if one.sequence.num_pending <= one.sequence.num_new]
+        assert len(decoding) <= self.max_num_seqs
+        running = list(scheduler.running.groups)
+        for client in {group.request.client for group in running}:
+            own = [group for group in running if group.request.client == client]
+            assert sum(len(group.sequences) for group in own) < 2 * self.max_num_seqs
+            by_age = sorted((s for group in own for s in group.sequences), key=lambda s: s.age)
+            runs = [sequence.state is SequenceState.RUNNING for sequence in by_age]
+            assert runs == sorted(runs, reverse=True), "a younger choice of the client runs while an older one waits"
+        if scheduler.shares.is_contended():
+            return
+        for group in running:
             if group not in before and not any(sequence.output_tokens for sequence in group.sequences):
                 assert all(s.state is SequenceState.RUNNING for s in group.sequences), "all of a group or none"
-        by_age = sorted((s for group in scheduler.running.groups for s in group.sequences), key=lambda s: s.age)
-        running = [sequence.state is SequenceState.RUNNING for sequence in by_age]
-        assert running == sorted(running, reverse=True), "a younger choice holds blocks while an older one waits"
-        if not by_age:
+        oldest = min((s for group in running for s in group.sequences), key=lambda s: s.age, default=None)
+        if oldest is None:
             return
-        oldest = by_age[0]
         assert oldest.state is SequenceState.RUNNING
-        if oldest.group.trunk.complete and oldest.num_pending == 1:
+        has_rows = sum(len(group.sequences) for group in running) <= self.max_num_seqs
+        if oldest.group.trunk.complete and oldest.num_pending == 1 and has_rows:
             assert oldest in [chunk.sequence for chunk in plan.tails], "the oldest always gets on"
 
 

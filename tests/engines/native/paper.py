@@ -15,12 +15,12 @@ from motet.engines.native.attention.attention_plan import Table
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.lanes import Sampled
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens
+from motet.engines.native.scheduling.group_admission import SchedulerLimits
+from motet.engines.native.scheduling.scheduler import Scheduler
 from motet.engines.native.step.commit import AnswerCache, Commit, without_rejected
 from motet.engines.native.step.drafts import Drafter
-from motet.engines.native.step.group_admission import SchedulerLimits
 from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.inputs import StepInputs, build_inputs
-from motet.engines.native.step.scheduler import Scheduler
 from motet.engines.native.step.sequence import ChoiceSequence, Group
 from motet.engines.native.step.step_plan import StepPlan
 from motet.ids import RequestId
@@ -37,6 +37,8 @@ class RequestFields(TypedDict, total=False):
     sampling: SamplingParams
     cache_salt: str
     priority: int
+    client: str
+    share: float
 
 
 def request(
@@ -56,6 +58,8 @@ def request(
         sampling=fields.get("sampling", SamplingParams(max_tokens=max_tokens)),
         cache_salt=fields.get("cache_salt", ""),
         priority=fields.get("priority", 0),
+        client=fields.get("client", ""),
+        share=fields.get("share", 1.0),
     )
 
 

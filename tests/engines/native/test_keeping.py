@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from motet.engines.native.kv.pool import BlockPool
-from motet.engines.native.step.keeping import KeptTrunks
+from motet.engines.native.scheduling.keeping import KeptTrunks
+from motet.engines.native.scheduling.sharing import SharedTrunk, Sharing
 from motet.engines.native.step.sequence import Group
-from motet.engines.native.step.sharing import SharedTrunk, Sharing
 from motet.errors import RequestError
 from motet.metrics.stats import EngineStats
 from motet.types import GenerateRequest

@@ -1,6 +1,6 @@
 """The order in which choices lose their blocks and get blocks again."""
 
-from motet.engines.native.step.running_groups import youngest_holder
+from motet.engines.native.scheduling.running_groups import youngest_holder
 from motet.engines.native.step.sequence import Group
 from motet.types import ChoiceStart
 from tests.engines.native.paper import (
@@ -115,17 +115,21 @@ def test_a_preempted_choice_waits_if_it_would_be_preempted_again_at_once() -> No
     assert states(group) == ["running", "running", "waiting"]
 
 
-def test_no_group_is_admitted_while_a_preempted_choice_waits() -> None:
-    engine = PaperEngine(blocks=6)
-    group = engine.submit(request("a", PROMPT[:4], n=3, max_tokens=12))
+def test_only_a_more_urgent_group_is_admitted_while_a_preempted_choice_of_its_client_waits() -> None:
+    engine = PaperEngine(blocks=9)
+    group = engine.submit(request("a", PROMPT[:4], n=4, max_tokens=12))
     engine.steps(6)
-    engine.submit(request("b", [50], max_tokens=1, priority=-1))
-    while len(engine.scheduler.waiting.ready):
-        assert "waiting" in states(group)
-        engine.step()
-    assert "waiting" not in states(group)
+    assert states(group) == ["running"] * 4  # 1 + 4 x 2 blocks
+    engine.steps(4)
+    assert states(group) == ["running", "running", "waiting", "waiting"]  # 1 + 2 x 3 blocks
+    engine.submit(request("equal", [50], max_tokens=1))
+    engine.submit(request("urgent", [50], max_tokens=1, priority=-1))
+    engine.step()
+    assert engine.outputs["urgent", 0]
+    assert "equal" in engine.groups
+    assert states(group) == ["running", "running", "waiting", "waiting"]
     engine.run_to_end()
-    engine.assert_outputs("b", (50,), n=1, tokens=1)
+    engine.assert_outputs("equal", (50,), n=1, tokens=1)
 
 
 def test_a_group_that_lost_its_trunk_waits_in_its_previous_place_and_restarts() -> None:

@@ -3,7 +3,7 @@ tokens), and queues."""
 
 import pytest
 
-from motet.engines.native.step.queues import AgeOrdered
+from motet.engines.native.scheduling.queues import AgeOrdered
 from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
 from motet.types import ChoiceStart, SamplingParams
 from tests.engines.native.paper import (

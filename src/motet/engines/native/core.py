@@ -13,13 +13,13 @@ from operator import attrgetter
 
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.sampler import Sampler
+from motet.engines.native.scheduling.group_admission import SchedulerLimits, check_fits
+from motet.engines.native.scheduling.scheduler import Scheduler
 from motet.engines.native.step.commit import NON_FINITE, AnswerCache, Commit, failures_of, sample_tokens, score_prompt
 from motet.engines.native.step.drafts import Drafter, History
-from motet.engines.native.step.group_admission import SchedulerLimits, check_fits
 from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.inputs import NonFiniteRowsError, build_inputs
 from motet.engines.native.step.run import ModelRunner
-from motet.engines.native.step.scheduler import Scheduler
 from motet.engines.native.step.sequence import Group, GroupMaker, SequenceState
 from motet.engines.native.step.step_plan import StepPlan
 from motet.errors import EngineError, MotetError, RequestError
@@ -222,7 +222,10 @@ class EngineCore:
         for group in results.failed:
             self._scheduler.preemption.suspend(group)
         plan = StepPlan() if self.held else self._scheduler.plan()
+        start_s = self._handover.clock()
         deltas, failures = self._run(plan) if plan else ([], {})
+        if plan:
+            self._scheduler.pace.record(plan.cost, self._handover.clock() - start_s)
         tickets = {} if self.held else self._hand_over()
         return StepResult(deltas, failures, tickets, self._pool.take_changes(), results.connected, ran=bool(plan))
 

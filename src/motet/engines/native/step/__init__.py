@@ -1,9 +1,7 @@
-"""One step of the engine. `core.EngineCore.step` calls these modules in the order in which a step runs.
+"""One step of the engine, and the groups and sequences on which it works.
 
-1. `scheduler` decides which sequences get blocks and tokens of the budget. The result is a `step_plan`. The parts of
-   the scheduler are `queues` and `group_admission` for waiting groups, `running_groups` for groups with blocks and for
-   preemption, `sharing` and `keeping` for trunks of several groups, `handover` for trunks that move between workers,
-   and `drafts` with `ngrams` for draft tokens.
+1. `scheduling` decides which sequences get blocks and tokens of the budget. The result is a `step_plan`. `handover`
+   knows trunks that move between workers, and `drafts` with `ngrams` makes draft tokens.
 2. `inputs` lays the plan out as the rows of one flat batch: tokens, positions, slots, and the keys that each row
    reads.
 3. `run` is the forward pass: inputs in, logits out.

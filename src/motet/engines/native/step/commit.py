@@ -14,8 +14,8 @@ from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.lanes import Sampled, SampleRow
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.sample.top_logprobs import prompt_logprobs
+from motet.engines.native.scheduling.scheduler import Scheduler
 from motet.engines.native.step.inputs import NextToken, PromptRows
-from motet.engines.native.step.scheduler import Scheduler
 from motet.engines.native.step.sequence import ChoiceSequence, Group
 from motet.engines.native.step.step_plan import StepPlan, TailChunk
 from motet.errors import EngineError, GrammarError, MotetError

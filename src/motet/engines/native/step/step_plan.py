@@ -6,7 +6,7 @@ frozen dataclass takes eight times as long. Structs that are in no reference cyc
 from garbage collection.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -56,6 +56,8 @@ class StepPlan:
 
     tails: tuple[TailChunk, ...] = ()
     trunks: tuple[TrunkChunk, ...] = ()
+    cost: float = 0.0
+    """Expected cost (`step_cost`)."""
 
     def groups_of(self, rows: Iterable[int]) -> set[Group]:
         """Returns the groups of these rows of the flat batch. Rows of drafts are ignored."""
@@ -70,54 +72,3 @@ class StepPlan:
 
     def __bool__(self) -> bool:
         return bool(self.tails or self.trunks)
-
-
-class PlanBuilder:
-    """Builds a plan within a budget of tokens. Tails are added oldest first, and replays after all other tails."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        """Number of tokens that can still be added."""
-        self.tails: list[TailChunk] = []
-        self.trunks: list[TrunkChunk] = []
-        self._in_order = True
-        """True if the tails are ordered by age."""
-        self._shared = False
-        """True if a trunk of these tails can be shared with other groups."""
-
-    def add_tail(self, sequence: ChoiceSequence) -> None:
-        """Adds the pending tokens of a sequence, as many as the budget allows."""
-        count = min(sequence.num_pending, self.budget)
-        self.tails.append(TailChunk(sequence, sequence.num_computed, sequence.num_computed + count))
-        self._shared |= sequence.group.trunk.shared
-        self.budget -= count
-
-    def add_replay(self, sequence: ChoiceSequence) -> None:
-        """Adds the pending tokens of a sequence that is not next in order of age."""
-        self.add_tail(sequence)
-        self._in_order = False
-
-    def add_drafts(self, place: int, drafts: Sequence[Draft]) -> None:
-        """Adds drafts to the tail at index `place`, as many as the budget allows."""
-        chunk, fitting = self.tails[place], tuple(drafts[: self.budget])
-        self.tails[place] = TailChunk(chunk.sequence, chunk.begin, chunk.end, fitting)
-        self.budget -= len(fitting)
-
-    def add_trunk(self, group: Group) -> None:
-        """Adds pending prompt tokens of a group that does not fetch them, as many as the budget allows."""
-        trunk = group.trunk
-        count = min(trunk.num_tokens - trunk.num_computed, self.budget)
-        if count and not group.is_fetching:
-            self.trunks.append(TrunkChunk(group, trunk.num_computed, trunk.num_computed + count))
-            self.budget -= count
-
-    def build(self) -> StepPlan:
-        if self._shared:  # siblings, groups with one trunk, and trunks with common leading stretches become adjacent
-            self.tails.sort(key=lambda chunk: (chunk.sequence.group.trunk.path, *_age(chunk)))
-        elif not self._in_order:
-            self.tails.sort(key=_age)
-        return StepPlan(tuple(self.tails), tuple(self.trunks))
-
-
-def _age(chunk: TailChunk) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    return chunk.sequence.group.trunk.origin, chunk.sequence.age

@@ -1,35 +1,41 @@
 """Decides what the next step computes. Works on block ids and counts: without tensors, and without a clock except in
-`keeping`.
+`keeping` and `shares`.
 
-One rule: computed tokens catch up with known tokens (see `sequence`), within a budget of tokens for each step.
+One rule: computed tokens catch up with known tokens (see `sequence`), within a budget of tokens for each step and a
+limit of its duration (`step_cost`), which is short while several clients are present.
 
-    1. Preempted sequences that fit again get their blocks back, the oldest first.
-    2. Every running choice gets its new tokens               (decode).
-    3. Resumed choices replay the tokens generated before     (replay).
-    4. Prompts of running groups are computed, oldest first   (chunked prefill).
-    5. New groups are admitted in order (`group_admission`).
-    6. If no prompt is in the step and it has few choices, they get draft tokens (`drafts`).
+    1. Preempted sequences that fit again get their blocks back, the oldest of each client first.
+    2. Every running choice gets its new tokens; if there is not enough time or rows for all, they take turns.
+    3. In turns between clients (`turns`): resumed choices replay the tokens generated before, prompts of running groups
+       are computed, and new groups are admitted (`group_admission`).
+    4. If no prompt is in the step and it has few choices, they get draft tokens (`drafts`).
 
-If too few blocks are free, kept trunks end. If that does not suffice for 2, the youngest group loses blocks
-(`running_groups`); in 1 and 5, the sequences and groups wait.
+If too few blocks are free, kept trunks end. If that does not suffice for 2, the client that holds the most for its
+weight loses blocks (`running_groups`). In 3, clients lose blocks to a new group whose client is entitled to them.
+Otherwise sequences and groups wait.
 
-The work is constant for each scheduled token: the scheduler never iterates over output tokens, the blocks of a table,
-or waiting groups and sequences.
+The work is constant for each scheduled token, and for each client: the scheduler never iterates over output tokens, the
+blocks of a table, or waiting groups and sequences.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from motet.engines.native.kv.pool import BlockPool, blocks_for
+from motet.engines.native.scheduling.group_admission import AdmissionResult, GroupAdmission, SchedulerLimits
+from motet.engines.native.scheduling.keeping import KeptTrunks
+from motet.engines.native.scheduling.plan_builder import PlanBuilder
+from motet.engines.native.scheduling.queues import GroupQueue
+from motet.engines.native.scheduling.running_groups import Preemption, RunningGroups
+from motet.engines.native.scheduling.shares import Shares
+from motet.engines.native.scheduling.sharing import Sharing
+from motet.engines.native.scheduling.step_cost import Pace
+from motet.engines.native.scheduling.turns import TurnOrder
 from motet.engines.native.step.drafts import Drafter
-from motet.engines.native.step.group_admission import AdmissionResult, GroupAdmission, SchedulerLimits
 from motet.engines.native.step.handover import Handover
-from motet.engines.native.step.keeping import KeptTrunks
-from motet.engines.native.step.queues import GroupQueue
-from motet.engines.native.step.running_groups import Preemption, RunningGroups
 from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
-from motet.engines.native.step.sharing import Sharing
-from motet.engines.native.step.step_plan import PlanBuilder, StepPlan
+from motet.engines.native.step.step_plan import StepPlan
 from motet.metrics.stats import EngineStats
 
 
@@ -48,47 +54,97 @@ class Scheduler:
             pool, self.sharing, counters=counters, clock=handover.clock, max_blocks=limits.max_kept_blocks
         )
         self.waiting = GroupQueue(self.sharing)
+        self.shares = Shares(pool.num_blocks, handover.clock)
+        self.pace = Pace()
         self.running = RunningGroups(
-            pool=pool, block_size=limits.block_size, sharing=self.sharing, kept=self.kept, waiting=self.waiting
+            pool=pool,
+            block_size=limits.block_size,
+            sharing=self.sharing,
+            kept=self.kept,
+            waiting=self.waiting,
+            shares=self.shares,
         )
         self.preemption = Preemption(running=self.running, counters=counters, handover=handover)
-        self.admission = GroupAdmission(running=self.running, limits=limits, counters=counters, handover=handover)
+        self.admission = GroupAdmission(
+            running=self.running, preemption=self.preemption, limits=limits, counters=counters, handover=handover
+        )
 
     def add(self, group: Group) -> None:
+        self.shares.add(group)
         self.waiting.ready.add(group)
 
     def plan(self) -> StepPlan:
         """Returns the plan of the next step, which is empty if there is nothing to compute."""
+        plan = self._plan()
+        # If every sequence of the step lost its blocks to others that do not run yet, these run now.
+        return self._plan() if not plan and self.running.num_preempted else plan
+
+    def _plan(self) -> StepPlan:
         self.preemption.restore()
         self.waiting.requeue(self.limits.max_num_seqs)
-        builder = PlanBuilder(self.limits.max_num_batched_tokens)
-        self._add_tails(builder)
-        for group in self.running.groups:
-            if not group.trunk.complete:
-                self._add_trunk(group, builder)
-        self._admit(builder)
+        contended = self.shares.is_contended()
+        builder = PlanBuilder(
+            self.limits.max_num_batched_tokens, self.shares, max_cost=self.pace.limit(contended=contended)
+        )
+        prompts = [group for group in self.running.groups if not group.trunk.complete and not group.is_fetching]
+        replays = self._add_tails(builder, turns=contended, others=bool(prompts or len(self.waiting.ready)))
+        self._add_in_turn(builder, replays=replays, prompts=prompts)
+        builder.drop_preempted()
         if not builder.trunks:
             self._add_drafts(builder)
         return builder.build()
 
-    def _add_tails(self, builder: PlanBuilder) -> None:
-        """Adds the new tokens of every running choice, in most steps one token each, and then the replays."""
-        replays = []
-        size = self.limits.block_size
-        for group in self.running.groups:  # only younger groups lose blocks, so only groups after this one are removed
-            if group.trunk.num_computed < group.trunk.num_tokens:
-                continue
-            for sequence in group.sequences:
-                if sequence.state is not SequenceState.RUNNING:
-                    break  # the younger siblings do not run either
-                num_tokens = len(sequence.output_tokens)
-                if num_tokens - sequence.num_computed > sequence.num_new:
-                    replays.append(sequence)
-                elif builder.budget and (num_tokens <= len(sequence.blocks) * size or self.preemption.grow(sequence)):
-                    builder.add_tail(sequence)
-        for sequence in replays:  # a replay has blocks for all its tokens, unless it was preempted in this step
-            if builder.budget and sequence.state is SequenceState.RUNNING:
-                builder.add_replay(sequence)
+    def _add_tails(self, builder: PlanBuilder, *, turns: bool, others: bool) -> list[ChoiceSequence]:
+        """Adds the new tokens of running choices, in most steps one token each: of all choices, or with `turns`, or if
+        there are more choices than rows, of as many as the step has rows and time for. If there is `other` work, half
+        of the time is for that work. Returns the sequences that replay."""
+        sequences: list[ChoiceSequence] = []
+        replays: list[ChoiceSequence] = []
+        for group in self.running.groups:
+            if group.trunk.complete:
+                for sequence in group.sequences:
+                    if sequence.state is not SequenceState.RUNNING:
+                        break  # the younger siblings do not run either
+                    (replays if sequence.num_pending > sequence.num_new else sequences).append(sequence)
+        size, most = self.limits.block_size, self.limits.max_num_seqs
+        max_cost = builder.max_cost / (2 if others or replays else 1) if turns else math.inf
+        if in_turn := turns or len(sequences) > most:
+            sequences = self.shares.in_turn(sequences)
+        for sequence in sequences:
+            if not builder.budget or len(builder.tails) == most or (builder.tails and builder.cost >= max_cost):
+                break
+            fits = len(sequence.output_tokens) <= len(sequence.blocks) * size
+            if sequence.state is SequenceState.RUNNING and (fits or self.preemption.grow(sequence)):
+                builder.add_tail(sequence, in_order=not in_turn)
+                if in_turn:
+                    self.shares.of(sequence.group).last_ran = sequence.age
+        return replays
+
+    def _add_in_turn(self, builder: PlanBuilder, *, replays: list[ChoiceSequence], prompts: list[Group]) -> None:
+        """Adds replays, chunks of prompts and new groups: the most urgent first; among these, what would be complete
+        first if each client got its share of the work (fair queueing; Demers, Keshav and Shenker, 1989). Of one client,
+        replays come before prompts, and prompts in order of their turns."""
+        turns = TurnOrder(self.shares, replays=replays, prompts=prompts, ready=self.waiting.ready)
+        num_following, limits = 0, self.limits
+        while not builder.is_full and (work := turns.next()):
+            if isinstance(work, ChoiceSequence):
+                if work.state is SequenceState.RUNNING:  # a replay has blocks for all its tokens
+                    builder.add_replay(work)
+            elif work.admitted:
+                self._add_trunk(work, builder)
+            elif work in builder.computing:  # it has just lost its blocks
+                turns.block(work.request.client)
+            elif num_following >= limits.max_num_seqs and builder.cost:
+                break
+            else:
+                match self.admission.admit(work):
+                    case AdmissionResult.REFUSED:
+                        turns.block(work.request.client)
+                    case AdmissionResult.FOLLOWS:
+                        num_following += 1
+                    case AdmissionResult.ADMITTED:
+                        self.handover.start_pull(work)
+                        self._add_trunk(work, builder)
 
     def _add_trunk(self, group: Group, builder: PlanBuilder) -> None:
         """Adds as much of a prompt as the budget allows. A group that has joined a trunk computes only the last row.
@@ -100,21 +156,6 @@ class Scheduler:
             elif not fresh[0].blocks:
                 return
         builder.add_trunk(group)
-
-    def _admit(self, builder: PlanBuilder) -> None:
-        """Admits new groups. In a step with other work, at most `max_num_seqs` groups start to follow another group."""
-        num_following, limits = 0, self.limits
-        while builder.budget and (group := self.waiting.ready.oldest()):
-            if num_following >= limits.max_num_seqs and builder.budget < limits.max_num_batched_tokens:
-                break
-            match self.admission.admit(group):
-                case AdmissionResult.REFUSED:
-                    break
-                case AdmissionResult.FOLLOWS:
-                    num_following += 1
-                case AdmissionResult.ADMITTED:
-                    self.handover.start_pull(group)
-                    self._add_trunk(group, builder)
 
     def _add_drafts(self, builder: PlanBuilder) -> None:
         """Adds draft tokens if every choice of the step samples a token. Drafts take no blocks that the running
@@ -128,7 +169,7 @@ class Scheduler:
                 num_tokens, size = len(sequence.output_tokens), self.limits.block_size
                 missing = blocks_for(num_tokens + len(drafts), size) - len(sequence.blocks)
                 if missing > 0 and self.pool.num_free >= missing + self.running.num_sequences:
-                    sequence.blocks += self.pool.take(missing)
+                    self.running.extend_tail(sequence, missing)
                 builder.add_drafts(place, drafts[: len(sequence.blocks) * size - num_tokens])
 
     def publish(self, group: Group) -> None:
@@ -171,10 +212,12 @@ class Scheduler:
         group.sequences.clear()
         self.pool.release(group.trunk.blocks)
         group.trunk.blocks, group.drafts = [], None
+        self.shares.remove(group)
 
     def hand_over(self, group: Group) -> list[int]:
         """Ends a prefilled group without freeing its trunk. The caller must release the returned blocks."""
         self.running.leave(group)
+        self.shares.remove(group)
         blocks, group.trunk.blocks = group.trunk.blocks, []
         return blocks
 
@@ -208,3 +251,4 @@ class Scheduler:
         self.kept.check()
         self.running.check()
         self.waiting.check()
+        self.shares.check()

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from itertools import chain
 
 from motet.engines.native.kv.pool import BlockPool
+from motet.engines.native.scheduling.sharing import SharedTrunk, Sharing
 from motet.engines.native.step.sequence import Group
-from motet.engines.native.step.sharing import SharedTrunk, Sharing
 from motet.metrics.stats import EngineStats
 
 

@@ -2,7 +2,8 @@
 
 A waiting group is in one of three places:
 
-    ready       The group waits for free blocks and for its turn. Ready groups are admitted strictly in order of age.
+    ready       The group waits for free blocks and for its turn. Ready groups of one client are admitted in order of
+                priority, then of their turns (`shares`).
     following   The group waits for blocks that a running group computes (`sharing`). Younger groups can be admitted
                 before it.
     woken       The group does not follow any more. It returns to `ready` in one of the next steps.
@@ -16,8 +17,8 @@ from itertools import islice
 from operator import attrgetter
 from typing import Generic, TypeVar
 
+from motet.engines.native.scheduling.sharing import Sharing
 from motet.engines.native.step.sequence import ChoiceSequence, Group
-from motet.engines.native.step.sharing import Sharing
 
 T = TypeVar("T", Group, ChoiceSequence)
 _AGE = attrgetter("age")
@@ -52,12 +53,58 @@ class AgeOrdered(Generic[T]):
         del self._items[index]
 
 
+TurnKey = tuple[int, str]
+"""The priority and the client of groups that are admitted in order of their turns."""
+
+
+def turn_key(group: Group) -> TurnKey:
+    return group.request.priority, group.request.client
+
+
+def turn(group: Group) -> tuple[float, tuple[int, int]]:
+    return group.trunk.turn, group.age
+
+
+class ReadyGroups:
+    """Ready groups of each priority and client, in order of their turns. None is admitted before an earlier one of its
+    client, so small groups do not starve a large group."""
+
+    def __init__(self) -> None:
+        self._queues: dict[TurnKey, list[Group]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[Group]:
+        for key in sorted(self._queues):
+            yield from self._queues[key]
+
+    def keys(self) -> Iterable[TurnKey]:
+        return self._queues.keys()
+
+    def first(self, key: TurnKey) -> Group | None:
+        queue = self._queues.get(key)
+        return queue[0] if queue else None
+
+    def add(self, group: Group) -> None:
+        insort(self._queues.setdefault(turn_key(group), []), group, key=turn)
+
+    def remove(self, group: Group) -> None:
+        """Raises ValueError if the group is not in the queue."""
+        queue = self._queues.get(turn_key(group), [])
+        index = bisect_left(queue, turn(group), key=turn)
+        if index == len(queue) or queue[index] is not group:
+            raise ValueError(f"group {group.request.request_id} is not ready")
+        del queue[index]
+        if not queue:
+            del self._queues[turn_key(group)]
+
+
 class GroupQueue:
     """The groups that hold no blocks. Owned by the scheduler."""
 
     def __init__(self, sharing: Sharing) -> None:
-        self.ready = AgeOrdered[Group]()
-        """Ready groups. None is admitted before an older one, so small groups do not starve a large group."""
+        self.ready = ReadyGroups()
         self._sharing = sharing
         self._woken: dict[Group, None] = {}
         """Woken groups, in the order in which they return to `ready`."""

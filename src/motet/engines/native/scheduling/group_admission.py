@@ -1,12 +1,15 @@
 """Decides which waiting groups run.
 
-A group is admitted with its trunk and the tails of all its sequences, or not at all. Admission never takes blocks from
-a running group, and it pauses while a preempted sequence waits.
+blocks      A group is admitted with its trunk and the tails of all its sequences, or not at all. If its client is
+            entitled to these blocks, other clients lose them (`running_groups`). A group waits for the preempted
+            sequences of its own client, unless it is more urgent.
+rows        A group is admitted while any row of a step is free, and in any case if its client is entitled to its
+            rows or runs nothing. If there are more sequences than rows, sequences take turns.
 
-    equal prompt, computed by another group or kept     the group joins that trunk
-    leading blocks that a running group is computing    the group follows: it waits for these blocks, and later groups
-                                                        can be admitted before it
-    leading blocks in the prefix cache                  the group shares them and computes the rest
+equal prompt, computed by another group or kept     the group joins that trunk
+leading blocks that a running group is computing    the group follows: it waits for these blocks, and later groups
+                                                    can be admitted before it
+leading blocks in the prefix cache                  the group shares them and computes the rest
 """
 
 from dataclasses import dataclass
@@ -14,10 +17,10 @@ from enum import Enum
 
 from motet.engines.native.attention.attention_plan import STRETCH
 from motet.engines.native.kv.pool import blocks_for
+from motet.engines.native.scheduling.running_groups import Preemption, RunningGroups
+from motet.engines.native.scheduling.sharing import SharedTrunk
 from motet.engines.native.step.handover import Handover
-from motet.engines.native.step.running_groups import RunningGroups
 from motet.engines.native.step.sequence import Group
-from motet.engines.native.step.sharing import SharedTrunk
 from motet.errors import ContextLengthError, RequestError
 from motet.metrics.stats import EngineStats
 from motet.types import EngineInfo
@@ -47,24 +50,27 @@ class GroupAdmission:
     """Admits groups that are ready. Owned by the scheduler."""
 
     running: RunningGroups
+    preemption: Preemption
     limits: SchedulerLimits
     counters: EngineStats
     handover: Handover
 
     def __post_init__(self) -> None:
         self.pool, self.sharing = self.running.pool, self.running.sharing
-        self._refused: tuple[Group, int] | None = None
-        """The last group for which blocks were missing, and the pool's `num_gains` then. While `num_gains` is the same,
-        the group cannot fit."""
+        self._refused: dict[str, tuple[Group, int]] = {}
+        """The last group of each client for which blocks were missing, and the pool's `num_gains` then. While
+        `num_gains` is the same, the group cannot fit."""
 
     def admit(self, group: Group) -> AdmissionResult:
         """Takes the blocks of a ready group and starts the group, or makes it follow another group, or does nothing.
 
         A suspended or resumed group can have more output tokens than all blocks together can hold. Such a group is
-        admitted once nothing else runs, with as many tails as fit; its other sequences start as preempted. If leases
-        and pulls still hold blocks then, the group waits for these blocks."""
-        too_many = self.running.num_sequences + len(group.sequences) > self.limits.max_num_seqs
-        if too_many or self.running.preempted or self._refused == (group, self.pool.num_gains):
+        admitted once nothing else of its client runs, with as many tails as fit; its other sequences start as
+        preempted. If leases and pulls still hold blocks then, the group waits for these blocks."""
+        client = group.request.client
+        oldest = self.running.shares.of(group).preempted.oldest()
+        waits_for_own = oldest is not None and oldest.group.age < group.age
+        if waits_for_own or not self._has_rows(group) or self._refused.get(client) == (group, self.pool.num_gains):
             return AdmissionResult.REFUSED
         shared = self.sharing.trunk_of(group)
         joined = shared if shared is not None and shared.complete else None
@@ -74,8 +80,9 @@ class GroupAdmission:
             self.sharing.follow(group, followed, complete=shared is not None)
             return AdmissionResult.FOLLOWS
         if not self._take_trunk(group, hits, joined=joined):
-            self._refused = group, self.pool.num_gains
+            self._refused[client] = group, self.pool.num_gains
             return AdmissionResult.REFUSED
+        self._refused.pop(client, None)
         self.running.waiting.ready.remove(group)
         self.running.enter(group)
         self._count(group)
@@ -87,9 +94,11 @@ class GroupAdmission:
         trunk, block_size = group.trunk, self.limits.block_size
         num_missing = blocks_for(trunk.num_tokens, block_size) - len(hits)
         tails = [self.running.num_tail_blocks(sequence) for sequence in group.sequences]
+        all_tails, first_tail = num_missing + sum(tails), num_missing + sum(tails[:1])
+        least = all_tails if self.running.shares.of(group).trunk_blocks else first_tail
         self.pool.share(hits)
-        needed = num_missing + sum(tails if self.running.groups else tails[:1])
-        if not self.running.kept.ensure_free(needed, spare=joined):
+        fits = (self._frees(group, needed, hits=hits, joined=joined) for needed in dict.fromkeys((all_tails, least)))
+        if not any(fits):
             self.pool.release(hits)
             return False
         trunk.blocks = hits + self.pool.take(num_missing, after=hits[-1] if hits else None)
@@ -101,6 +110,19 @@ class GroupAdmission:
             trunk.joined, trunk.origin = True, joined.first.trunk.origin
             trunk.num_computed, trunk.num_published = trunk.num_tokens - 1, len(trunk.names)
         return True
+
+    def _frees(self, group: Group, needed: int, *, hits: list[int], joined: SharedTrunk | None) -> bool:
+        """Returns True if this number of blocks is free for the group, if necessary after preemptions."""
+        may_take = self.preemption.has_spare(group, needed + len(hits))
+        if may_take and self.running.kept.ensure_free(needed, spare=joined):
+            return True
+        return self.preemption.make_room(group, needed, held=len(hits), spare=joined)
+
+    def _has_rows(self, group: Group) -> bool:
+        """Returns True if a row is free, or if the client of the group is entitled to rows for the group."""
+        running, shares, most = self.running, self.running.shares, self.limits.max_num_seqs
+        use, count = shares.of(group), len(group.sequences)
+        return not count or running.num_sequences < most or use.num_sequences + count <= shares.part(use) * most
 
     def _hits(self, group: Group) -> list[int]:
         """Returns the leading blocks of a prompt that are in the prefix cache and that the group can use."""

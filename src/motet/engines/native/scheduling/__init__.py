@@ -1,0 +1,11 @@
+"""Decides which groups and sequences get blocks, rows and tokens in each step of an engine.
+
+scheduler          makes the plan of a step, in order
+plan_builder       collects the chunks of the plan, within its limits
+shares, turns      what each client uses and is entitled to; whose work comes next
+step_cost          the cost of work, and the limit on the duration of a step
+queues             groups that wait
+group_admission    whether a waiting group runs
+running_groups     groups with blocks, and preemption
+sharing, keeping   trunks of several groups, and trunks that are kept after their groups
+"""

@@ -1,0 +1,112 @@
+"""Collects the work of a step, within a budget of tokens and a limit of cost."""
+
+import math
+from collections.abc import Sequence
+
+from motet.engines.native.scheduling.shares import Shares
+from motet.engines.native.scheduling.step_cost import prompt_cost, prompt_tokens_within, row_cost, trunk_cost
+from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
+from motet.engines.native.step.step_plan import Draft, StepPlan, TailChunk, TrunkChunk
+
+MIN_CHUNK = 16
+"""Number of tokens that the first replay or prompt of a step has, if it has as many, whatever else is in the step."""
+
+
+class PlanBuilder:
+    """Builds a plan within a budget of tokens and a limit of cost. Clients are charged for what is added."""
+
+    def __init__(self, budget: int, shares: Shares, *, max_cost: float = math.inf) -> None:
+        self.budget = budget
+        """Number of tokens that can still be added."""
+        self.max_cost = max_cost
+        self.cost = 0.0
+        self.tails: list[TailChunk] = []
+        self.trunks: list[TrunkChunk] = []
+        self.computing: set[Group] = set()
+        """The groups of `trunks`."""
+        self._shares = shares
+        self._origins: set[tuple[int, int]] = set()
+        """Origins of the trunks that the tails read."""
+        self._in_turn = 0
+        """Number of chunks that were added in turn: replays and prompts."""
+        self._in_order = True
+        """True if the tails are ordered by age."""
+        self._shared = False
+        """True if a trunk of these tails can be shared with other groups."""
+
+    @property
+    def is_full(self) -> bool:
+        """True if no replay or prompt can be added. The first one of a step always can."""
+        return not self.budget or (self.cost >= self.max_cost and self._in_turn > 0)
+
+    def add_tail(self, sequence: ChoiceSequence, *, in_order: bool = True) -> None:
+        """Adds the pending tokens of a sequence that does not replay. `in_order`: False if the sequence can be older
+        than the sequence before it."""
+        self._add_tail(sequence, min(sequence.num_pending, self.budget), cost=row_cost(sequence))
+        self._in_order &= in_order
+
+    def add_replay(self, sequence: ChoiceSequence) -> None:
+        """Adds as many pending tokens of a sequence as the limits allow."""
+        first = len(sequence.group.prompt) + sequence.num_computed
+        count = self._tokens_within(sequence.num_pending, first)
+        if count:
+            self._add_tail(sequence, count, cost=prompt_cost(first, first + count))
+            self._in_order = False
+
+    def add_trunk(self, group: Group) -> None:
+        """Adds as many pending prompt tokens of a group as the limits allow, unless the group fetches them."""
+        first, trunk = group.trunk.num_computed, group.trunk
+        if trunk.complete or group.is_fetching:
+            return
+        if count := self._tokens_within(trunk.num_tokens - first, first):
+            self.trunks.append(TrunkChunk(group, first, first + count))
+            self.computing.add(group)
+            self.budget -= count
+            self._charge(group, prompt_cost(first, first + count))
+
+    def add_drafts(self, place: int, drafts: Sequence[Draft]) -> None:
+        """Adds drafts to the tail at index `place`, as many as the budget allows."""
+        chunk, fitting = self.tails[place], tuple(drafts[: self.budget])
+        self.tails[place] = TailChunk(chunk.sequence, chunk.begin, chunk.end, fitting)
+        self.budget -= len(fitting)
+
+    def drop_preempted(self) -> None:
+        """Drops the chunks of sequences and groups that lost their blocks after they were added."""
+        self.tails = [chunk for chunk in self.tails if chunk.sequence.state is SequenceState.RUNNING]
+        self.trunks = [chunk for chunk in self.trunks if chunk.group.admitted]
+
+    def build(self) -> StepPlan:
+        if self._shared:  # siblings, groups with one trunk, and trunks with common leading stretches become adjacent
+            self.tails.sort(key=lambda chunk: (chunk.sequence.group.trunk.path, *_age(chunk)))
+        elif not self._in_order:
+            self.tails.sort(key=_age)
+        return StepPlan(tuple(self.tails), tuple(self.trunks), self.cost)
+
+    def _tokens_within(self, most: int, first: int) -> int:
+        """Returns how many of `most` tokens from position `first` on the limits allow, and counts a chunk in turn. The
+        first chunk has `MIN_CHUNK` tokens even if no time is left."""
+        least = 0 if self._in_turn else MIN_CHUNK
+        count = min(most, self.budget, max(least, prompt_tokens_within(self.max_cost - self.cost, first)))
+        if count:
+            self._in_turn += 1
+        else:
+            self.max_cost = self.cost  # there is no time for a single token
+        return count
+
+    def _add_tail(self, sequence: ChoiceSequence, count: int, *, cost: float) -> None:
+        group = sequence.group
+        if group.trunk.origin not in self._origins:
+            self._origins.add(group.trunk.origin)
+            cost += trunk_cost(len(group.prompt))
+        self.tails.append(TailChunk(sequence, sequence.num_computed, sequence.num_computed + count))
+        self._shared |= group.trunk.shared
+        self.budget -= count
+        self._charge(group, cost)
+
+    def _charge(self, group: Group, cost: float) -> None:
+        self.cost += cost
+        self._shares.charge(group, cost)
+
+
+def _age(chunk: TailChunk) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    return chunk.sequence.group.trunk.origin, chunk.sequence.age

@@ -1,0 +1,86 @@
+"""The cost of a step's work, and the limit that keeps steps short while several clients are present.
+
+cost        of rows and prompt tokens, in milliseconds of the machine on which the constants were measured. Only
+            their ratios matter, which differ less between machines than the times
+Pace        learns from the duration of steps how long an empty step and one unit of cost take on this machine
+limit       the cost of a step that takes CONTENDED_RATIO times as long as an empty one
+"""
+
+from dataclasses import dataclass
+
+from motet.engines.native.step.sequence import ChoiceSequence
+
+STEP_COST = 8.0
+"""Cost of a step apart from its rows: every weight is read once. From docs/log.md (135M parameters, two cores), as are
+the others."""
+ROW_COST = 0.5
+TRUNK_TOKEN_COST = 0.0029
+"""Cost of reading one position of a trunk, once for all rows that share it."""
+TAIL_TOKEN_COST = 0.00075
+PROMPT_TOKEN_COST = 0.32
+PROMPT_PAIR_COST = 0.00016
+"""Cost for a prompt token of each position before it."""
+CONTENDED_RATIO = 4.0
+"""Maximum duration of a step in multiples of a step without rows, while several clients are present."""
+ALONE_RATIO = 40.0
+"""The same while one client is present: it bounds the time for which a new client waits."""
+LEARNING_RATE = 0.5
+MAX_CHANGE = 2.0
+"""Maximum ratio of a measured time to the expected one, in both directions. What is beyond it is ignored."""
+
+
+def row_cost(sequence: ChoiceSequence) -> float:
+    """Returns the cost of one row of a sequence, without its trunk."""
+    return ROW_COST + TAIL_TOKEN_COST * len(sequence.output_tokens)
+
+
+def trunk_cost(num_tokens: int) -> float:
+    """Returns the cost of reading a trunk for all rows that share it."""
+    return TRUNK_TOKEN_COST * num_tokens
+
+
+def prompt_cost(begin: int, end: int) -> float:
+    """Returns the cost of computing the tokens at positions [begin, end)."""
+    count = end - begin
+    return count * (PROMPT_TOKEN_COST + PROMPT_PAIR_COST * (begin + count / 2))
+
+
+def prompt_tokens_within(cost: float, begin: int) -> int:
+    """Returns the number of tokens from position `begin` on that can be computed for this cost."""
+    if cost <= 0:
+        return 0
+    per_token = PROMPT_TOKEN_COST + PROMPT_PAIR_COST * begin
+    # the root of PROMPT_PAIR_COST / 2 x count^2 + per_token x count = cost
+    return int((((per_token**2 + 2 * PROMPT_PAIR_COST * cost) ** 0.5) - per_token) / PROMPT_PAIR_COST)
+
+
+@dataclass(eq=False)
+class Pace:
+    """The speed of this machine: the time of a step without rows, and the time of one unit of cost."""
+
+    step_s: float = 0.001 * STEP_COST
+    unit_s: float = 0.001
+    _unit_known: bool = False
+
+    def limit(self, *, contended: bool) -> float:
+        """Returns the maximum cost of a step's work."""
+        ratio = CONTENDED_RATIO if contended else ALONE_RATIO
+        return (ratio - 1) * self.step_s / self.unit_s
+
+    def record(self, cost: float, seconds: float) -> None:
+        """Learns from a step with this cost of work. Small steps show the time of an empty step, large ones the time of
+        a unit."""
+        if seconds <= 0:
+            return
+        if cost * self.unit_s < self.step_s:
+            self.step_s = _towards(self.step_s, seconds - cost * self.unit_s)
+            if not self._unit_known:
+                self.unit_s = self.step_s / STEP_COST
+        else:
+            self.unit_s = _towards(self.unit_s, (seconds - self.step_s) / cost)
+            self._unit_known = True
+
+
+def _towards(present: float, found: float) -> float:
+    """Returns a value between the present one and the one that was found, without trust in outliers."""
+    return present + LEARNING_RATE * (min(max(found, present / MAX_CHANGE), present * MAX_CHANGE) - present)
