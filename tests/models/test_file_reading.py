@@ -80,7 +80,9 @@ def test_errors_and_the_end_reach_the_thread_that_waits() -> None:
     assert [next(ahead) for _ in range(5)] == [*range(5)]
     with pytest.raises(KeyError):
         next(ahead)
-    assert [*FileReading().ahead(iter(range(9)))] == [*range(9)]
+    reading = FileReading()
+    assert [*reading.ahead(iter(range(9)))] == [*range(9)]
+    reading.note(FILE)  # other threads can read on
 
 
 def test_a_reader_whose_items_are_not_needed_ends() -> None:

@@ -9,7 +9,7 @@ system answers, and then ends at its next piece. It holds nothing but the piece 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
 from io import BufferedReader
 from pathlib import Path
@@ -63,18 +63,18 @@ class FileReading:
         self._await(lambda timeout_s: bool(wait([future], timeout_s).done))
         return future.result()
 
-    def ahead(self, items: Iterator[T]) -> Iterator[T]:
+    def ahead(self, items: Iterator[T]) -> Generator[T]:
         """Yields items that are read in a thread, while the item before is used. Raises the iterator's error, and
         ModelLoadError if it hangs."""
         read: deque[T] = deque()
-        room, arrived = threading.Semaphore(AHEAD), threading.Semaphore(0)
+        room, arrived, stopped = threading.Semaphore(AHEAD), threading.Semaphore(0), threading.Event()
 
         def read_all() -> None:
             for item in items:
                 read.append(item)
                 arrived.release()
                 room.acquire()
-                if self._over:
+                if stopped.is_set():
                     break
 
         end = in_daemon_thread(read_all, name="read")
@@ -87,7 +87,7 @@ class FileReading:
                 yield read.popleft()
                 room.release()
         finally:
-            self.close()
+            stopped.set()
             room.release()
 
     def read_into(self, memory: memoryview, file: Path, *, begin: int) -> None:

@@ -15,7 +15,9 @@ from transformers import LlamaConfig
 
 from motet.engines.native.build import Parts, build_parts
 from motet.engines.native.core import EngineCore
-from motet.errors import RequestError
+from motet.engines.native.model_weights import TensorWeights
+from motet.engines.native.weight_loader import StartWeights, WeightLoader
+from motet.errors import ModelLoadError, RequestError
 from motet.models import file_reading
 from motet.models.checkpoint import CheckpointKind
 from motet.models.file_reading import FileReading
@@ -244,6 +246,41 @@ def test_unusable_weights_are_refused_by_name_and_the_old_ones_still_serve(
         parts.weights.prepare(CheckpointKind.FILES, [folder])
     assert words in refused.value.message and refused.value.code == "invalid_weights"
     assert answer(core) == before
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "why"),
+    [
+        (torch.bfloat16, float("nan"), "it has numbers that are NaN or infinite"),
+        (torch.bfloat16, float("inf"), "it has numbers that are NaN or infinite"),
+        (torch.float32, -float("inf"), "it has numbers that are NaN or infinite"),
+        (torch.float16, 1e6, "it has numbers that are too large for float16"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused_by_name(
+    dtype: torch.dtype, number: float, why: str, tmp_path: Path
+) -> None:
+    """The bug: the update was accepted, and then every request failed."""
+    live = TensorWeights.of(torch.nn.Linear(40, 30, dtype=dtype))
+    start = StartWeights(tmp_path, "digest of the start", load=lambda: torch.nn.Linear(40, 30))
+    loader = WeightLoader(live, start, name_of=str, cache=tmp_path)
+    sums, good = loader.checksums(), {"weight": torch.randn(30, 40), "bias": torch.zeros(30)}
+    assert loader.prepare(CheckpointKind.FILES, [saved(tmp_path / "good", good)]).prepared.complete
+    bad = good["weight"].clone()
+    bad[29, 39] = number
+    with pytest.raises(RequestError) as refused:
+        loader.prepare(CheckpointKind.FILES, [saved(tmp_path / "bad", {**good, "weight": bad})])
+    assert (refused.value.message, refused.value.code) == (f"tensor weight: {why}", "invalid_weights")
+    assert loader.checksums() == sums
+
+
+def test_a_model_with_numbers_that_are_not_finite_is_not_started(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    tensors = load_file(tiny("llama") / FILE)
+    tensors["model.norm.weight"][63] = float("nan")
+    folder = with_config(tmp_path / "bad", tiny("llama"), tensors)
+    with pytest.raises(ModelLoadError) as refused:
+        built(folder, {"dtype": "float32"})
+    assert refused.value.message == f"tensor model.norm.weight in {folder}: it has numbers that are NaN or infinite"
 
 
 @pytest.mark.parametrize("fault", ["fifo", "hanging mount"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from motet.engines.native.model_weights import NOT_FINITE, is_finite
 from motet.engines.native.step.run import ATTENTION_NAME
 from motet.errors import ConfigError, ModelLoadError, MotetError, UnsupportedModelError
 from motet.log import cut
@@ -114,7 +115,15 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
         # transformers fills them with random numbers and continues.
         raise ModelLoadError(f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}")
     torch.nn.Module.to(model, device)
+    check_finite(model, folder)
     return model
+
+
+def check_finite(model: torch.nn.Module, folder: Path) -> None:
+    """Raises ModelLoadError if a weight is NaN or infinite: every request would fail."""
+    for name, weights in model.named_parameters():
+        if not is_finite(weights.detach()):
+            raise ModelLoadError(f"tensor {name} in {folder}: {NOT_FINITE}")
 
 
 def resolve_device(name: str) -> torch.device:

@@ -16,6 +16,8 @@ from motet.engines.native.cpu.memory import release_pages
 SAVED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """The dtypes of `models.safetensors_header.ITEM_BYTES`, by their safetensors names."""
 
+NOT_FINITE = "it has numbers that are NaN or infinite"
+
 
 class StagedWeights(Protocol):
     """New weights that are being written to separate memory while the old weights serve."""
@@ -40,6 +42,11 @@ class ModelWeights(Protocol):
     @property
     def tied(self) -> list[list[str]]:
         """The names of each tensor that has several names."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype to which the numbers of a checkpoint are rounded."""
         ...
 
     def stage(self, *, complete: bool) -> StagedWeights:
@@ -73,7 +80,7 @@ class TensorWeights:
     def __init__(self, slots: Mapping[str, Slot], *, tied: list[list[str]], dtype: torch.dtype) -> None:
         """`dtype`: the dtype in which the model's own loader reads a checkpoint."""
         self._slots = slots
-        self._dtype = dtype
+        self.dtype = dtype
         self.shapes = {name: tuple(slot.numbers.shape) for name, slot in slots.items()}
         self.tied = tied
 
@@ -85,7 +92,7 @@ class TensorWeights:
         return cls(slots, tied=tied_names(names_of(model)), dtype=next(model.parameters()).dtype)
 
     def stage(self, *, complete: bool) -> "StagedTensors":
-        return StagedTensors(self._slots, self._dtype)
+        return StagedTensors(self._slots, self.dtype)
 
     def numbers(self, name: str) -> list[Tensor]:
         return [self._slots[name].numbers]
@@ -110,6 +117,14 @@ class StagedTensors:
     def apply(self) -> None:
         for slot, tensor in self._written:
             slot.numbers.copy_(tensor)
+
+
+def is_finite(numbers: Tensor) -> bool:
+    """Returns True unless a number is NaN or infinite. Reads all numbers once: 20 ms for 270 MB with one thread."""
+    if not numbers.numel():
+        return True
+    lowest, highest = torch.aminmax(numbers)  # NaN if any number is NaN
+    return bool(torch.isfinite(lowest) & torch.isfinite(highest))
 
 
 def names_of(model: nn.Module) -> dict[int, list[str]]:

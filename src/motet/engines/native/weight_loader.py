@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch import nn
 
 from motet.engine_orders import Checksums, OrderAnswer, PreparedWeights, PrepareWeights, SumWeights
 from motet.engines.native.fingerprint import MODEL_DIGITS
-from motet.engines.native.model_weights import SAVED_DTYPES, ModelWeights, StagedWeights
+from motet.engines.native.model_weights import NOT_FINITE, SAVED_DTYPES, ModelWeights, StagedWeights, is_finite
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError
 from motet.models.checkpoint import CheckpointKind, checkpoint_files
@@ -104,8 +105,9 @@ class WeightLoader:
                 )
             digesting = start_weights_digest(paths, cache, reading=reading)
             staged = self._live.stage(complete=not missing)
-            for name, tensor in reading.ahead(_tensors(headers, reading, tied=self._live.tied)):
-                staged.write(name, tensor)
+            with closing(reading.ahead(_tensors(headers, reading, tied=self._live.tied))) as tensors:
+                for name, tensor in tensors:
+                    staged.write(name, self._rounded(name, tensor))
             digest = reading.wait_for(digesting)
         except (ModelLoadError, OSError) as error:
             raise RequestError(str(error), code=INVALID_WEIGHTS) from error
@@ -115,6 +117,15 @@ class WeightLoader:
             digest = hashlib.sha256(f"{self._digest}|{digest}".encode()).hexdigest()
         prepared = PreparedWeights(len(names), time.monotonic() - started_s, complete=not missing, digest=digest)
         return LoadedWeights(staged, prepared)
+
+    def _rounded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Rounds a tensor to the engine's dtype. Raises RequestError if a number is not finite."""
+        rounded = tensor.to(self._live.dtype)
+        if is_finite(rounded):
+            return rounded
+        dtype = str(self._live.dtype).removeprefix("torch.")
+        why = f"it has numbers that are too large for {dtype}" if is_finite(tensor) else NOT_FINITE
+        raise unusable(name, why)
 
     def _make_zeros(self) -> tuple[StagedWeights, int]:
         staged = self._live.stage(complete=True)

@@ -88,6 +88,7 @@ class PackedWeights:
         self._runner = runner
         self.shapes = {name: location.shape for name, location in runner.model.locations.items()}
         self.tied = runner.model.tied
+        self.dtype = runner.model.dtype
 
     def stage(self, *, complete: bool) -> "StagedPackedWeights":
         return StagedPackedWeights(self._runner, self._runner.model.twin(empty=complete))

@@ -80,8 +80,8 @@ class PackedModel:
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         shapes = [(one.out_features, one.in_features) for one in linears]
         self._kernels = kernels
-        self._dtype = storage.keys.dtype
-        packer = panels.Packer(kernels, shapes, dtype=torch.int8 if int8 else self._dtype)
+        self.dtype = storage.keys.dtype
+        packer = panels.Packer(kernels, shapes, dtype=torch.int8 if int8 else self.dtype)
         self._pack = packer.pack
         self.memory = panels.PackedMemory(packer.arena)
         self._storage = storage
@@ -129,7 +129,7 @@ class PackedModel:
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Replaces one tensor of the checkpoint. The model must not run during this time."""
-        self.locations[name].write(self.memory, tensor.detach().to("cpu", self._dtype))
+        self.locations[name].write(self.memory, tensor.detach().to("cpu", self.dtype))
 
     def numbers(self, name: str) -> list[Tensor]:
         """Returns the tensors that the model has in place of a tensor of the checkpoint."""
