@@ -35,6 +35,7 @@ EVERYBODY_SEES = (
     "block_names",
     "machine",
     "merge",
+    "process_limits",
     "threads",
     "turns",
 )
@@ -72,6 +73,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "block_names": (),
     "machine": (),
     "merge": (),
+    "process_limits": ("machine",),
     "threads": (),
     "turns": (),
     "kv_events": (),

@@ -73,7 +73,7 @@ def test_a_broken_template_stops_the_server() -> None:
         ("{{ nothing.at.all }}", "undefined"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
-        ("{{ 'x'.encode('no such') }}", "unknown encoding"),
+        pytest.param("{{ 'x'.encode('no such') }}", "unknown encoding", marks=pytest.mark.slow),  # in a process
     ],
 )
 def test_an_error_in_a_template_is_a_request_error(source: str, message: str) -> None:

@@ -2,29 +2,27 @@
 
 1. The arguments of earlier calls become objects, as templates expect.
 2. For a template without tools, tools and earlier calls become text in messages.
-3. The template is rendered. Its environment (sandbox, filters, functions, the `generation` tag) is the environment that
-   transformers provides, so a template has the same result here.
+3. The template is rendered: a short prompt here, if the template does only what is known to be cheap (`jinja`), and
+   every other prompt in a process with limits of time and memory (`render_process`). The result is the same.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cache
 from itertools import groupby
+from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateSyntaxError
 
 from motet.errors import ModelLoadError, RequestError
+from motet.text.rendering.jinja import TEMPLATE_ERRORS, Arguments, MeteredTemplate, NeedsProcess, metered
+from motet.text.rendering.render_process import RenderError, RenderProcess, as_plain, render_process
 from motet.text.tokenizer import Tokenizer
 from motet.text.tools.json_formats import HERMES_BEGIN, HERMES_END
 
 Message = Mapping[str, object]
 """A message of a conversation: its role, its content as a string, and optional fields, all checked by the API."""
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""All errors that a template can raise: its own errors, and Python's errors for unexpected values."""
+MAX_BYTES_HERE = 2**14
+"""Maximum size of the messages and other variables of a prompt that is rendered in this process."""
 END_MARK = "\ue000MOTET-CONTINUES-HERE\ue000 "
 """Marks the end of the last message while a template is rendered. The first character is for private use, so no message
 contains it. If its last character, a space, is missing afterwards, the template strips messages: then the text before
@@ -38,8 +36,11 @@ class ChatTemplate:
         """Raises `ModelLoadError` if `source` is not valid Jinja. `named_tokens`: texts of `bos_token` and so on."""
         self._named_tokens = dict(named_tokens or {})
         self.source = source
+        self._process: RenderProcess | None = None if source is None else render_process(source)
         try:
-            self._template = None if source is None else _compiled(source)
+            self._template: MeteredTemplate | None = None if source is None else metered(source)
+        except NeedsProcess:
+            self._template = None
         except TemplateSyntaxError as exc:
             raise ModelLoadError(f"the chat template is not valid Jinja: line {exc.lineno}: {exc.message}") from exc
 
@@ -59,15 +60,18 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
+        in_process: bool | None = None,
     ) -> str:
-        """Returns the text of the prompt. Raises a `RequestError` that names the invalid field."""
+        """Returns the text of the prompt. `in_process`: True to wait for a process that renders it, False to raise
+        `NeedsProcess` instead, within 50 ms; None to wait only if it is needed. Raises a `RequestError` that names the
+        invalid field, or that the template exceeds a limit."""
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt cannot both be true; set add_generation_prompt to "
                 "false to continue the last message",
                 param="continue_final_message",
             )
-        if self._template is None:
+        if self._process is None:
             raise RequestError(
                 "this model has no chat template, so it does not support chat messages; use /v1/completions, or start "
                 "the server with --chat-template",
@@ -81,10 +85,22 @@ class ChatTemplate:
         variables = {**self._named_tokens, "tools": tools or None, "documents": None, **(template_kwargs or {})}
         variables |= {"messages": plain, "add_generation_prompt": add_generation_prompt}
         try:
-            text = self._template.render(variables)
-        except TEMPLATE_ERRORS as exc:
+            text = self._text(variables, in_process)
+        except (*TEMPLATE_ERRORS, RenderError) as exc:
             raise RequestError(f"the chat template rejects these messages: {exc}", param="messages") from exc
         return _until_mark(text) if continue_final_message else text
+
+    def _text(self, variables: dict[str, Any], in_process: bool | None) -> str:
+        assert self._process is not None
+        request = as_plain(variables)
+        if self._template is not None and not in_process and len(request) <= MAX_BYTES_HERE:
+            try:
+                return self._template.render(variables)
+            except NeedsProcess:
+                pass
+        if in_process is False:
+            raise NeedsProcess
+        return self._process.render(request)
 
 
 def _until_mark(text: str) -> str:
@@ -93,44 +109,6 @@ def _until_mark(text: str) -> str:
             "the chat template changes the last message, so it cannot be continued", param="continue_final_message"
         )
     return text[:end] if text.startswith(END_MARK, end) else text[:end].rstrip()
-
-
-class GenerationTag(Extension):
-    """Renders the body of `{% generation %}...{% endgeneration %}`, a tag that marks the model's text for training."""
-
-    tags = {"generation"}  # noqa: RUF012 (the name and type are jinja2's)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-@cache
-def _compiled(source: str) -> Template:
-    """Compiles a template. Models with the same template share the result."""
-    extensions = [GenerationTag, loopcontrols]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    template = environment.from_string(source)
-    template.globals = dict(template.globals)  # instead of a ChainMap, which makes every rendering slower
-    return template
-
-
-def _tojson(  # sizes: templates pass these by position
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Returns JSON without HTML escapes, which Jinja's own filter adds."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
 
 
 def plain_messages(messages: Sequence[Message], *, has_developer: bool = True) -> list[dict[str, object]]:
@@ -164,23 +142,6 @@ def _arguments(function: Mapping[str, object], param: str) -> "Arguments":
     if not isinstance(parsed, dict):
         raise RequestError(f"{param} is JSON, but not an object", param=param)
     return Arguments(parsed)
-
-
-class Arguments(dict[str, object]):
-    """The arguments of an earlier call: an object whose string form is JSON.
-
-    As in OpenAI's API, clients send arguments as a JSON string. Templates iterate over them as an object, or write them
-    with `tojson`, which would quote a string again. As in transformers and vLLM, templates therefore get the object.
-    The templates of DeepSeek V3 concatenate it with strings, using `+`."""
-
-    def __str__(self) -> str:
-        return json.dumps(self, ensure_ascii=False)
-
-    def __add__(self, after: str) -> str:
-        return f"{self}{after}"
-
-    def __radd__(self, before: str) -> str:
-        return f"{before}{self}"
 
 
 # For a chat template without tools, a system message describes the tools in the words of Hermes and Qwen. Earlier calls

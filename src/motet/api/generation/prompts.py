@@ -2,13 +2,15 @@
 work if the body is long."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from motet.api.http.caller import Caller
 from motet.api.http.failure import FieldError, invalid_type, invalid_value
-from motet.api.http.long_work import LONG_WORK
+from motet.api.http.long_work import LONG_WORK, in_thread_of
 from motet.text.prepare import PromptPreparer
+from motet.text.rendering.jinja import NeedsProcess
+from motet.text.template import ChatTemplate
 
 PROMPT_CHARS = 64
 """Number of characters whose tokenisation costs as much as the call for one prompt."""
@@ -45,6 +47,17 @@ async def text_prompt(
     preparer: PromptPreparer, text: str, *, add_special_tokens: bool, param: str, caller: Caller
 ) -> list[int]:
     return await caller.in_thread_if_long(partial(preparer.text_prompt, text, add_special_tokens, param=param))
+
+
+async def rendered_text(template: ChatTemplate, render: Callable[[bool], str], *, caller: Caller) -> str:
+    """Returns the text of a chat. `render` gets True to wait for the template's process, and False to raise
+    `NeedsProcess` instead."""
+    if caller.work_size < LONG_WORK:
+        try:
+            return render(False)
+        except NeedsProcess:
+            pass
+    return await in_thread_of(template, partial(render, True), client=caller.work_client)
 
 
 async def completion_prompts(

@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import anyio
 from anyio import to_thread
@@ -74,12 +75,22 @@ class Turns:
 
 
 _TURNS: RunVar[Turns] = RunVar("turns")
+_TURNS_OF: RunVar[WeakKeyDictionary[object, Turns]] = RunVar("turns_of")
 
 
 async def in_thread(work: Callable[[], T], *, client: str) -> T:
     """Runs a piece of long work in the thread, in the client's turn (`work_client`)."""
     if (turns := _TURNS.get(None)) is None:
         _TURNS.set(turns := Turns())
+    async with turns.turn(client):
+        return await to_thread.run_sync(work, limiter=turns.limiter)
+
+
+async def in_thread_of(owner: object, work: Callable[[], T], *, client: str) -> T:
+    """Runs work that waits for a process of `owner`, in a thread and the client's turn. It delays no work of others."""
+    if (turns_of := _TURNS_OF.get(None)) is None:
+        _TURNS_OF.set(turns_of := WeakKeyDictionary())
+    turns = turns_of.setdefault(owner, Turns())
     async with turns.turn(client):
         return await to_thread.run_sync(work, limiter=turns.limiter)
 

@@ -12,6 +12,7 @@ import msgspec
 from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.kv_params import RequestContext
 from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
+from motet.api.generation.prompts import rendered_text
 from motet.api.http.caller import Caller
 from motet.api.http.failure import unsupported_parameter
 from motet.api.http.schema import schema_text
@@ -64,20 +65,25 @@ async def chat_prompt(
 ) -> list[int]:
     """Returns the token ids of a chat's prompt. `param`: the field with the messages."""
 
-    def rendered() -> list[int]:
-        text = preparer.template.render(
+    def rendered(in_process: bool) -> str:
+        return preparer.template.render(
             [message.for_template() for message in chat.messages],
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final_message,
             continue_final_message=chat.continue_final_message,
             tools=[] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools],
             template_kwargs=_effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs,
+            in_process=in_process,
         )
+
+    text = await rendered_text(preparer.template, rendered, caller=caller)
+
+    def tokenised() -> list[int]:
         # The template adds the special tokens.
         ids = preparer.text_prompt(text, bool(chat.add_special_tokens), param=param)
         preparer.check_prompt(ids, param=param)
         return ids
 
-    return await caller.in_thread_if_long(rendered)
+    return await caller.in_thread_if_long(tokenised, max(caller.work_size, len(text)))
 
 
 def _effort(preparer: PromptPreparer, effort: str | None) -> dict[str, object]:
