@@ -123,6 +123,17 @@ def query_wide_group(server: str) -> list[int]:
     return statuses(answer, *more) + all_at_once(server, [request_bytes("GET", group)] * 32)
 
 
+def look_at_many(server: str) -> list[int]:
+    """Adds choices to a group until it has thousands, and queries it on many connections."""
+    received = exchange(server, request_bytes("POST", CHAT, chat(n=256, max_tokens=1, keep_s=3600)))
+    found = ID.search(received)
+    if found is None:
+        return statuses(received)
+    path = f"/v1/groups/{found[1].decode()}"
+    more = all_at_once(server, [request_bytes("POST", f"{path}/more", b'{"n":256}')] * 40)
+    return more + all_at_once(server, [request_bytes("GET", path)] * 64)
+
+
 def race(server: str) -> list[int]:
     """Ends every choice of a streaming group several times, ends the group, and requests more choices, all at once."""
     path, content = STREAMED["a policy, step by step"]
@@ -200,6 +211,7 @@ def send_invalid_traces(server: str) -> list[int]:
 COURSES: Mapping[str, Course] = {
     "groups kept by the thousand": keep_many,
     "wide group, queried": query_wide_group,
+    "group of 10,000 choices, queried": look_at_many,
     "group ended and extended at once": race,
     "slow readers": read_slowly,
     "disconnected in each phase": disconnect,

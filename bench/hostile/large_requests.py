@@ -13,6 +13,8 @@ CALLED = [
     {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "1", "output": "x"},
 ]
+SGLANG = "/generate"
+IDS = [*range(1000, 1128)]
 Make = Callable[[], bytes]
 """Makes a body. Bodies are made when they are sent, because all of them together have 150 MB."""
 TEXT_BLOCK = '{"type":"text","text":"x"}'
@@ -76,6 +78,11 @@ def body(**fields: object) -> bytes:
 
 def tokens(ids: Sequence[int]) -> bytes:
     return json.dumps({"sampling_params": {}, "token_ids": ids}).encode()
+
+
+def scored(length: int, **sampling: object) -> bytes:
+    """Returns a request for log-probabilities of a long prompt."""
+    return body(token_ids=[5] * length, sampling_params={"max_tokens": 1, **sampling})
 
 
 def padded(first: str, piece: str, *, last: str, size: int = 7 * 2**20) -> bytes:
@@ -379,6 +386,29 @@ ANSWERED: Mapping[str, tuple[str, Make]] = {
     "spaces": (CHAT, lambda: b"{" + b" " * 7_000_000 + chat()[1:]),
     "256 choices, whole": (CHAT, lambda: chat(n=256, max_tokens=200)),
     "256 choices, alternatives": (CHAT, lambda: chat(n=256, logprobs=True, top_logprobs=20, stream=True)),
+    "256 choices, 128 alternatives": (CHAT, lambda: chat(n=256, logprobs=True, logprob_token_ids=IDS, stream=True)),
+    "256 choices, 128 alternatives, whole": (CHAT, lambda: chat(n=256, logprobs=True, logprob_token_ids=IDS)),
+    "a prompt with alternatives, whole": (GENERATE, lambda: scored(7000, prompt_logprobs=20)),
+    "a repeated prompt with alternatives": (
+        COMPLETIONS,
+        lambda: body(prompt=[5] * 7000, max_tokens=1, echo=True, logprobs=20, stream=True),
+    ),
+    "a Response with alternatives": (
+        RESPONSES,
+        lambda: body(
+            input="x", max_output_tokens=4000, top_logprobs=20, include=["message.output_text.logprobs"], stream=True
+        ),
+    ),
+    "a stream that repeats its tokens": (
+        SGLANG,
+        lambda: body(
+            input_ids=[5],
+            stream=True,
+            sampling_params={"max_new_tokens": 300},
+            return_logprob=True,
+            top_logprobs_num=20,
+        ),
+    ),
     "256 choices, usage": (CHAT, lambda: chat(n=256, stream=True, stream_options=USAGE)),
     "64 stop strings": (CHAT, lambda: chat(n=256, stream=True, stop=[f"{number}{'zq' * 50}" for number in range(64)])),
     "16,000 biases": (CHAT, lambda: chat(n=64, logit_bias={str(number): 1 for number in range(16_000)})),

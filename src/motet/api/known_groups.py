@@ -5,10 +5,12 @@ more choices (`keep_s`). Only the client that requested a group can find it.
     closed    an answer has ended. With the last one the group is forgotten, at once or after `keep_s`
 """
 
+import heapq
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Protocol
 
 import msgspec
@@ -28,6 +30,8 @@ GROUP_BYTES, BODY_FACTOR, CHOICE_BYTES = 4096, 40, 200
 """Estimated bytes per group, per byte of its request (8 KiB of stop strings compile to 320 KiB), and per choice."""
 MAX_CHOICES = 16_384
 """Maximum number of choices of a group, including choices that were added later."""
+
+_INDEX = attrgetter("index")
 
 
 class ChoiceState(StrEnum):
@@ -65,7 +69,11 @@ class ChoiceReport(msgspec.Struct, frozen=True):
 class OpenAnswer(Protocol):
     """An answer in progress, with some choices of a group. The implementations are `TokenGroup` and `SteeredPrompt`."""
 
-    def choices(self) -> Sequence[ChoiceReport]: ...
+    def choices(self) -> Iterator[ChoiceReport]:
+        """Yields the choices at the moment of the first report, in the order of their indices."""
+        ...
+
+    def has_choice(self, index: int) -> bool: ...
 
     async def end_choice(self, index: int) -> bool:
         """Ends a choice at its current position. Returns False if it had ended."""
@@ -130,15 +138,16 @@ class KnownGroup:
         """Estimated memory of the group after the end of its answers."""
         return GROUP_BYTES + BODY_FACTOR * self.body_bytes + CHOICE_BYTES * len(self.over)
 
-    def choices(self) -> list[ChoiceReport]:
-        """Returns all choices, in the order of their indices."""
-        reports = self.over | {report.index: report for answer in self.open for report in answer.choices()}
-        return [reports[index] for index in sorted(reports)]
+    def choices(self) -> Iterator[ChoiceReport]:
+        """Yields all choices at the moment of the first report, in the order of their indices. Answers in progress make
+        each report when it is needed: a group can have thousands."""
+        over = [self.over[index] for index in sorted(self.over)]
+        yield from heapq.merge(over, *(answer.choices() for answer in self.open), key=_INDEX)
 
     async def end_choice(self, index: int) -> bool:
         """Ends a choice now. Returns False if it had ended. Raises NotFoundError if the group has no such choice."""
         for answer in self.open:
-            if any(report.index == index for report in answer.choices()):
+            if answer.has_choice(index):
                 return await answer.end_choice(index)
         if index in self.over:
             return False

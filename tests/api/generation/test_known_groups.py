@@ -1,14 +1,18 @@
 """`/v1/groups`: the state of a group, the end of single choices, and more choices."""
 
 import asyncio
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from motet.api.known_groups import FurtherChoices, KnownGroup, KnownGroups
+from motet.api.http.admission import ANONYMOUS
+from motet.api.known_groups import ChoiceReport, ChoiceState, FurtherChoices, KnownGroup, KnownGroups
 from motet.errors import NotFoundError, OverloadedError, RequestError
 from motet.ids import RequestId
+from motet.turns import TURNS, LoopTurns
 from tests.api.serving import SEED, Served, Serving, WatchedEngine, chunks, saying
 from tests.error_response import assert_error
 
@@ -193,11 +197,24 @@ async def test_more_choices_are_streamed_as_their_own_request_requires(serve: Se
 
 
 class Part:
-    def choices(self) -> tuple[()]:
-        return ()
+    """An answer in progress with these choices."""
+
+    def __init__(self, *indices: int) -> None:
+        self.indices = indices
+        self.num_reported = 0
+        self.asked: list[int] = []
+
+    def choices(self) -> Iterator[ChoiceReport]:
+        for index in self.indices:
+            self.num_reported += 1
+            yield ChoiceReport(index, ChoiceState.WRITING, index, None)
+
+    def has_choice(self, index: int) -> bool:
+        return index in self.indices
 
     async def end_choice(self, index: int) -> bool:
-        raise AssertionError(index)
+        self.asked.append(index)
+        return True
 
     async def end_all(self) -> None:
         raise AssertionError
@@ -214,6 +231,40 @@ def known(id: str, keep_s: float, *, client: str = "a") -> KnownGroup:
         further=FurtherChoices(first_seed=2**64 - 1, next_index=1),
         body_bytes=1000,
     )
+
+
+class CountedTurns(LoopTurns):
+    """Counts the pieces of work in turns of the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__(time.perf_counter)
+        self.num_pieces = 0
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        self.num_pieces += 1
+        return await super().run(work)
+
+
+async def test_a_group_of_thousands_of_choices_is_reported_in_turns_of_the_event_loop(served: Served) -> None:
+    """The bug: a look at 16,384 choices held the loop for 28 ms, and the end of one choice for as long."""
+    group, first, second = known("g", 60, client=ANONYMOUS), Part(*range(9000, 12_000)), Part(*range(20, 30))
+    others = [index for index in reversed(range(9000)) if index not in second.indices]
+    group.over = {index: ChoiceReport(index, ChoiceState.OVER, 3, None) for index in others}
+    for part in (first, second):
+        served.service.groups.opened(group, part)
+    TURNS.set(turns := CountedTurns())
+    shown = (await served.http.get("/v1/groups/g")).json()
+    assert turns.num_pieces >= 2 * 11_000 // 512
+    indices = [choice["index"] for choice in shown["choices"]]
+    assert indices == [*range(12_000)]
+    last = {"index": 11_999, "state": "writing", "tokens": 11_999, "finish_reason": None, "worker": None}
+    assert shown["choices"][-1] == last
+    assert [*shown][-1] == "choices"
+    reported = first.num_reported
+    assert (await served.http.delete("/v1/groups/g/choices/9500")).json()["ended"]
+    assert not (await served.http.delete("/v1/groups/g/choices/10")).json()["ended"]
+    assert (await served.http.delete("/v1/groups/g/choices/12000")).status_code == 404
+    assert (first.asked, first.num_reported) == ([9500], reported)
 
 
 def ended(groups: KnownGroups, group: KnownGroup) -> None:

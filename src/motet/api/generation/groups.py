@@ -8,7 +8,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Generic, Self, TypeVar
 
@@ -171,19 +171,20 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
             if self._known is not None:
                 self._service.groups.opened(self._known, self)
 
-    def choices(self) -> Sequence[ChoiceReport]:
+    def choices(self) -> Iterator[ChoiceReport]:
         text, account = self._text, self._account
         if text is None or account is None:
-            return ()
-        reasons, unfinished, waiting = account.finish_reasons, text.unfinished, text.waiting
-        only_worker = self._service.only_worker
-        reports = []
+            return
+        reasons, unfinished, waiting = dict(account.finish_reasons), text.unfinished, text.waiting
+        only_worker, workers = self._service.only_worker, dict(text.workers.of_choice)
         for index, tokens in sorted(text.num_tokens.items()):
             state = choice_state(index, ended=reasons, unfinished=unfinished, waiting=waiting)
             started = state in (ChoiceState.WRITING, ChoiceState.OVER)
-            worker = (text.workers.of_choice.get(index, only_worker) or None) if started else None
-            reports.append(ChoiceReport(index, state, tokens, reasons.get(index), worker))
-        return reports
+            worker = (workers.get(index, only_worker) or None) if started else None
+            yield ChoiceReport(index, state, tokens, reasons.get(index), worker)
+
+    def has_choice(self, index: int) -> bool:
+        return self._text is not None and any(start.index == index for start in self._request.choices)
 
     async def end_choice(self, index: int) -> bool:
         return self._text is not None and await self._text.end_choice(index)

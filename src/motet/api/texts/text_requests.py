@@ -11,7 +11,7 @@
 Motet handles the field `group` and never sends it to the upstream: `SteeredPrompt` applies it to each prompt."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import NamedTuple, Self
@@ -308,13 +308,14 @@ class SteeredPrompt:
             self._stream.start(started)
         return started
 
-    def choices(self) -> Sequence[ChoiceReport]:
-        reasons, unfinished, waiting = self._reasons, self._driver.unfinished, self._driver.waiting
-        reports = []
+    def choices(self) -> Iterator[ChoiceReport]:
+        reasons, unfinished, waiting = dict(self._reasons), frozenset(self._driver.unfinished), self._driver.waiting
         for index in range(self._n):
             state = choice_state(index, ended=reasons, unfinished=unfinished, waiting=waiting)
-            reports.append(ChoiceReport(index, state, None, reasons.get(index)))
-        return reports
+            yield ChoiceReport(index, state, None, reasons.get(index))
+
+    def has_choice(self, index: int) -> bool:
+        return index < self._n
 
     async def end_choice(self, index: int) -> bool:
         if self._driver.withdraw(index):
