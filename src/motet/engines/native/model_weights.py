@@ -16,6 +16,8 @@ from motet.engines.native.cpu.memory import release_pages
 SAVED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """The dtypes of `models.safetensors_header.ITEM_BYTES`, by their safetensors names."""
 
+BITS = {2: torch.int16, 4: torch.int32}
+"""The integers with the size of a number, by its bytes."""
 NOT_FINITE = "it has numbers that are NaN or infinite"
 
 
@@ -120,11 +122,17 @@ class StagedTensors:
 
 
 def is_finite(numbers: Tensor) -> bool:
-    """Returns True unless a number is NaN or infinite. Reads all numbers once: 20 ms for 270 MB with one thread."""
+    """Returns True unless a number is NaN or infinite. Takes 30 ms for 270 MB."""
     if not numbers.numel():
         return True
-    lowest, highest = torch.aminmax(numbers)  # NaN if any number is NaN
-    return bool(torch.isfinite(lowest) & torch.isfinite(highest))
+    if numbers.device.type != "cpu":
+        lowest, highest = torch.aminmax(numbers)  # NaN if any number is NaN
+        return bool(torch.isfinite(lowest) & torch.isfinite(highest))
+    # NaN and infinity have the largest bits of each sign. Not with torch, whose threads would wait for the engine's.
+    infinity = torch.tensor(torch.inf, dtype=numbers.dtype).view(BITS[numbers.itemsize]).item()
+    bits = numbers.contiguous().view(BITS[numbers.itemsize]).numpy()
+    sign = 1 << (8 * numbers.itemsize - 1)
+    return bool(bits.max() < infinity and bits.view(f"u{numbers.itemsize}").max() < infinity + sign)
 
 
 def names_of(model: nn.Module) -> dict[int, list[str]]:
