@@ -89,7 +89,7 @@ def test_an_error_in_the_stream_is_raised() -> None:
         ("{not JSON", "cannot be read"),
         ('{"choices": 5}', "cannot be read"),
         ('{"choices": [{"index": 0, "delta": {"content": "\\ud800"}}]}', "cannot be read"),
-        ('{"x": ' + "[" * 10**5 + "]" * 10**5 + "}", "cannot be read"),
+        ('{"choices": ' + "[" * 10**5 + "]" * 10**5 + "}", "cannot be read"),
         ('{"choices": [{"index": 2}]}', "sent choice 2, and 2 choices were requested"),
         ('{"choices": [{"index": -1}]}', "sent choice -1"),
         ('{"error": {"message": "' + "x" * 10**6 + '"}}', r"x\.\.\. \(1000000 characters\)"),
