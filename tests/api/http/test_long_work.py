@@ -1,6 +1,7 @@
 """Work on long bodies is done in one thread, in which clients take turns, and never on the event loop."""
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Callable
@@ -13,10 +14,11 @@ from motet.api.http.caller import Caller
 from motet.api.http.failure import FieldError
 from motet.api.http.long_work import LONG_WORK, Turns, in_thread, work_client
 from motet.api.http.schema import MAX_VALUES
+from motet.api.openai.chat_schema import Message
 from motet.errors import RequestError
 from motet.text.prepare import PromptPreparer
 from tests.api.calling import CallingServing
-from tests.api.serving import Serving, hello
+from tests.api.serving import Served, Serving, hello
 
 pytestmark = pytest.mark.anyio
 
@@ -207,6 +209,23 @@ async def test_arguments_with_too_many_parts_are_refused_on_every_route(serve_to
         )
     response = await served.http.post("/v1/responses", json={"input": [*items(arguments), MESSAGE]})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
+
+
+async def test_no_garbage_is_collected_while_long_work_runs() -> None:
+    assert not await in_thread(gc.isenabled, client="a")
+    assert gc.isenabled()
+
+
+async def test_the_objects_of_a_refused_body_are_freed_without_a_collection(served: Served) -> None:
+    """A collection that finds them would delay the streams."""
+    gc.disable()
+    try:
+        body = {"input": [{"role": "user", "content": LONG}] * 2}
+        assert (await served.http.post("/v1/responses", json=body)).status_code == 400
+        await served.http.get("/version")  # the request before has ended
+        assert not any(isinstance(found, Message) for found in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 async def test_an_error_in_the_thread_lets_the_next_piece_run() -> None:

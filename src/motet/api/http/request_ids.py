@@ -93,6 +93,8 @@ class RequestIds:
                 end_request_span(scope, handler, status=status)
             if isinstance(refusal, RequestError | OverloadedError):
                 self._log_refusal(refusal, scope)
+            # Its traceback refers to the request, which would exist until garbage is collected.
+            scope["state"].pop("error", None)
 
     def _log_refusal(self, refusal: RequestError | OverloadedError, scope: Scope) -> None:
         body = error_body(refusal)

@@ -7,13 +7,14 @@ POST /v1/completions/render           the same for each of several prompts, as a
 A trainer that renders a conversation and generates from its token ids gets the same tokens as the chat itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal, Self
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
 from msgspec.json import encode as json_bytes
 from pydantic import Field, model_validator
 
@@ -29,7 +30,7 @@ from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan,
 from motet.api.generation.request_fields import RequestFields, SamplingFields, Seed, StreamingFields, TokenIds, in_range
 from motet.api.http.caller import Caller, caller_of
 from motet.api.http.failure import FieldError, invalid_value, unsupported_parameter
-from motet.api.http.routes import json_response, new_router, post
+from motet.api.http.routes import new_router, post
 from motet.api.http.schema import Neutral, Schema
 from motet.api.openai.chat_plan import plan_chat
 from motet.api.openai.chat_schema import ChatRequest
@@ -283,7 +284,9 @@ def render_router(service: Service) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
             plan = await plan_chat(service, body, context=context)
-        return await context.caller.in_thread_if_long(lambda: json_response(_rendered(plan.groups[0], body, plan=plan)))
+        _check_renderable(plan, body)
+        work = partial(_rendered_json, plan.groups[0], body, plan=plan)
+        return Response(await context.caller.in_thread_if_long(work), media_type="application/json")
 
     @post(router, "/v1/completions/render", body=CompletionRequest, summary="Prompts as token ids")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -292,11 +295,16 @@ def render_router(service: Service) -> APIRouter:
                 raise unsupported_parameter(name, "has no place in a request of token ids")
         async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
             plan = await plan_completions(service, body, context=context)
+        _check_renderable(plan, body)
 
-        def rendered() -> Response:
-            return json_response([_rendered(group, body, plan=plan) for group in plan.groups])
+        async def pieces() -> AsyncIterator[bytes]:
+            """Yields one prompt after another, since the biases of each prompt can make it 100 MB together."""
+            for number, group in enumerate(plan.groups):
+                work = partial(_rendered_json, group, body, plan=plan)
+                yield (b"," if number else b"[") + await context.caller.in_thread_if_long(work)
+            yield b"]"
 
-        return await context.caller.in_thread_if_long(rendered)
+        return StreamingResponse(pieces(), media_type="application/json")
 
     return router
 
@@ -307,12 +315,16 @@ def _caller(body: ChatRequest | CompletionRequest, request: Request) -> Caller:
     return caller_of(request, session=body.session_id, cache_salt=body.cache_salt)
 
 
-def _rendered(group: GenerateRequest, body: ChatRequest | CompletionRequest, *, plan: Plan) -> dict[str, object]:
-    """Returns the body for `/inference/v1/generate`, without fields that have the default value there."""
-    grammar = group.sampling.grammar
+def _check_renderable(plan: Plan, body: ChatRequest | CompletionRequest) -> None:
+    grammar = plan.groups[0].sampling.grammar
     if grammar is not None and grammar.thinking is not None:
         why = "cannot be rendered for a model that thinks before it answers"
         raise unsupported_parameter("tools" if body.form is None else body.form.param, why)
+
+
+def _rendered_json(group: GenerateRequest, body: ChatRequest | CompletionRequest, *, plan: Plan) -> bytes:
+    """Returns the body for `/inference/v1/generate`, without fields that have the default value there."""
+    grammar = group.sampling.grammar
     sampling: dict[str, object] = msgspec.to_builtins(group.sampling, str_keys=True)
     if grammar is not None:
         sampling["structured_outputs"] = grammar.request_field
@@ -331,6 +343,5 @@ def _rendered(group: GenerateRequest, body: ChatRequest | CompletionRequest, *, 
     }
     if body.stream_options is not None:
         rendered["stream_options"] = body.stream_options.model_dump()
-    return rendered | {
-        name: getattr(body, name) for name in ("cache_salt", "keep_s", "priority") if getattr(body, name)
-    }
+    rendered |= {name: getattr(body, name) for name in ("cache_salt", "keep_s", "priority") if getattr(body, name)}
+    return json_bytes(rendered)
