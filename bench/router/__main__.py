@@ -106,9 +106,11 @@ def route(plan: SimulationPlan) -> Iterator[SimulationFigures]:
 
 def queue(plan: SimulationPlan) -> Iterator[SimulationFigures]:
     scarce = replace(plan, engine=replace(plan.engine, max_choices=SCARCE_CHOICES))
+    whole = replace(scarce, engine=replace(scarce.engine, in_parts=False))
     for load in QUEUE_LOADS:
         for way, waiting in queues(vary_weights=plan.vary_weights).items():
             yield _simulated(way, RoutingRules(queue=waiting), QUEUE_WORKERS, load, scarce)
+            yield _simulated(f"{way}, groups start whole", RoutingRules(queue=waiting), QUEUE_WORKERS, load, whole)
 
 
 def _simulated(way: str, rules: RoutingRules, workers: int, load: float, plan: SimulationPlan) -> SimulationFigures:

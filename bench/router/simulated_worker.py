@@ -28,8 +28,10 @@ class EngineTimes:
     max_choices: int = 256
     num_blocks: int = 6000
     budget: int = 512
+    in_parts: bool = True
+    """True if a group starts as soon as one of its choices can run. The choices above `max_choices` take turns."""
 
-    def decode_ms(self, choices: int, trunk_blocks: int, tail_blocks: float) -> float:
+    def decode_ms(self, choices: float, trunk_blocks: int, tail_blocks: float) -> float:
         return choices * self.choice_ms + trunk_blocks * self.trunk_block_ms + tail_blocks * self.tail_block_ms
 
     def work_ms(self, prompt_tokens: int, prompt_blocks: int, lengths: Sequence[int]) -> float:
@@ -187,11 +189,15 @@ class SimulatedWorker:
             self.trunk_blocks += group.prompt_blocks
             self._reading.append(group)
         engine = self.engine
-        step_ms = engine.step_ms + engine.decode_ms(self.running, self._trunks_read(), self.tail_blocks)
+        turns = max(1.0, self.running / engine.max_choices)
+        """Number of steps until each choice has one more token, which count as one step."""
+        rows, tails = self.running / turns, self.tail_blocks / turns
+        step_ms = engine.step_ms + engine.decode_ms(rows, self._trunks_read(), tails)
         if self._reading:
-            self._chunk = min(engine.budget - self.running, max(1.0, self._reading[0].remaining_tokens))
-            step_ms += self._chunk * engine.prompt_token_ms
-        self._step_s = step_ms / 1e3
+            chunk = min(engine.budget - rows, max(1.0, self._reading[0].remaining_tokens))
+            step_ms += chunk * engine.prompt_token_ms
+            self._chunk = chunk * turns
+        self._step_s = turns * step_ms / 1e3
         self.version += 1
 
     def _trunks_read(self) -> int:
@@ -199,7 +205,8 @@ class SimulatedWorker:
 
     def _fits(self, group: SimulatedGroup) -> bool:
         blocks = self.trunk_blocks + self.tail_blocks + group.prompt_blocks + group.choices
-        enough_choices = self.running + self._reserved + group.choices <= self.engine.max_choices
+        choices = 1 if self.engine.in_parts else group.choices
+        enough_choices = self.running + self._reserved + choices <= self.engine.max_choices
         return (enough_choices and blocks <= self.engine.num_blocks) or not self._reserved + self.running
 
     def _fork(self, group: SimulatedGroup, now_s: float) -> None:

@@ -8,10 +8,18 @@ from statistics import fmean, pstdev
 
 from bench.router.simulated_worker import BLOCK_SIZE, EngineTimes, SimulatedCache, SimulatedGroup, SimulatedWorker
 from motet.routing.choosing.choose import choose
-from motet.routing.choosing.cost import WEIGHTS, Candidate, CostWeights, GroupNeeds, has_capacity
+from motet.routing.choosing.cost import (
+    WEIGHTS,
+    Candidate,
+    CostWeights,
+    GroupNeeds,
+    has_capacity,
+    has_capacity_for_parts,
+)
 from motet.routing.choosing.survey import shortlist
-from motet.routing.queue.fair_queue import FairQueue
+from motet.routing.queue.fair_queue import ONE_CLIENT, ClientRules, FairQueue
 from motet.routing.workers.affinity import Affinity
+from motet.routing.workers.client_share import ClientShare
 from motet.routing.workers.prefix_index import PrefixIndex
 from motet.routing.workers.serving import WorkKind
 from motet.types import Policy
@@ -118,12 +126,17 @@ class RoutingSimulation:
 
     def _serve_queue(self) -> None:
         queue = self._rules.queue
-        while queue and (group := queue.pop(self._fits, self._now_s)) is not None:
+        clients = ClientRules(in_parts=self._fits_in_parts) if self._engine.in_parts else ONE_CLIENT
+        while queue and (group := queue.pop(self._fits, self._now_s, clients=clients)) is not None:
             self._route(group)
 
     def _fits(self, group: SimulatedGroup) -> bool:
         needs = self._needs(group)
         return any(has_capacity(self._candidate(id, 0, False), needs) for id in self._ids)
+
+    def _fits_in_parts(self, group: SimulatedGroup) -> bool:
+        needs = self._needs(group)
+        return any(has_capacity_for_parts(self._candidate(id, 0, False), needs) for id in self._ids)
 
     def _route(self, group: SimulatedGroup) -> None:
         overlap = self._index.overlap(group.names)
@@ -182,6 +195,7 @@ class RoutingSimulation:
             max_choices=self._engine.max_choices,
             num_blocks=self._engine.num_blocks,
             block_size=BLOCK_SIZE,
+            of_client=ClientShare(choices, 0, 1.0, fair=True) if self._engine.in_parts else None,
             has_session=has_session,
         )
 

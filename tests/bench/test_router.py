@@ -63,9 +63,21 @@ def test_a_prompt_that_was_computed_before_is_cached() -> None:
     assert (one.cached_tokens, again.cached_tokens) == (0, 159), "the last token is always computed"
 
 
-def test_a_group_waits_until_all_its_choices_fit() -> None:
+def test_choices_above_the_maximum_take_turns() -> None:
     first, second = group(0, lengths=(50,) * 6), group(1, lengths=(50,) * 6)
     worked(first, second)
+    assert first.end_s is not None
+    assert second.first_s is not None
+    assert second.first_s < first.end_s
+    alone = group(0, lengths=(50,) * 6)
+    worked(alone)
+    assert alone.end_s is not None
+    assert first.end_s > 1.2 * alone.end_s
+
+
+def test_without_parts_a_group_waits_until_all_its_choices_fit() -> None:
+    first, second = group(0, lengths=(50,) * 6), group(1, lengths=(50,) * 6)
+    worked(first, second, engine=replace(ENGINE, in_parts=False))
     assert first.end_s is not None
     assert second.first_s is not None
     assert second.first_s > first.end_s
