@@ -396,7 +396,7 @@ ANSWERED: Mapping[str, tuple[str, Make]] = {
     "a Response with alternatives": (
         RESPONSES,
         lambda: body(
-            input="x", max_output_tokens=4000, top_logprobs=20, include=["message.output_text.logprobs"], stream=True
+            input="x", max_output_tokens=400, top_logprobs=20, include=["message.output_text.logprobs"], stream=True
         ),
     ),
     "a stream that repeats its tokens": (

@@ -1,12 +1,20 @@
 """A message has the log-probabilities of its own tokens, however steps are bundled."""
 
 from collections.abc import Sequence
+from itertools import cycle, islice
+from typing import Any
 
+import msgspec
 import pytest
 
+from motet.api.generation import json_pieces
 from motet.api.openai.response_output import PartLogprobs
+from motet.api.openai.response_writers import ResponseEvents
 from motet.text.choice import ChoiceEvent
-from motet.types import TokenLogprob
+from motet.types import TokenLogprob, Usage
+from tests.api.responding import final, plain, post, streamed, unstreamed
+from tests.api.serving import Serving, hello
+from tests.error_response import assert_error
 
 TOKENS = [
     *("<think>", "It", "\n", "</think>", "\n\n", "It", " is", "<", "b"),
@@ -60,3 +68,44 @@ def test_text_that_was_shown_before_is_no_part_of_a_later_step() -> None:
     logprobs.feed(event(9, TOKENS[9:]))
     assert taken(logprobs, "is") == []
     assert taken(logprobs, "\nal") == [13, 14]
+
+
+LISTED: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 5}
+
+
+@pytest.mark.anyio
+async def test_log_probabilities_at_the_end_of_a_response_are_sent_in_pieces(
+    serve: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug: the last events repeat the log-probabilities of all tokens four times, and were encoded at once."""
+    served = await serve(lambda request, start: [*islice(cycle(hello(request, start)[:-1]), 50), 0])
+    whole = plain(unstreamed(await post(served, **LISTED)))
+    monkeypatch.setattr(json_pieces, "PIECE_BYTES", 5000)
+    monkeypatch.setattr(json_pieces, "CHUNK_BYTES", 1000)
+    sizes: list[int] = []
+    close = ResponseEvents.close
+
+    def watched(self: ResponseEvents, usage: Usage) -> list[bytes]:
+        pieces = [*close(self, usage)]
+        sizes.extend(map(len, pieces))
+        return pieces
+
+    monkeypatch.setattr(ResponseEvents, "close", watched)
+    events = streamed(await post(served, stream=True, **LISTED))
+    assert plain(final(events)) == whole
+    assert sum(sizes) > 4 * 50 * 6 * 30
+    assert max(sizes) < 8000
+    (message,) = final(events).output
+    for event in events:
+        if event.type == "response.output_text.done":
+            assert len(event.logprobs) == 50
+    assert len(msgspec.json.encode(message.model_dump())) > 50 * 6 * 30
+
+
+@pytest.mark.anyio
+async def test_the_memory_of_a_response_is_limited_also_if_it_is_streamed(serve: Serving) -> None:
+    served = await serve(max_open_answer_bytes=2000)
+    assert_error(await post(served, **LISTED), status=400, code="answer_too_large")
+    assert unstreamed(await post(served)).status == "completed"
+    answer = await post(served, stream=True, **LISTED)
+    assert b"answer_too_large" in answer.content and b"response.failed" in answer.content

@@ -156,12 +156,16 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         close = partial(self._writer.close, self._usage())
         pieces = await in_thread(close, client=client) if self._writer.is_long else close()
         if not self._sender.started:
+            pieces = [*pieces]
             self.headers["content-length"] = str(sum(map(len, pieces)))
             await self._start()
-        for piece in pieces[:-1]:
-            await self._sender.send(piece)
-            await asyncio.sleep(0)  # other streams are served, also if the client reads fast
-        await self._end(pieces[-1] if pieces else b"")
+        last = b""
+        for piece in pieces:
+            if last:
+                await self._sender.send(last)
+                await asyncio.sleep(0)  # other streams are served, also if the client reads fast
+            last = piece
+        await self._end(last)
         self._status = SENT
 
     async def _fail(self, error: Exception) -> None:

@@ -5,11 +5,12 @@ Each route has one `AnswerWriter` for streamed answers and one for unstreamed an
 it and sends what it returns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
 
+from motet.api.generation.json_pieces import Buffer, json_pieces
 from motet.api.generation.plan import Plan
 from motet.api.generation.request_fields import SamplingFields
 from motet.api.http.failure import error_json
@@ -50,7 +51,7 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
         request so far; it adds up all choices, so a writer calls it only for a chunk that reports the usage."""
 
     @abstractmethod
-    def close(self, usage: UsedT) -> Sequence[bytes]:
+    def close(self, usage: UsedT) -> Iterable[bytes]:
         """Returns the end of a stream, or the entire answer, in pieces. Other streams are served between two pieces."""
 
     def fail(self, error: Exception) -> bytes:
@@ -100,10 +101,14 @@ class NamedEvent(msgspec.Struct, frozen=True):
     name: str
     fields: Mapping[str, object] = {}
 
+    def pieces(self, **numbers: int) -> Iterator[Buffer]:
+        """Yields the event's bytes in pieces. `numbers`: members that come first in its data."""
+        yield b"event: %b\ndata: " % self.name.encode()
+        yield from json_pieces({**numbers, "type": self.name, **self.fields})
+        yield b"\n\n"
+
     def encode(self, **numbers: int) -> bytes:
-        """Returns the event's bytes. `numbers`: members that come first in its data."""
-        data = msgspec.json.encode({**numbers, "type": self.name, **self.fields})
-        return b"event: %b\ndata: %b\n\n" % (self.name.encode(), data)
+        return b"".join(self.pieces(**numbers))
 
 
 def encode_events(events: Iterable[NamedEvent]) -> bytes:

@@ -88,24 +88,30 @@ def json_pieces(value: object) -> Iterator[Buffer]:
         yield rest
 
 
+def gathered(parts: Iterable[Buffer]) -> Iterator[bytes]:
+    """Yields the parts, joined to pieces of about `PIECE_BYTES`."""
+    piece = bytearray()
+    for part in parts:
+        piece += part
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece)
+
+
 def in_pieces(opening: bytes, items: Iterable[object], *, closing: Iterable[Buffer]) -> Sequence[bytes]:
     """Returns the JSON of an answer with an array of `items` between `opening` and `closing`. Each item is encoded
     separately."""
-    pieces, piece = list[bytes](), bytearray(opening)
 
-    def add(parts: Iterable[Buffer]) -> None:
-        for part in parts:
-            piece.extend(part)
-            if len(piece) >= PIECE_BYTES:
-                pieces.append(bytes(piece))
-                piece.clear()
+    def parts() -> Iterator[Buffer]:
+        yield opening
+        for number, item in enumerate(items):
+            if number:
+                yield b","
+            yield from json_pieces(item)
+        yield from closing
 
-    for number, item in enumerate(items):
-        if number:
-            piece += b","
-        add(json_pieces(item))
-    add(closing)
-    return [*pieces, bytes(piece)]
+    return [*gathered(parts())]
 
 
 def around_choices(head: bytes, rest: Mapping[str, object]) -> tuple[bytes, Iterator[Buffer]]:

@@ -55,7 +55,7 @@ def group_router(service: Service) -> APIRouter:
         choices = JsonArray()
         for reports in await in_turns(group.choices(), REPORTS):
             await in_turn(partial(choices.add, reports))
-        body = b"".join(json_pieces({**report, "choices": choices.json()}))
+        body = await in_turn(lambda: b"".join(json_pieces({**report, "choices": choices.json()})))
         return Response(body, media_type="application/json")
 
     @post(router, "/v1/groups/{id}/more", body=MoreChoicesBody, summary="More choices of the group's prompt")

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from motet.api.generation.answer_writer import NamedEvent
+from motet.api.generation.json_pieces import JsonArray
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import ChatLogprob, chat_logprobs
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
@@ -39,6 +40,8 @@ class ItemStatus(StrEnum):
     FAILED = "failed"
 
 
+TOP_BYTES = 110
+"""Memory of a log-probability."""
 Members = dict[str, object]
 """The members of a JSON object."""
 
@@ -69,7 +72,7 @@ class OpenItem:
         self._index = index
         self._constant = constant
         self._texts: list[str] = []
-        self._logprobs: list[ChatLogprob] = []
+        self._logprobs = JsonArray()
 
     def item(self, status: ItemStatus) -> Members:
         content = self._joined() if self.kind.part is None else {"content": [self._part()] if self._texts else []}
@@ -80,10 +83,10 @@ class OpenItem:
         text = "".join(self._texts)
         if self.kind is CALL:
             return {"arguments": text}
-        return {"text": text, "logprobs": self._logprobs} if self.kind is MESSAGE else {"text": text}
+        return {"text": text, "logprobs": self._logprobs.json()} if self.kind is MESSAGE else {"text": text}
 
     def _part(self) -> Members:
-        more = {"annotations": [], "logprobs": [*self._logprobs]} if self.kind is MESSAGE else {}
+        more = {"annotations": [], "logprobs": self._logprobs.json()} if self.kind is MESSAGE else {}
         return {"type": self.kind.part, "text": "".join(self._texts), **more}
 
     def start(self) -> list[NamedEvent]:
@@ -91,7 +94,7 @@ class OpenItem:
 
     def add(self, text: str, logprobs: Sequence[ChatLogprob] = ()) -> list[NamedEvent]:
         self._texts.append(text)
-        self._logprobs += logprobs
+        self._logprobs.add(logprobs)
         more = {"logprobs": logprobs} if self.kind is MESSAGE else {}
         return [self._event(f"{self.kind.event}.delta", {"delta": text, **more})]
 
@@ -125,6 +128,8 @@ class ResponseOutput:
         """`name`: part of the items' ids, unique to the Response. `num_top`: number of alternatives to each token, None
         for no log-probabilities. `origins`: see `responses.origins`."""
         self.finish: FinishReason | None = None
+        self.num_bytes = 0
+        """Approximate memory of the output so far."""
         self._name = name
         self._tokenizer = tokenizer
         self._num_top = num_top
@@ -143,8 +148,10 @@ class ResponseOutput:
         return [event for step in steps for choice_event in step.events for event in self._feed(choice_event)]
 
     def _feed(self, event: ChoiceEvent) -> list[NamedEvent]:
+        self.num_bytes += len(event.text)
         if self._num_top is not None:
             self._logprobs.feed(event)
+            self.num_bytes += TOP_BYTES * sum(1 + len(token.top) for token in event.logprobs or ())
         shown: Sequence[Part] = ((Content(event.text),) if event.text else ()) if event.parts is None else event.parts
         events = [item_event for part in shown for item_event in self._add(part)]
         if event.finish is not None:

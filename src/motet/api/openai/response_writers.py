@@ -1,11 +1,12 @@
 """A Response as bytes, unstreamed or as events: its items (`response_output`), its states, and the members of the
 request that it repeats."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from motet.api.generation.answer_writer import GroupsWriter, NamedEvent
+from motet.api.generation.json_pieces import PIECE_BYTES, Buffer, JsonPieces, gathered, json_pieces
 from motet.api.generation.plan import AnswerHead
 from motet.api.http.failure import error_body, invalid_value
 from motet.api.openai.response_output import INCOMPLETE, ItemStatus, Members, ResponseOutput
@@ -27,12 +28,12 @@ class ResponseObject:
     def status(self) -> ItemStatus:
         return ItemStatus.INCOMPLETE if self.output.finish in INCOMPLETE else ItemStatus.COMPLETED
 
-    def ended(self, usage: Usage) -> bytes:
+    def ended(self, usage: Usage) -> JsonPieces:
         reason = INCOMPLETE.get(self.output.finish or FinishReason.STOP)
         details: Members | None = None if reason is None else {"reason": reason}
         return self.json(self.status, incomplete_details=details, usage=response_usage(usage))
 
-    def json(self, status: ItemStatus, **members: Members | None) -> bytes:
+    def json(self, status: ItemStatus, **members: Members | None) -> JsonPieces:
         """Returns the JSON of the Response with its output so far. `members`: values for members that are null here."""
         state = {
             "id": self._head.id,
@@ -45,12 +46,14 @@ class ResponseObject:
             "output": self.output.items,
             "usage": None,
         }
-        return msgspec.json.encode(state | members)[:-1] + b"," + self._echo[1:]
+        *pieces, last = json_pieces(state | members)
+        return JsonPieces([*pieces, last[:-1], b",", self._echo[1:]])
 
 
 class ResponseBody(GroupsWriter):
     content_type = "application/json"
     streams = False
+    keeps = True
 
     def __init__(self, response: ResponseObject) -> None:
         self._response = response
@@ -59,41 +62,65 @@ class ResponseBody(GroupsWriter):
         self._response.output.feed(steps)
         return b""
 
-    def close(self, usage: Usage) -> Sequence[bytes]:
-        return [self._response.ended(usage)]
+    @property
+    def held_bytes(self) -> int:
+        return self._response.output.num_bytes
+
+    @property
+    def is_long(self) -> bool:
+        return self.held_bytes >= PIECE_BYTES
+
+    def close(self, usage: Usage) -> Iterable[bytes]:
+        return [*gathered(self._response.ended(usage).pieces)]
 
 
 class ResponseEvents(GroupsWriter):
-    """Writes a Response as events: created, in_progress, the items' events, completed | incomplete | error, failed."""
+    """Writes a Response as events: created, in_progress, the items' events, completed | incomplete | error, failed. The
+    last events repeat the output several times, and are sent in pieces."""
+
+    keeps = True
 
     def __init__(self, response: ResponseObject) -> None:
         self._response = response
         self._num_sent = 0
+        self._last: list[NamedEvent] = []
+        """The items' events of the step in which the choice ended."""
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         events: list[NamedEvent] = []
         if not self._num_sent:
             empty = self._response.json(ItemStatus.IN_PROGRESS)
             events += (_state_event("created", empty), _state_event("in_progress", empty))
-        return self._encode(*events, *self._response.output.feed(steps))
+        added = self._response.output.feed(steps)
+        if self._response.output.finish is None:
+            events += added
+        else:
+            self._last += added
+        return b"".join(self._pieces(events))
 
-    def close(self, usage: Usage) -> Sequence[bytes]:
-        return [self._encode(_state_event(self._response.status, self._response.ended(usage)))]
+    @property
+    def held_bytes(self) -> int:
+        return self._response.output.num_bytes
+
+    def close(self, usage: Usage) -> Iterable[bytes]:
+        ended = _state_event(self._response.status, self._response.ended(usage))
+        return gathered(self._pieces([*self._last, ended]))
 
     def fail(self, error: Exception) -> bytes:
         """Returns an `error` event with Motet's code, and the failed Response with OpenAI's only code that fits."""
         body = error_body(error)
         failed = self._response.json(ItemStatus.FAILED, error={"message": body.message, "code": "server_error"})
         event = NamedEvent("error", {"code": body.code, "message": body.message, "param": body.param})
-        return self._encode(event, _state_event(ItemStatus.FAILED, failed))
+        return b"".join(self._pieces([event, _state_event(ItemStatus.FAILED, failed)]))
 
-    def _encode(self, *events: NamedEvent) -> bytes:
-        first, self._num_sent = self._num_sent, self._num_sent + len(events)
-        return b"".join(event.encode(sequence_number=number) for number, event in enumerate(events, start=first))
+    def _pieces(self, events: Iterable[NamedEvent]) -> Iterator[Buffer]:
+        for event in events:
+            yield from event.pieces(sequence_number=self._num_sent)
+            self._num_sent += 1
 
 
-def _state_event(state: str, json: bytes) -> NamedEvent:
-    return NamedEvent(f"response.{state}", {"response": msgspec.Raw(json)})
+def _state_event(state: str, json: JsonPieces) -> NamedEvent:
+    return NamedEvent(f"response.{state}", {"response": json})
 
 
 def response_writer(
