@@ -132,7 +132,7 @@ class EngineConfig:
         None,
         "Maximum memory for prompts that one engine keeps for more choices (keep_s).",
         unit="GiB",
-        unset="the entire cache; running groups evict kept prompts",
+        unset="half of the cache",
         minimum=0,
         zero="none is kept",
     )

@@ -13,7 +13,7 @@ passes the time.
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from motet.transfer.proof import GENERATION_BITS, Proof
@@ -35,6 +35,10 @@ class Lease:
     ticket: Ticket
     granted_s: float
     expires_s: float
+    client: str = ""
+    """The client for which the blocks were prefilled."""
+    share: float = 1.0
+    """Weight of this client."""
     done_readers: set[str] = field(default_factory=set)
 
 
@@ -53,10 +57,13 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def grant(self, ticket: Ticket, *, now_s: float) -> Lease:
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def grant(self, ticket: Ticket, *, now_s: float, client: str = "", share: float = 1.0) -> Lease:
         """Makes the lease that a ticket names. It holds the blocks from now on; the proof has its digest."""
         self._proof.publish(ticket.lease_slot, ticket.digest)
-        lease = Lease(ticket, now_s, now_s + self.seconds)
+        lease = Lease(ticket, now_s, now_s + self.seconds, client, share)
         self._leases[ticket.lease_id] = lease
         self._lease_ids[ticket.remote_request_id] = ticket.lease_id
         return lease

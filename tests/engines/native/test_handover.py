@@ -244,3 +244,21 @@ def test_a_group_with_prompt_logprobs_computes_its_prompt(pair: CorePair) -> Non
     assert report is not None and alone_report is not None
     assert report.logprobs == alone_report.logprobs
     assert pair.d.stats().transfers == 0
+
+
+def test_unread_leases_of_one_client_do_not_stop_the_prompts_of_another(make_pair: MakePair) -> None:
+    """The oldest lease ends for the other client, and its reader computes the prompt."""
+    pair = make_pair(prefill_blocks=32, max_model_len=120)
+    requests = [
+        msgspec.structs.replace(group(f"hog{number}", prompt_of(66, seed=number)), client="hog") for number in range(3)
+    ]
+    tickets = [pair.prefill(request) for request in requests]  # 9 blocks each
+    pair.prefill(msgspec.structs.replace(group("other", prompt_of(80, seed=9)), client="other"))  # 10 blocks of 16
+    stats = pair.p.stats()
+    assert (stats.leases, stats.prefills, stats.blocks_used) == (3, 4, 28)
+    pair.submit(with_ticket(requests[0], tickets[0]))
+    pair.step_d()
+    pair.d_transfers.fail(min(pair.d_transfers.orders), FailureKind.LEASE_ENDED)
+    pair.finish()
+    pair.check_same(requests[0])
+    pair.p.forget_kv()

@@ -13,6 +13,7 @@ from motet.engines.native.scheduling.keeping import KeptTrunks
 from motet.engines.native.scheduling.sharing import SharedTrunk, Sharing
 from motet.engines.native.step.sequence import Group
 from motet.errors import RequestError
+from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
 from motet.types import GenerateRequest
 from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
@@ -299,3 +300,17 @@ def test_a_block_of_several_kept_trunks_counts_once() -> None:
     scene.kept.end_expired()
     assert (len(scene.kept), scene.kept.num_blocks) == (1, 2)
     scene.kept.check()
+
+
+def test_the_client_that_keeps_the_most_loses_its_kept_prompts_first(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), blocks=60, max_model_len=120, keep_gb=gb_of(32))
+    kept = [
+        replace(group(name, prompt_of(60, seed)), keep_s=60, client=name[:3], cache_salt=name[:3])  # 8 blocks each
+        for seed, name in enumerate(["one", "two1", "two2", "two3", "two4"])
+    ]
+    for one in kept:
+        run(core, [one])
+    again = [replace(one, request_id=RequestId(f"{one.request_id} again"), keep_s=0.0) for one in kept]
+    reports = [run(core, [one])[str(one.request_id)].prompt for one in again[:2]]
+    assert [report is not None and report.cached_tokens for report in reports] == [59, 56]  # joined; only full blocks
+    assert (core.stats().trunks_kept, core.stats().trunks_given_up) == (4, 1)

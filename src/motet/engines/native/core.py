@@ -51,7 +51,7 @@ class CoreOptions:
     draft_from_history: int = 0
     """Maximum number of tokens of earlier answers that are stored as drafts."""
     max_kept_blocks: int | None = None
-    """Maximum number of blocks of all kept trunks; None means all blocks of the engine."""
+    """Maximum number of blocks of all kept trunks; None means half of the engine's blocks."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class EngineCore:
             bytes_per_block=info.bytes_per_block,
             max_num_seqs=info.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
-            max_kept_blocks=options.max_kept_blocks,
+            max_kept_blocks=info.num_blocks // 2 if options.max_kept_blocks is None else options.max_kept_blocks,
         )
         history = History(options.draft_from_history) if options.draft_from_history else None
         drafter = Drafter(options.draft_tokens, info.max_model_len, history=history)

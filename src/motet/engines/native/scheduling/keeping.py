@@ -1,18 +1,20 @@
 """Trunks that are kept after their groups, so that a client can request more choices of the same prompt (`keep_s`).
 
 A new group joins a kept trunk like the trunk of a running group, and computes only the last token of the prompt. A kept
-trunk holds its blocks until its time is over. It ends earlier, the least recently used trunk first, in two cases:
+trunk holds its blocks until its time is over. It ends earlier in two cases:
 
     blocks are needed elsewhere     Idle blocks of the prefix cache are taken first. Trunks that running groups
                                     share do not end, because that would free no block.
     `--keep-gb` is exceeded         The blocks of all kept trunks count, each block once. Trunks that running
                                     groups share end last.
 
+The first to end is the least recently used trunk of the client that keeps the most blocks for its weight.
+
 A trunk is in use while a running group shares it. Its full blocks stay in the prefix cache after its end.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from motet.engines.native.kv.pool import BlockPool
@@ -69,8 +71,8 @@ class KeptTrunks:
             trunk.kept = True
         self._end_of[trunk] = max(self._clock() + seconds, self._end_of.pop(trunk, 0.0))
         while len(self._holders) > self._max_blocks:
-            unused = (kept for kept in self._end_of if not kept.groups)
-            self._end_early(next(unused, next(iter(self._end_of))))
+            unused = [kept for kept in self._end_of if not kept.groups]
+            self._end_early(self._first_to_end(unused or [*self._end_of]))
         self._record_next()
 
     def used_by(self, group: Group) -> None:
@@ -91,9 +93,10 @@ class KeptTrunks:
         unused = [trunk for trunk in self._end_of if not trunk.groups and trunk is not spare]
         if self._pool.num_free + self._pool.num_freed_by([trunk.blocks for trunk in unused]) < num_blocks:
             return False
-        for trunk in unused:
-            if self._pool.num_free < num_blocks:
-                self._end_early(trunk)
+        while self._pool.num_free < num_blocks:
+            trunk = self._first_to_end(unused)
+            unused.remove(trunk)
+            self._end_early(trunk)
         return True
 
     def end_all(self) -> None:
@@ -107,6 +110,14 @@ class KeptTrunks:
             raise AssertionError(f"{len(self._holders)} blocks are kept, the maximum is {self._max_blocks}")
         if self.next_end_s != min(self._end_of.values(), default=None):
             raise AssertionError("a kept trunk would not end at its time")
+
+    def _first_to_end(self, trunks: Sequence[SharedTrunk]) -> SharedTrunk:
+        """Returns the least recently used of these trunks, which are in order of use, of the client that keeps the most
+        blocks for its weight in all trunks."""
+        kept = Counter[str]()
+        for trunk in self._end_of:
+            kept[trunk.first.request.client] += len(trunk.blocks)
+        return max(trunks, key=lambda trunk: kept[trunk.first.request.client] / trunk.first.request.share)
 
     def _end_early(self, trunk: SharedTrunk) -> None:
         self._counters.trunks_given_up += 1

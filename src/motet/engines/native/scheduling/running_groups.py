@@ -149,8 +149,8 @@ class Preemption:
 
     for a growing sequence     from the least urgent groups; among them from the client that holds the most for its
                                weight, which can be the sequence's own
-    for a new group            if its client is entitled to the blocks, from clients above their entitlement, but not
-                               from more urgent groups
+    for a new group            if its client is entitled to the blocks, from clients above their entitlement: first
+                               their leases for other workers, then their groups, but not more urgent ones
 
     The youngest group of that client loses its tails first, the youngest sibling's tail before its other tails, and its
     trunk last. Among the groups of one client, older groups never lose blocks to younger ones, and a growing sequence
@@ -178,6 +178,9 @@ class Preemption:
         if use.num_blocks + held + num_blocks > shares.entitled(use):
             return False
         while not running.kept.ensure_free(num_blocks, spare=spare):
+            if lease := shares.lease_to_end(self.handover.leases, spare=group.request.client):
+                self.handover.end_lease(lease)
+                continue
             above = [other for other in shares if other.num_groups and other.num_blocks > shares.entitled(other)]
             victim = max(
                 (one for one in running.groups if shares.of(one) in above and one.age[0] >= group.age[0]),

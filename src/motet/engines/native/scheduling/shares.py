@@ -19,6 +19,7 @@ from operator import attrgetter
 from motet.engines.native.scheduling.queues import AgeOrdered, TurnKey, turn_key
 from motet.engines.native.scheduling.step_cost import prompt_cost
 from motet.engines.native.step.sequence import ChoiceSequence, Group
+from motet.transfer.lease import Lease
 
 _AGE = attrgetter("age")
 SAME_COST = 32.0
@@ -131,6 +132,25 @@ class Shares:
             first = 0 if last_ran is None else bisect_right(own, last_ran, key=_AGE)
             ordered += own[first:] + own[:first]
         return ordered
+
+    def lease_to_end(self, leases: Iterable[Lease], *, spare: str) -> Lease | None:
+        """Returns the oldest lease of the client that is furthest above its share, with its leases and its groups; None
+        if no client except `spare` is above it. A client without groups counts as one that has some."""
+        held, oldest = Counter[str](), dict[str, Lease]()
+        for lease in leases:
+            held[lease.client] += len(lease.ticket.remote_block_ids)
+            known = oldest.setdefault(lease.client, lease)
+            if lease.granted_s < known.granted_s:
+                oldest[lease.client] = lease
+        above: dict[str, float] = {}
+        for client, lease in oldest.items():
+            use = self._uses.get(client)
+            has_groups = use is not None and use.num_groups > 0
+            total = self._total_weight if has_groups else self._total_weight + lease.share
+            blocks = held[client] + (use.num_blocks if use is not None else 0)
+            above[client] = blocks / lease.share - self._num_blocks / total
+        client = max((one for one in above if one != spare), key=above.__getitem__, default="")
+        return oldest[client] if above.get(client, 0) > 0 and client != spare else None
 
     def charge(self, group: Group, cost: float) -> None:
         use = self.of(group)

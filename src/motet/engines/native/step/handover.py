@@ -185,11 +185,15 @@ class Handover:
             cached_tokens=group.facts.num_cached or 0,
             weights=self.weights,
         )
-        self.leases.grant(ticket, now_s=self.clock())
+        self.leases.grant(ticket, now_s=self.clock(), client=group.request.client, share=group.request.share)
         self._report_leases()
         self.counters.prefills += 1
         logger.info("prefilled %s for %d: %d tokens", _label(group), group.readers, num_tokens)
         return transfers.key.sealed(ticket)
+
+    def end_lease(self, lease: Lease) -> None:
+        """Ends a lease although it can still be read: a reader finds out, and computes the prompt."""
+        self._free(self.leases.release(lease.ticket.lease_id))
 
     def release(self, ticket: Ticket) -> None:
         """Ends the lease of a ticket, here or on another worker. Does nothing if this engine does not transfer KV."""
