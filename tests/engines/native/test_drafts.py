@@ -18,7 +18,7 @@ from motet.errors import GrammarError
 from motet.types import ChoiceStart, Grammar, GrammarKind, SamplingParams
 from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run
 from tests.engines.native.grammars import EOS_IDS, FORM, NUMBER, PERSON, token_of
-from tests.engines.native.paper import PaperEngine, answer, request
+from tests.engines.native.paper import PaperEngine, answer, group_of, request
 from tests.pairwise import each_once
 from tests.property_settings import examples
 
@@ -73,6 +73,18 @@ def test_accepted_drafts_save_steps() -> None:
     engine.submit(request("g", range(9), n=2, max_tokens=40))
     assert engine.run_to_end() < 25
     engine.assert_outputs("g", range(9), n=2, tokens=40)
+
+
+@pytest.mark.parametrize(("length", "num_choices", "drafts"), [(100, 1, 4), (100, 4, 2), (7000, 1, 2), (7000, 4, 0)])
+def test_drafts_must_be_likelier_the_more_positions_a_row_reads(length: int, num_choices: int, drafts: int) -> None:
+    """The fault: after long prompts, drafts that were rarely accepted made steps nearly twice as long, for all."""
+    drafter = Drafter(4, 10_000)
+    (sequence,) = group_of(request("g", [7] * length, max_tokens=50)).sequences
+    while not drafter.drafts(sequence, num_choices=1):
+        drafter.start_step([sequence])
+    assert sequence.group.drafts is not None
+    sequence.group.drafts.acceptance = [0.5] * len(NGRAM_SIZES)
+    assert len(drafter.drafts(sequence, num_choices=num_choices)) == drafts
 
 
 SYLLABLES = Grammar(GrammarKind.REGEX, "(abc|bac|cab){20}")

@@ -69,6 +69,7 @@ class PlanBuilder:
         chunk, fitting = self.tails[place], tuple(drafts[: self.budget])
         self.tails[place] = TailChunk(chunk.sequence, chunk.begin, chunk.end, fitting)
         self.budget -= len(fitting)
+        self._charge(chunk.sequence.group, len(fitting) * row_cost(chunk.sequence))
 
     def drop_preempted(self) -> None:
         """Drops the chunks of sequences and groups that lost their blocks after they were added."""

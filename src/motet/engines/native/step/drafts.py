@@ -7,9 +7,9 @@ Each draft is one more row of the step. The token after each row is sampled as a
 token's position. Drafts are accepted up to the first one that differs from the sampled token. Drafts therefore change
 the number of steps and nothing else.
 
-Each row makes a step slower, and its relative cost grows with the number of choices (`docs/log.md`). Drafts are
-therefore made only in steps with few choices, and only if their acceptance is likely enough. Acceptance rates are
-counted for each group and each length of n-gram.
+Each row makes a step slower, for all choices in it, and its relative cost grows with the number of choices and with
+the number of positions that it reads (`docs/log.md`). Drafts are therefore made only in steps with few choices, and
+only if their acceptance is likely enough. Acceptance rates are counted for each group and each length of n-gram.
 
 The sources of drafts are the prompt and the answers of the group (`ngrams`), the grammar where it allows only one
 token, and, with `--draft-from-history`, earlier answers to the same prompt.
@@ -28,7 +28,9 @@ from motet.engines.native.step.step_plan import Draft, TailChunk
 MAX_CHOICES = 4
 """Maximum number of choices in a step with drafts. With more choices, a row costs as much as the token it can save."""
 ROW_COST = 0.05
-"""Cost of each additional row, as a share of a step with one choice."""
+"""Cost of each additional row without positions to read, as a share of a step with one choice."""
+POSITIONS_PER_ROW = 4000
+"""Number of positions whose reading makes the cost of a row twice as high."""
 MAX_PROMPT_TOKENS = 2**15
 """Maximum number of prompt tokens in the index. Of a longer prompt, the last tokens are indexed."""
 MAX_EARLIER_ANSWERS = 64
@@ -89,7 +91,9 @@ class Drafter:
     def drafts(self, sequence: ChoiceSequence, *, num_choices: int) -> list[Draft]:
         """Returns the drafts of a choice, in a step of `num_choices` choices."""
         group, limit = sequence.group, self.limit(sequence)
-        group_drafts, min_probability = self._drafts_of(group), ROW_COST * num_choices
+        context = len(group.prompt) + len(sequence.output_tokens)
+        group_drafts = self._drafts_of(group)
+        min_probability = ROW_COST * (1 + context / POSITIONS_PER_ROW) * num_choices
         last = [*group.prompt[-NGRAM_SIZES[0] :], *sequence.output_tokens[-NGRAM_SIZES[0] :]]
         drafts: list[Draft] = []
         state, probability = sequence.sampling, 1.0
