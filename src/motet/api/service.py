@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from prometheus_client import ProcessCollector
@@ -29,6 +30,7 @@ from motet.api.http.admission import (
 from motet.api.http.failure import above_maximum
 from motet.api.known_groups import KnownGroups
 from motet.api.served import Models, ServedModel, TextModel, model_named
+from motet.api.tensor_bodies import TensorMemory
 from motet.control.engine_control import EngineControl
 from motet.control.nccl_receiver import NcclReceiver
 from motet.engine import ANSWERING, WorkerReport, WorkerState
@@ -106,6 +108,16 @@ class Service:
         self.admission = Admission(config.max_waiting_groups, weights=weights)
         self.metrics = Metrics(config.metric_prefix)
         ProcessCollector(registry=self.metrics.registry)
+
+    @cached_property
+    def tensor_memory(self) -> TensorMemory:
+        """The memory for tensors of trainers and gateways."""
+
+        def num_weights() -> int:
+            engines = [] if self.control is None else self.control.engines.connected()
+            return max((engine.info.num_weights for engine in engines), default=0)
+
+        return TensorMemory(minimum_bytes=self.config.max_open_body_bytes, num_weights=num_weights)
 
     @property
     def model_names(self) -> list[str]:

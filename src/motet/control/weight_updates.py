@@ -293,6 +293,7 @@ class WeightUpdates:
             raise
         if prepared.complete:
             self.lost = False
+        update.checkpoint.settle()
         self.history.add(AppliedCheckpoint(update.checkpoint, name, digest, prepared.complete))
         self._count += 1
         for old in before:

@@ -82,6 +82,7 @@ SIZES = {
     "num_blocks": (1, 2**40),
     "bytes_per_block": (0, 2**40),
     "max_num_seqs": (1, 2**20),
+    "num_weights": (0, 2**50),
     "ticket_readers": (1, 2**20),
 }
 """Minimum and maximum of each number with which routing calculates."""

@@ -73,6 +73,11 @@ class Checkpoint:
         memory = tuple(files)
         return cls(CheckpointKind.MEMORY, tuple(file.path for file in memory), memory)
 
+    def settle(self) -> None:
+        """Called when the weights serve."""
+        for file in self.memory:
+            file.settle()
+
     def close(self) -> None:
         for file in self.memory:
             file.close()

@@ -17,6 +17,7 @@ import re
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ class MemoryFile:
         """-1 if this process does not have the file open."""
         self._folder = folder
         """The folder of the file; None for a file in memory."""
+        self.on_settled: Callable[[], None] | None = None
+        """Called once, by `settle`."""
 
     @classmethod
     def create(cls, num_bytes: int) -> "MemoryFile":
@@ -163,8 +166,15 @@ class MemoryFile:
         else:
             self.path.chmod(stat.S_IRUSR)
 
+    def settle(self) -> None:
+        """Called when the file has become a part of the weights that serve, or is closed. Can be called twice."""
+        settled, self.on_settled = self.on_settled, None
+        if settled is not None:
+            settled()
+
     def close(self) -> None:
         """Closes the file. Can be called twice."""
+        self.settle()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -140,6 +140,60 @@ async def test_a_body_without_a_length_or_without_memory_for_it_is_refused(train
     assert "413" in await answer_to(trained, lines)
 
 
+async def test_tensors_of_several_requests_share_the_memory_of_one_checkpoint(
+    trained: Served, control: NotedControl
+) -> None:
+    """The bug: each of three bodies that announced 400 MB got them at once, with one byte sent."""
+    memory = trained.service.tensor_memory
+    most = trained.service.config.max_open_body_bytes
+    assert memory.limit_bytes == most, "the fake engine does not report its number of weights"
+    half = f"content-type: application/octet-stream\r\ncontent-length: {most // 2}"
+    writers = [await announce(trained, half) for _ in range(2)]
+    await until(lambda: open_files() == 2)
+    refused = await put(trained)
+    assert_error(refused, status=503, code="overloaded")
+    assert f"the tensors of other requests have {most} of {most} bytes" in refused.json()["error"]["message"]
+    assert "retry-after" in refused.headers
+    assert "413" in await answer_to(trained, half.replace(str(most // 2), str(most + 1)))
+    writers.pop().close()
+    await until(lambda: open_files() == 1)
+    assert (await put(trained)).status_code == 200
+    assert control.calls == [("memory", None)]
+    writers.pop().close()
+    await until(lambda: open_files() == 0)
+    assert memory.held_bytes == 0
+
+
+async def test_tensors_count_until_they_are_applied_or_dropped(trained: Served, control: NotedControl) -> None:
+    memory = trained.service.tensor_memory
+    await trained.http.post("/start_weight_update")
+    await put(trained)
+    assert memory.held_bytes == len(FILE)
+    await trained.http.post("/start_weight_update")
+    assert memory.held_bytes == 0
+    await put(trained)
+    await trained.http.post("/finish_weight_update")
+    assert memory.held_bytes == 0
+    for _ in range(2):
+        assert (await upload(trained, FILE, 0)).status_code == 204
+    assert memory.held_bytes == len(FILE), "the second upload replaces the first"
+    file = await memory.create(100)
+    checkpoint = Checkpoint.of_memory([file])
+    checkpoint.settle()
+    assert memory.held_bytes == len(FILE) and file.path.exists()
+    checkpoint.close()
+    assert memory.held_bytes == len(FILE)
+    await upload(trained, b"", 0)
+    assert (memory.held_bytes, open_files()) == (0, 0)
+
+
+async def announce(served: Served, headers: str) -> asyncio.StreamWriter:
+    """Sends the head of a request and the first byte of its body."""
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(f"POST /update_weights HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}\r\n\r\nx".encode())
+    return writer
+
+
 async def answer_to(served: Served, headers: str) -> str:
     """Returns the status line of the answer to a request whose body never comes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)

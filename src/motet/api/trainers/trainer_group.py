@@ -14,14 +14,14 @@ import binascii
 from collections.abc import Sequence
 from typing import Annotated
 
-from anyio import to_thread
 from pydantic import Field
 
 from motet.api.http.failure import invalid_value
 from motet.api.http.schema import Schema
 from motet.api.service import Service
+from motet.api.tensor_bodies import TensorMemory
 from motet.control.nccl_receiver import NcclReceiver
-from motet.errors import EngineError
+from motet.errors import BodyTooLargeError, EngineError
 from motet.models.checkpoint import TensorFacts, safetensors_header
 from motet.models.memory_file import MemoryFile
 from motet.models.trainer_group import TrainerGroup
@@ -134,7 +134,7 @@ async def take_announced(service: Service, info: UpdateInfo) -> None:
     upload.check_new(info.names)
     tensors = announced(info)
     try:
-        file = await _received(receiver, tensors)
+        file = await _received(receiver, tensors, memory=service.tensor_memory)
     except EngineError as error:
         upload.drop()  # otherwise a trainer that finishes the update would apply only some of its weights
         if control.upload is upload:
@@ -143,14 +143,14 @@ async def take_announced(service: Service, info: UpdateInfo) -> None:
     upload.add(file, frozenset(info.names))
 
 
-async def _received(receiver: NcclReceiver, tensors: Sequence[TensorFacts]) -> MemoryFile:
+async def _received(receiver: NcclReceiver, tensors: Sequence[TensorFacts], *, memory: TensorMemory) -> MemoryFile:
     """Returns a sealed file with the tensors that the trainer sends next. Raises EngineError if the trainer fails."""
     header = safetensors_header(tensors)
     num_bytes = len(header) + sum(tensor.num_bytes for tensor in tensors)
     try:
-        file = await to_thread.run_sync(MemoryFile.create, num_bytes)
-    except OSError as error:
-        raise invalid_value("update_info", f"there is no memory for {num_bytes} bytes: {error.strerror}") from error
+        file = await memory.create(num_bytes)
+    except BodyTooLargeError as error:
+        raise invalid_value("update_info", error.message.rstrip(".")) from error
     try:
         file.write(header, 0)
         await receiver.receive(tensors, file.path, at=len(header))

@@ -84,7 +84,7 @@ def weight_router(service: Service) -> APIRouter:
         upload = service.opened(service.control).upload
         if not is_tensors(request.headers):
             return await from_json(request)
-        file, names = await read_tensors(request)
+        file, names = await read_tensors(request, service.tensor_memory)
         if upload is not None:
             upload.add(file, names)
             return json_response({"message": "Weights updated"})

@@ -334,10 +334,10 @@ def order_router(service: Service) -> APIRouter:
         nonlocal upload
         check_protocol(request)
         service.opened(service.control)
-        tensors, names = await read_tensors(request)
         if file == 0:
             upload.drop()
             upload = CheckpointUpload()
+        tensors, names = await read_tensors(request, service.tensor_memory)
         if file != len(upload.files):
             tensors.close()
             raise RequestError(f"received file {file}, but expected file {len(upload.files)}", code="invalid_value")

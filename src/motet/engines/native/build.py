@@ -1,6 +1,7 @@
 """Builds an engine core from its settings: model, KV memory, backend, fingerprint."""
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         num_blocks=num_blocks,
         bytes_per_block=layout.bytes_per_block,
         max_num_seqs=config.max_num_seqs,
+        num_weights=sum(map(math.prod, backend.weights.shapes.values())),
         role=config.role,
         shares_prompts=config.prefix_cache,
         eos_token_ids=shape.eos_token_ids,
