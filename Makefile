@@ -20,7 +20,7 @@ PYTEST := $(ONE_PYTEST) -n 2 --dist worksteal
 # come first.
 RAY_PYTEST := $(PYTEST) --dist loadscope --no-loadscope-reorder tests/ray tests/deploy/ray
 
-.PHONY: setup model demo serve check check-half check-rest check-text test test-long clients wheel image debian triton bench clean
+.PHONY: setup model demo serve check check-half check-rest check-text test test-long clients wheel lock image debian triton bench clean
 
 # Makes or repairs the environment. The other targets do this only if the environment is missing or out of date.
 setup:
@@ -87,6 +87,15 @@ clients: $(READY) model
 wheel: $(READY)
 	$(BIN)/python tools/wheel.py
 	$(ONE_PYTEST) tests/packages/test_wheel.py --wheel "$$(ls -t dist/motet-*.whl | head -n 1)" $(ARGS)
+
+# The newest versions and their hashes for the packages in the image, for its Python and its system. ARGS replaces PyTorch's index, for
+# example by a folder with torch's CPU-only build: `make lock ARGS="--find-links FOLDER"`.
+LOCK := $(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_36 \
+	--only-binary :all: --generate-hashes --upgrade --custom-compile-command "make lock" --output-file deploy/docker
+
+lock: $(READY)
+	$(LOCK)/requirements.lock pyproject.toml --extra otel $(or $(ARGS),--torch-backend cpu)
+	printf 'build\nsetuptools>=77\n' | $(LOCK)/build.lock -
 
 # Every line of the Dockerfile, carried out without a container engine; needs root, and debootstrap of Debian. 3 minutes.
 image: $(READY)

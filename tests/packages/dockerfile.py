@@ -1,7 +1,7 @@
 """Parses a Dockerfile, and executes it without a container engine: in folders with Debian, under chroot.
 
-Each stage is a copy of Debian's smallest system in place of `debian:bookworm-slim`: the same packages, made by
-debootstrap and stored in the cache folder (`debian`).
+Each stage is a copy of Debian's smallest system in place of the build of `debian:bookworm-slim` that the Dockerfile
+names: the same packages, made by debootstrap and stored in the cache folder (`debian`).
 """
 
 import json
@@ -50,6 +50,8 @@ class Build:
     folder: Path
     """The folder for the stages."""
     stages: dict[str, Stage] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Defaults of the arguments before the first stage."""
 
     @property
     def stage(self) -> Stage:
@@ -63,7 +65,7 @@ class Build:
             "RUN": self._run,
             "COPY": self._copy,
             "ENV": self._env,
-            "ARG": lambda rest: None,  # no argument has a default, and pip's settings are given to every RUN
+            "ARG": self._arg,
             "USER": lambda rest: setattr(self.stage.system, "user", rest),
             "WORKDIR": lambda rest: setattr(self.stage.system, "workdir", rest),
             "ENTRYPOINT": lambda rest: setattr(self.stage, "entrypoint", json.loads(rest)),
@@ -74,8 +76,15 @@ class Build:
 
     def _from(self, rest: str) -> None:
         base, _, name = rest.partition(" AS ")
-        assert base == BASE, f"{base}: only {BASE} is supported here"
+        base = self.arguments[base.strip("${}")]
+        assert base.startswith(f"{BASE}@"), f"{base}: only {BASE} is supported here"
         self.stages[name] = Stage(System(copied(self.folder / (name or "last"), SUITE)))
+
+    def _arg(self, rest: str) -> None:
+        """Keeps the default of an argument for FROM. Arguments of a stage are pip's settings, which every RUN gets."""
+        if not self.stages:
+            name, _, default = rest.partition("=")
+            self.arguments[name] = default
 
     def _run(self, rest: str) -> None:
         self.stage.system.run("/bin/sh", "-c", rest, environ=pip_settings())
