@@ -52,6 +52,8 @@ def test_the_header_of_a_complete_file_is_returned(tmp_path: Path) -> None:
             "the bytes 4 to 8, and should start at 0",
         ),
         ({"x": GOOD | {"shape": [2**62, 2**62]}}, f"tensor x has 8 bytes, and its shape needs {2**126}"),
+        (b'{"x": %b, "x": %b}' % (json.dumps(GOOD).encode(), json.dumps(GOOD).encode()), "header: x is in it twice"),
+        ({"x": GOOD | {"more": [[]]}}, "in tensor x: Object contains unknown field `more`"),
         ({"x": GOOD, "__metadata__": [{}]}, "broken header in __metadata__: Expected `object`, got `array`"),
         (b'{"__metadata__":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "broken header"),
         (b" " * (MAX_HEADER_BYTES + 1), f"has a header of {MAX_HEADER_BYTES + 1} bytes; the maximum is 1048576"),

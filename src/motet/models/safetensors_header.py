@@ -5,8 +5,10 @@
 The header comes from a model folder, from a trainer's folder or from the body of a request, so every value is checked:
 a broken file is refused with a message that names it and says what is wrong."""
 
+import json
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +31,7 @@ MAX_NAME_CHARS = 200
 Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class TensorEntry(msgspec.Struct, frozen=True):
+class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The entry of a tensor in a header."""
 
     dtype: str
@@ -91,6 +93,13 @@ def _parsed(raw: bytes, name: str) -> Header:
                 header[tensor] = _ENTRY.decode(entry)
     except _UNREADABLE as exc:
         raise ModelLoadError(f"{name} has a broken header{part}: {exc}") from exc
+
+    def check_once(pairs: list[tuple[str, object]]) -> None:
+        names = Counter(key for key, _ in pairs)
+        if again := next((key for key, times in names.items() if times > 1), None):
+            raise ModelLoadError(f"{name} has a broken header: {cut(again, MAX_NAME_CHARS)} is in it twice")
+
+    json.loads(raw, object_pairs_hook=check_once)  # msgspec takes the last of several
     return header
 
 
