@@ -6,7 +6,7 @@ not track objects that are made for each token (`gc=False`): they cannot be part
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints, overload
 
 import msgspec
 
@@ -340,15 +340,65 @@ class PullReport(msgspec.Struct, frozen=True, array_like=True):
     """Reason why the pull failed and the worker computed the prompt; empty if it succeeded."""
 
 
+Score = TokenLogprob | None
+"""Log-probability of a prompt token; None for the first token of a prompt."""
+SCORES_PER_PART = 32
+_SCORES: msgspec.msgpack.Decoder[tuple[Score, ...]] = msgspec.msgpack.Decoder(tuple[Score, ...])
+
+
+class PromptScores(Sequence[Score]):
+    """The scores of a prompt, in encoded parts of `SCORES_PER_PART` tokens. A part is decoded when it is read: 8,000
+    tokens with 20 alternatives each are 330,000 numbers, which would take 40 to 100 ms."""
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return SCORES_PER_PART * (len(self._parts) - 1) + len(_SCORES.decode(self._parts[-1])) if self._parts else 0
+
+    def __iter__(self) -> Iterator[Score]:
+        """Yields all scores. Raises `msgspec.MsgspecError` for parts that cannot be decoded."""
+        for part in self._parts:
+            yield from _SCORES.decode(part)
+
+    @overload
+    def __getitem__(self, place: int) -> Score: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Score, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> Score | tuple[Score, ...]:
+        if isinstance(place, int):
+            return (*self,)[place] if place < 0 else self[place : place + 1][0]
+        first, stop, step = place.indices(len(self))
+        part = first // SCORES_PER_PART
+        read = [score for raw in self._parts[part : -(-stop // SCORES_PER_PART)] for score in _SCORES.decode(raw)]
+        return tuple(read[first - part * SCORES_PER_PART : stop - part * SCORES_PER_PART : step])
+
+
 class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     """An engine's report after it has computed the prompt."""
 
     cached_tokens: int
     """Prompt tokens whose KV was found in the prefix cache."""
-    logprobs: tuple[TokenLogprob | None, ...] | None = None
-    """One for each prompt token, None for the first token; None if `prompt_logprobs` was not requested."""
+    parts: tuple[bytes, ...] | None = None
+    """The parts of `logprobs`."""
     pull: PullReport | None = None
     """Result of the pull, for traces; None if there was none, or if the engine does not report it."""
+
+    @classmethod
+    def scored(cls, cached_tokens: int, scores: Sequence[Score] | None, *, pull: PullReport | None = None) -> Self:
+        """`scores`: one for each prompt token; None if `prompt_logprobs` was not requested."""
+        if scores is None:
+            return cls(cached_tokens, None, pull)
+        starts = range(0, len(scores), SCORES_PER_PART)
+        encode = msgspec.msgpack.encode
+        return cls(cached_tokens, tuple(encode(scores[start : start + SCORES_PER_PART]) for start in starts), pull)
+
+    @property
+    def logprobs(self) -> PromptScores | None:
+        """One score for each prompt token; None if `prompt_logprobs` was not requested."""
+        return None if self.parts is None else PromptScores(self.parts)
 
 
 class GroupDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):

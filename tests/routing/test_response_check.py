@@ -76,10 +76,19 @@ INVALID: dict[str, tuple[ResponseCheck, Sequence[GroupDelta], str]] = {
     "cached below 0": (response_check(), [delta(prompt=PromptReport(-1))], "found -1 tokens"),
     "cached too many": (response_check(), [delta(prompt=PromptReport(4))], "found 4 tokens of a prompt of 3"),
     "no prompt logprobs": (response_check(prompt_logprobs=0), [delta(ChoiceDelta(0, (5,)))], "left out"),
-    "few prompt logprobs": (response_check(prompt_logprobs=0), [delta(prompt=PromptReport(0, (None,)))], "left out"),
+    "broken prompt logprobs": (
+        response_check(prompt_logprobs=0),
+        [delta(prompt=PromptReport(0, (b"x",)))],
+        "cannot be read",
+    ),
+    "few prompt logprobs": (
+        response_check(prompt_logprobs=0),
+        [delta(prompt=PromptReport.scored(0, (None,)))],
+        "left out",
+    ),
     "prompt of no token": (
         response_check(prompt_logprobs=0),
-        [delta(prompt=PromptReport(0, (None, logprob(2), logprob(-3))))],
+        [delta(prompt=PromptReport.scored(0, (None, logprob(2), logprob(-3))))],
         "token -3; its vocabulary has",
     ),
 }
@@ -96,7 +105,9 @@ def test_an_invalid_delta_is_refused(response_check: ResponseCheck, deltas: Sequ
 
 def test_a_complete_answer_passes() -> None:
     check = response_check(logprobs=1, prompt_logprobs=0)
-    check.check(delta(ChoiceDelta(0, (5,), (logprob(5, 6),)), prompt=PromptReport(3, (None, logprob(2), logprob(3)))))
+    check.check(
+        delta(ChoiceDelta(0, (5,), (logprob(5, 6),)), prompt=PromptReport.scored(3, (None, logprob(2), logprob(3))))
+    )
     check.check(delta(ChoiceDelta(1, (5, 0), (logprob(5, 6), logprob(0, 1)), END)))
     check.check(delta(ChoiceDelta(0, (5, 6, 0), (logprob(5), logprob(6), logprob(0)), END)))
 

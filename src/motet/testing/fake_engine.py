@@ -345,7 +345,7 @@ class FakeGroup:
         if self._request.sampling.prompt_logprobs is None:
             return PromptReport(cached_tokens=0)
         known = tuple(TokenLogprob(token, -float(place), 1) for place, token in enumerate(self._request.prompt[1:], 1))
-        return PromptReport(cached_tokens=0, logprobs=(None, *known))
+        return PromptReport.scored(0, (None, *known))
 
     def _advance(self, start: ChoiceStart) -> ChoiceDelta:
         """Generates one token of a choice."""

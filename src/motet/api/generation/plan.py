@@ -31,7 +31,8 @@ from motet.text.stop_strings import StopStrings
 from motet.types import VERBATIM_FIELDS, GenerateRequest, Grammar, LogprobsMode, SamplingParams, choice_starts
 
 MAX_PROMPT_LOGPROBS = 2_000_000
-"""Maximum number of prompt log-probabilities in one request, including alternatives. Each takes 110 bytes."""
+"""Maximum number of prompt log-probabilities in one request, including alternatives. Each takes up to 110
+bytes in an answer."""
 MAX_STREAMED_PROMPT_LOGPROBS = 200_000
 """The same for a streamed answer, whose first chunks have all of them (`echo`)."""
 LOGPROB_BYTES = 20

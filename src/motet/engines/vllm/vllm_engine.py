@@ -368,7 +368,7 @@ class VLLMGroup:
         if not choices:
             return None
         # vLLM reports cached tokens at the end of an answer: they are known here only if it arrived in one piece.
-        report = None if self._prompt_reported else PromptReport(self._cached_tokens or 0, self._prompt)
+        report = None if self._prompt_reported else PromptReport.scored(self._cached_tokens or 0, self._prompt)
         self._prompt_reported = True
         return GroupDelta(self.request.request_id, choices, report)
 

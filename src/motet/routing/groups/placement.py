@@ -4,6 +4,8 @@
 import logging
 from collections.abc import Iterable
 
+import msgspec
+
 from motet.engine import GroupStream
 from motet.errors import MotetError, WorkerFaultError
 from motet.routing.choosing.survey import trunk_of
@@ -69,11 +71,15 @@ class ResponseCheck:
         if report is not None and not 0 <= report.cached_tokens <= self._prompt_tokens:
             found = f"{report.cached_tokens} tokens of a prompt of {self._prompt_tokens}"
             raise WorkerFaultError(f"the worker found {found} in its cache")
+        try:
+            scores = [*logprobs] if logprobs is not None else []
+        except msgspec.MsgspecError as error:
+            raise WorkerFaultError(f"log-probabilities of the prompt cannot be read: {error}") from error
         if self._prompt_logprobs:
-            if logprobs is None or len(logprobs) != self._prompt_tokens:
+            if len(scores) != self._prompt_tokens:
                 raise WorkerFaultError("the worker left out log-probabilities of the prompt")
             self._prompt_logprobs = False  # on the first delta only
-        self._check_tokens(logprob for logprob in logprobs or () if logprob is not None)
+        self._check_tokens(score for score in scores if score is not None)
 
     def _check_logprobs(self, choice: ChoiceDelta) -> None:
         logprobs = choice.logprobs or ()

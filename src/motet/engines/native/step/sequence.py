@@ -134,7 +134,7 @@ class PromptFacts:
         if self.reported:
             return None
         self.reported = True
-        return PromptReport(self.num_cached or 0, None if self.logprobs is None else tuple(self.logprobs), self.pull)
+        return PromptReport.scored(self.num_cached or 0, self.logprobs, pull=self.pull)
 
 
 class Group:
