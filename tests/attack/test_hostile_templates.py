@@ -1,14 +1,21 @@
 """A hostile chat template of a model folder, or of a gateway's worker."""
 
 import asyncio
+import sys
+import threading
+from pathlib import Path
+from typing import IO
 
 import pytest
 
+from motet.deploy.server import Outcome
 from motet.text.rendering import render_process
 from motet.text.tokenizer import Tokenizer
 from tests.api.serving import ROUTES, Serving
+from tests.deploy.running import Running
 from tests.error_response import assert_error
-from tests.tiny_tokenizer import build_tiny_tokenizer
+from tests.patience import PATIENCE_S
+from tests.tiny_tokenizer import build_tiny_tokenizer, save_tiny_tokenizer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -31,6 +38,27 @@ async def test_a_template_without_an_end_delays_no_other_request(
     refused = await running
     assert_error(refused, status=400, param="messages")
     assert "the chat template takes more than 5 s of CPU time" in refused.text
+
+
+async def test_a_server_ends_while_a_template_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A thread that waited for the template kept the program from ending."""
+    code = "import motet.text.rendering.render_process as limits; limits.CPU_S = 1000; limits.main()"
+    waiting, receive = threading.Event(), render_process.receive
+
+    def noted(stream: IO[bytes] | None) -> tuple[bytes, bytes]:
+        waiting.set()
+        return receive(stream)
+
+    monkeypatch.setattr(render_process, "COMMAND", (sys.executable, "-c", code))
+    monkeypatch.setattr(render_process, "receive", noted)
+    save_tiny_tokenizer(tmp_path, chat_template=ENDLESS + "{# ends #}")
+    async with Running(tmp_path) as server:
+        body = {"messages": [{"role": "user", "content": "run"}]}
+        running = asyncio.create_task(server.http.post("/v1/chat/completions", json=body))
+        assert await asyncio.to_thread(waiting.wait, PATIENCE_S)
+        server.signals.receive()
+        assert_error(await running, status=503, code="engine_closed")
+        assert await server.outcome() is Outcome.STOPPED
 
 
 async def test_a_long_chat_is_rendered_in_a_process_with_the_same_prompt(serve: Serving) -> None:

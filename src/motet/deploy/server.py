@@ -51,6 +51,7 @@ from motet.routing.text_router import TextRouter
 from motet.routing.workers.fleet import Fleet
 from motet.settings.server_config import ServerConfig, environment
 from motet.text.formats import ModelFormats
+from motet.text.rendering.render_process import end_renderings
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.tracing.sender import tracer_for
@@ -260,6 +261,7 @@ async def serve(
         await workforce.close()
         if service.receiver is not None:
             await service.receiver.close()
+        end_renderings()
         http.stop(at_once=signals.at_once.is_set())
     return outcome
 

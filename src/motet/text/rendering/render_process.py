@@ -5,7 +5,8 @@
 2. It sends the text, or the template's error.
 3. If it exceeds a limit, it is ended, and the next prompt starts another process.
 
-The process ends with its standard input, at the latest when the server ends."""
+The process ends with its standard input, at the latest when the server ends. A server that ends kills it, so that no
+request delays the end (`end_renderings`)."""
 
 import contextlib
 import functools
@@ -19,7 +20,7 @@ import threading
 import weakref
 from typing import IO, Any, Final
 
-from motet.errors import EngineError, RequestError
+from motet.errors import EngineClosedError, EngineError, RequestError
 from motet.machine import described_end
 from motet.process_limits import TOO_LARGE_CODE, TOO_LONG_CODES, ProcessLimits
 from motet.text.rendering.jinja import TEMPLATE_ERRORS, Arguments, compiled
@@ -38,6 +39,10 @@ HEADER: Final = struct.Struct("<cI")
 SOURCE, VARIABLES, TEXT, ERROR = b"s", b"v", b"t", b"e"
 
 
+_started: dict["subprocess.Popen[bytes]", int] = {}
+"""The processes that were started and not ended, each with the id of the process that started it."""
+
+
 class RenderError(Exception):
     """An error of the template, with the message of the exception."""
 
@@ -54,7 +59,8 @@ class RenderProcess:
 
     def render(self, variables: bytes) -> str:
         """Returns the text. Blocks. `variables` are in marshal's format. Raises RenderError for an error of the
-        template, RequestError if it exceeds a limit, and EngineError if the process does not work."""
+        template, RequestError if it exceeds a limit, EngineClosedError if the server ends, and EngineError if the
+        process does not work."""
         with self._lock:
             process = self._running() or self._start()
             timer = threading.Timer(TIMEOUT_S, process.kill)
@@ -63,8 +69,11 @@ class RenderProcess:
                 send(process.stdin, variables, kind=VARIABLES)
                 kind, content = receive(process.stdout)
             except (OSError, EOFError):
+                closed = process not in _started
                 end(process, self._pid)
-                raise _error_of(process.returncode) from None
+                raise (
+                    EngineClosedError("The server is shutting down.") if closed else _error_of(process.returncode)
+                ) from None
             finally:
                 timer.cancel()
         text = content.decode("utf-8", "surrogatepass")
@@ -85,6 +94,7 @@ class RenderProcess:
         except OSError as error:
             raise EngineError(f"The process that renders chat templates cannot be started: {error}") from error
         self._process, self._pid = process, os.getpid()
+        _started[process] = self._pid
         weakref.finalize(self, end, process, self._pid)
         try:
             send(process.stdin, self._source.encode("utf-8", "surrogatepass"), kind=SOURCE)
@@ -102,11 +112,20 @@ def end(process: "subprocess.Popen[bytes]", started_by: int) -> None:
     """Kills the process, unless this is a fork of the process that started it."""
     if os.getpid() != started_by:
         return
+    _started.pop(process, None)
     process.kill()
     process.wait()
     for stream in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):  # it can hold bytes that the process has not read
             stream.close()  # type: ignore[union-attr]
+
+
+def end_renderings() -> None:
+    """Kills all processes. Requests that wait for one end with EngineClosedError."""
+    for process, started_by in list(_started.items()):
+        if started_by == os.getpid():
+            del _started[process]
+            process.kill()
 
 
 def _error_of(code: int) -> RequestError | EngineError:
