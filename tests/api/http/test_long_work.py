@@ -12,7 +12,7 @@ import pytest
 from motet.api.http.body import MAX_CONTAINERS, MAX_LEVELS, MAX_MEMBERS, check_json_strings
 from motet.api.http.caller import Caller
 from motet.api.http.failure import FieldError
-from motet.api.http.long_work import LONG_WORK, Turns, in_thread, work_client
+from motet.api.http.long_work import LONG_WORK, Turns, in_thread, in_thread_of, work_client
 from motet.api.http.schema import MAX_VALUES
 from motet.api.openai.chat_schema import Message
 from motet.errors import RequestError
@@ -213,6 +213,7 @@ async def test_arguments_with_too_many_parts_are_refused_on_every_route(serve_to
 
 async def test_no_garbage_is_collected_while_long_work_runs() -> None:
     assert not await in_thread(gc.isenabled, client="a")
+    assert not await in_thread_of(Turns(), gc.isenabled, client="a")
     assert gc.isenabled()
 
 

@@ -84,6 +84,18 @@ async def in_thread(work: Callable[[], T], *, client: str) -> T:
     """Runs a piece of long work in the thread, in the client's turn (`work_client`)."""
     if (turns := _TURNS.get(None)) is None:
         _TURNS.set(turns := Turns())
+    return await _in_turn(turns, work, client=client)
+
+
+async def in_thread_of(owner: object, work: Callable[[], T], *, client: str) -> T:
+    """Runs work that waits for a process of `owner`, in a thread and the client's turn. It delays no work of others."""
+    if (turns_of := _TURNS_OF.get(None)) is None:
+        _TURNS_OF.set(turns_of := WeakKeyDictionary())
+    turns = turns_of.setdefault(owner, Turns())
+    return await _in_turn(turns, work, client=client)
+
+
+async def _in_turn(turns: Turns, work: Callable[[], T], *, client: str) -> T:
     async with turns.turn(client):
         result, error = await to_thread.run_sync(partial(_outcome, work), limiter=turns.limiter)
     try:
@@ -107,15 +119,6 @@ def _outcome(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
     finally:
         if enabled:
             gc.enable()
-
-
-async def in_thread_of(owner: object, work: Callable[[], T], *, client: str) -> T:
-    """Runs work that waits for a process of `owner`, in a thread and the client's turn. It delays no work of others."""
-    if (turns_of := _TURNS_OF.get(None)) is None:
-        _TURNS_OF.set(turns_of := WeakKeyDictionary())
-    turns = turns_of.setdefault(owner, Turns())
-    async with turns.turn(client):
-        return await to_thread.run_sync(work, limiter=turns.limiter)
 
 
 def work_size(body: bytes) -> int:
