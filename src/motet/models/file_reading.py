@@ -112,7 +112,7 @@ class FileReading:
                 yield piece
 
     def _fill(self, piece: memoryview, opened: BufferedReader, *, file: Path) -> None:
-        if opened.readinto(piece) < len(piece):
+        if (opened.readinto(piece) or 0) < len(piece):
             raise ModelLoadError(f"{file} has become shorter while it was read")
         self.note(file)
 

@@ -58,7 +58,7 @@ def check_safetensors(file: Path, *, received_as: str = "") -> tuple[Header, int
     try:
         with open_regular(file) as opened:
             size = os.fstat(opened.fileno()).st_size
-            start = opened.read(HEADER_LENGTH_BYTES)
+            start = opened.read(HEADER_LENGTH_BYTES) or b""  # None: a file of the kernel has nothing to read now
             if start and LFS_POINTER.startswith(start):
                 raise ModelLoadError(f"{name} is a git-lfs pointer, not weights: run `git lfs pull` in its repository")
             header_bytes = int.from_bytes(start, "little")
@@ -66,7 +66,7 @@ def check_safetensors(file: Path, *, received_as: str = "") -> tuple[Header, int
                 raise ModelLoadError(f"{name} is not a safetensors file ({size} bytes){advice}")
             if header_bytes > MAX_HEADER_BYTES:
                 raise ModelLoadError(f"{name} has a header of {header_bytes} bytes; the maximum is {MAX_HEADER_BYTES}")
-            raw = opened.read(header_bytes)
+            raw = opened.read(header_bytes) or b""
     except FileNotFoundError as exc:
         raise ModelLoadError(f"{name} is missing: download the model again") from exc
     except OSError as exc:
