@@ -30,6 +30,7 @@ from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
 from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
+from motet.text.rendering.render_process import started
 from tests.fault.answers import Answer, Body, Reader, fetch_answer, lines_of, read
 from tests.fault.faults import FaultAction, FaultPlan, FaultyEngine, Point, start_faulty
 from tests.patience import PATIENCE_S
@@ -292,7 +293,10 @@ async def eventually(holds: Callable[[], Awaitable[bool]], otherwise: str) -> No
 
 
 def processes() -> list[int]:
-    return [child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    """Returns the child processes of this process, without the ones in which chat templates are rendered."""
+    rendering = {process.pid for process in started}
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child.pid for child in children if child.pid not in rendering]
 
 
 def folders() -> list[Path]:

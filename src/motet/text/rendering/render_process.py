@@ -39,7 +39,7 @@ HEADER: Final = struct.Struct("<cI")
 SOURCE, VARIABLES, TEXT, ERROR = b"s", b"v", b"t", b"e"
 
 
-_started: dict["subprocess.Popen[bytes]", int] = {}
+started: dict["subprocess.Popen[bytes]", int] = {}
 """The processes that were started and not ended, each with the id of the process that started it."""
 
 
@@ -69,7 +69,7 @@ class RenderProcess:
                 send(process.stdin, variables, kind=VARIABLES)
                 kind, content = receive(process.stdout)
             except (OSError, EOFError):
-                closed = process not in _started
+                closed = process not in started
                 end(process, self._pid)
                 raise (
                     EngineClosedError("The server is shutting down.") if closed else _error_of(process.returncode)
@@ -94,7 +94,7 @@ class RenderProcess:
         except OSError as error:
             raise EngineError(f"The process that renders chat templates cannot be started: {error}") from error
         self._process, self._pid = process, os.getpid()
-        _started[process] = self._pid
+        started[process] = self._pid
         weakref.finalize(self, end, process, self._pid)
         try:
             send(process.stdin, self._source.encode("utf-8", "surrogatepass"), kind=SOURCE)
@@ -112,7 +112,7 @@ def end(process: "subprocess.Popen[bytes]", started_by: int) -> None:
     """Kills the process, unless this is a fork of the process that started it."""
     if os.getpid() != started_by:
         return
-    _started.pop(process, None)
+    started.pop(process, None)
     process.kill()
     process.wait()
     for stream in (process.stdin, process.stdout):
@@ -122,9 +122,9 @@ def end(process: "subprocess.Popen[bytes]", started_by: int) -> None:
 
 def end_renderings() -> None:
     """Kills all processes. Requests that wait for one end with EngineClosedError."""
-    for process, started_by in list(_started.items()):
+    for process, started_by in list(started.items()):
         if started_by == os.getpid():
-            del _started[process]
+            del started[process]
             process.kill()
 
 
