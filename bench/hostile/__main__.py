@@ -9,7 +9,9 @@ clients have left, none of their choices and tasks must remain. Prints a table, 
 With `--each`, every request is sent alone, three times, and every course runs once. The lag of a request is the maximum
 lag until its answer ended; the lowest of the three counts, because other work on the machine can only add to it.
 
-Run: python -m bench.hostile [--clients 4] [--seconds 10] [--each]
+With `--engine`, a real engine is shared (`bench.hostile.engine_shares`).
+
+Run: python -m bench.hostile [--clients 4] [--seconds 10] [--each | --engine]
 """
 
 import argparse
@@ -31,6 +33,7 @@ import httpx
 import uvloop
 
 from bench.frontend.measured_server import serve
+from bench.hostile import engine_shares
 from bench.hostile.courses import COURSES
 from bench.hostile.large_requests import ANSWERED, MESSAGE, REFUSED
 from bench.hostile.loop_lag import MAX_LAG_MS, LagServer, lag_server, print_lags
@@ -228,6 +231,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
     add_check(parser)
     parser.add_argument("--each", action="store_true", help="send every request alone, and print the lag of each")
+    parser.add_argument("--engine", action="store_true", help="measure an ordinary client of a real engine")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -237,6 +241,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments.attack:
         attack(arguments.attack, clients=arguments.clients)
         return 0
+    if arguments.engine:
+        return engine_shares.report(seconds=arguments.seconds, check=arguments.check)
     if arguments.each:
         return report_each(check=arguments.check)
     return report(clients=arguments.clients, seconds=arguments.seconds, check=arguments.check)

@@ -4,7 +4,13 @@ import math
 from collections.abc import Sequence
 
 from motet.engines.native.scheduling.shares import Shares
-from motet.engines.native.scheduling.step_cost import prompt_cost, prompt_tokens_within, row_cost, trunk_cost
+from motet.engines.native.scheduling.step_cost import (
+    FIRST_TOKEN_COST,
+    prompt_cost,
+    prompt_tokens_within,
+    row_cost,
+    trunk_cost,
+)
 from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
 from motet.engines.native.step.step_plan import Draft, StepPlan, TailChunk, TrunkChunk
 
@@ -62,7 +68,8 @@ class PlanBuilder:
             self.trunks.append(TrunkChunk(group, first, first + count))
             self.computing.add(group)
             self.budget -= count
-            self._charge(group, prompt_cost(first, first + count))
+            num_sampled = len(group.fresh) if first + count == len(group.prompt) else 0
+            self._charge(group, prompt_cost(first, first + count) + num_sampled * FIRST_TOKEN_COST)
 
     def add_drafts(self, place: int, drafts: Sequence[Draft]) -> None:
         """Adds drafts to the tail at index `place`, as many as the budget allows."""

@@ -6,8 +6,6 @@ Pace        learns from the duration of steps how long an empty step and one uni
 limit       the cost of a step that takes CONTENDED_RATIO times as long as an empty one
 """
 
-from dataclasses import dataclass
-
 from motet.engines.native.step.sequence import ChoiceSequence
 
 STEP_COST = 8.0
@@ -17,6 +15,8 @@ ROW_COST = 0.5
 TRUNK_TOKEN_COST = 0.0029
 """Cost of reading one position of a trunk, once for all rows that share it."""
 TAIL_TOKEN_COST = 0.00075
+FIRST_TOKEN_COST = 0.2
+"""Cost of sampling the first token of a choice."""
 PROMPT_TOKEN_COST = 0.32
 PROMPT_PAIR_COST = 0.00016
 """Cost for a prompt token of each position before it."""
@@ -24,7 +24,9 @@ CONTENDED_RATIO = 4.0
 """Maximum duration of a step in multiples of a step without rows, while several clients are present."""
 ALONE_RATIO = 40.0
 """The same while one client is present: it bounds the time for which a new client waits."""
-LEARNING_RATE = 0.5
+SLOWER_RATE, FASTER_RATE = 0.1, 0.5
+"""Part of the difference that is learned from a step that took longer than expected, and from one that took less time.
+Other programs on the machine only make steps longer."""
 MAX_CHANGE = 2.0
 """Maximum ratio of a measured time to the expected one, in both directions. What is beyond it is ignored."""
 
@@ -54,13 +56,13 @@ def prompt_tokens_within(cost: float, begin: int) -> int:
     return int((((per_token**2 + 2 * PROMPT_PAIR_COST * cost) ** 0.5) - per_token) / PROMPT_PAIR_COST)
 
 
-@dataclass(eq=False)
 class Pace:
     """The speed of this machine: the time of a step without rows, and the time of one unit of cost."""
 
-    step_s: float = 0.001 * STEP_COST
-    unit_s: float = 0.001
-    _unit_known: bool = False
+    def __init__(self) -> None:
+        self.step_s = 0.001 * STEP_COST
+        self.unit_s = 0.001
+        self._num_small = self._num_large = 0
 
     def limit(self, *, contended: bool) -> float:
         """Returns the maximum cost of a step's work."""
@@ -73,14 +75,17 @@ class Pace:
         if seconds <= 0:
             return
         if cost * self.unit_s < self.step_s:
-            self.step_s = _towards(self.step_s, seconds - cost * self.unit_s)
-            if not self._unit_known:
+            self._num_small += 1
+            self.step_s = _towards(self.step_s, seconds - cost * self.unit_s, count=self._num_small)
+            if not self._num_large:
                 self.unit_s = self.step_s / STEP_COST
         else:
-            self.unit_s = _towards(self.unit_s, (seconds - self.step_s) / cost)
-            self._unit_known = True
+            self._num_large += 1
+            self.unit_s = _towards(self.unit_s, (seconds - self.step_s) / cost, count=self._num_large)
 
 
-def _towards(present: float, found: float) -> float:
-    """Returns a value between the present one and the one that was found, without trust in outliers."""
-    return present + LEARNING_RATE * (min(max(found, present / MAX_CHANGE), present * MAX_CHANGE) - present)
+def _towards(present: float, found: float, *, count: int) -> float:
+    """Returns a value between the present one and the one that was found, without trust in outliers. `count`: number of
+    values found so far; the first ones count more."""
+    rate = max(SLOWER_RATE, 1 / count) if found > present else FASTER_RATE
+    return present + rate * (min(max(found, present / MAX_CHANGE), present * MAX_CHANGE) - present)
