@@ -170,7 +170,7 @@ async def test_a_request_refused_for_any_other_reason_releases_its_ticket(
 @takes_prompts
 async def test_a_server_that_is_full_or_drains_releases_the_ticket(serve: Serving, path: str) -> None:
     full, draining = await decode_server(serve, max_waiting_groups=1), await decode_server(serve)
-    place = full.service.admission.admit(1, client="a")[0]
+    place = full.service.admission.admit(1, client=ANONYMOUS)[0]
     draining.service.start_drain()
     for served in (full, draining):
         response = await served.http.post(path, json={**ROUTES[path], "kv_transfer_params": wire(granted(served))[0]})
