@@ -1,6 +1,7 @@
 """The driver of a policy: after each step, it returns which choices end, which start, and which never start."""
 
 import asyncio
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from motet.policies.confidence import ConfidenceRule
 from motet.policies.criteria import Agree, Finished
 from motet.policies.driver import ChoiceOutput, PolicyDriver
 from motet.policies.extract import Extract, ExtractKind
-from motet.policies.steering import GroupPolicy
+from motet.policies.steering import AnswerValues, GroupPolicy
 from motet.turns import TURNS, LoopTurns
 from motet.types import FinishReason, TokenLogprob
 from tests.clock import Clock, TurnCounter
@@ -154,3 +155,20 @@ async def test_a_choice_can_be_ended_while_values_are_found() -> None:
         await asyncio.sleep(0)
         assert driver.cancel(2)
         assert (await stepping).abort == (2,)
+
+
+def test_the_texts_of_answers_are_kept_without_an_object_for_each_token() -> None:
+    """The bug: 256 answers of 8,000 tokens took 150 MB until their values were found, also if they were streamed."""
+    values, token = AnswerValues(LAST_LINE), "abcd"
+    tracemalloc.start()
+    try:
+        for number in range(8000):
+            values.add_text(0, f"{token}{number % 10}")
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 2 * 8000 * 5
+    values.add_text(0, "\n42")
+    values.find(0)
+    assert values.take(0) == "42"
+    assert values.take(1) is None

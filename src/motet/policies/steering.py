@@ -122,16 +122,20 @@ class AnswerValues:
     def __init__(self, extract: Extract | None) -> None:
         """`extract`: None if values are not needed."""
         self._extract = extract
-        self._texts: dict[int, list[str]] = {}
+        self._texts: dict[int, bytearray] = {}
+        """Text of each answer so far, in UTF-8: a string for each token would take ten times as much memory."""
         self._values: dict[int, str | None] = {}
 
     def add_text(self, index: int, text: str) -> None:
         if self._extract is not None:
-            self._texts.setdefault(index, []).append(text)
+            if (texts := self._texts.get(index)) is None:
+                texts = self._texts[index] = bytearray()
+            texts += text.encode(errors="surrogatepass")
 
     def find(self, index: int) -> None:
         """Finds the value of a complete answer. A client's pattern can take milliseconds."""
-        text = "".join(self._texts.pop(index, ()))
+        texts = self._texts.pop(index, None)
+        text = "" if texts is None else texts.decode(errors="surrogatepass")
         self._values[index] = None if self._extract is None else self._extract.value(text)
 
     def take(self, index: int) -> str | None:

@@ -8,7 +8,6 @@ BodyWriter ── collects the steps of the groups, and returns the entire answe
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from io import StringIO
 from typing import Protocol
 
 import msgspec
@@ -35,20 +34,33 @@ TOKEN_BYTES = 8
 """Memory of an output token, without its text."""
 
 
+class GrowingText:
+    """A text to which pieces are added, in UTF-8: a string for each token would take ten times as much memory."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def write(self, piece: str) -> None:
+        self._bytes += piece.encode(errors="surrogatepass")
+
+    def joined(self) -> str:
+        return self._bytes.decode(errors="surrogatepass")
+
+
 class CollectedEvents:
     """The text and the tokens of a choice's events so far, without an object for each event."""
 
     def __init__(self) -> None:
-        self.text = StringIO()
-        self.content: StringIO | None = None
-        self.reasoning: StringIO | None = None
+        self.text = GrowingText()
+        self.content: GrowingText | None = None
+        self.reasoning: GrowingText | None = None
         """The parts of the text; None until the first event with parts."""
         self.token_ids = array("q")
 
-    def add_parts(self) -> tuple[StringIO, StringIO]:
+    def add_parts(self) -> tuple[GrowingText, GrowingText]:
         """Returns the texts of the parts."""
         if self.content is None or self.reasoning is None:
-            self.content, self.reasoning = StringIO(), StringIO()
+            self.content, self.reasoning = GrowingText(), GrowingText()
         return self.content, self.reasoning
 
 
@@ -86,7 +98,7 @@ class CollectedChoice(msgspec.Struct, gc=False):
     """The output tokens, as JSON."""
     logprobs: dict[str, JsonArray] | None = None
     """Field -> its array; None if the request has no log-probabilities."""
-    calls: tuple[tuple[ToolCallBegin, StringIO], ...] = ()
+    calls: tuple[tuple[ToolCallBegin, GrowingText], ...] = ()
     """Tool calls, each with its arguments."""
     last_token: int | None = None
     end: ChoiceEnd | None = None
@@ -152,7 +164,7 @@ class CollectedChoice(msgspec.Struct, gc=False):
                 case Reasoning(text):
                     reasoning.write(text)
                 case ToolCallBegin():
-                    self.calls += ((part, StringIO()),)
+                    self.calls += ((part, GrowingText()),)
                 case ToolCallArguments():
                     self.calls[part.number][1].write(part.text)
 
@@ -167,9 +179,9 @@ class CollectedChoice(msgspec.Struct, gc=False):
 
     def join(self, pieces: CollectedEvents) -> None:
         """Sets the fields to the content of `pieces`."""
-        self.text = self.content = pieces.text.getvalue()
+        self.text = self.content = pieces.text.joined()
         if pieces.content is not None and pieces.reasoning is not None:
-            self.content, self.reasoning = pieces.content.getvalue(), pieces.reasoning.getvalue()
+            self.content, self.reasoning = pieces.content.joined(), pieces.reasoning.joined()
         self.token_ids = msgspec.Raw(msgspec.json.encode(pieces.token_ids.tolist()))
 
     def free(self) -> None:

@@ -105,7 +105,7 @@ class ChatBody(BodyShape):
         reasoning = choice.reasoning if self._request.include_reasoning else ""
         calls = []
         for call, arguments in choice.calls:
-            function = {"name": call.name, "arguments": arguments.getvalue()}
+            function = {"name": call.name, "arguments": arguments.joined()}
             calls.append({"id": call.id, "type": "function", "function": function})
         return {
             "role": "assistant",
