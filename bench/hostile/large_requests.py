@@ -388,10 +388,10 @@ ANSWERED: Mapping[str, tuple[str, Make]] = {
     "256 choices, alternatives": (CHAT, lambda: chat(n=256, logprobs=True, top_logprobs=20, stream=True)),
     "256 choices, 128 alternatives": (CHAT, lambda: chat(n=256, logprobs=True, logprob_token_ids=IDS, stream=True)),
     "256 choices, 128 alternatives, whole": (CHAT, lambda: chat(n=256, logprobs=True, logprob_token_ids=IDS)),
-    "a prompt with alternatives, whole": (GENERATE, lambda: scored(7000, prompt_logprobs=20)),
+    "a prompt with alternatives, whole": (GENERATE, lambda: scored(3900, prompt_logprobs=20)),
     "a repeated prompt with alternatives": (
         COMPLETIONS,
-        lambda: body(prompt=[5] * 7000, max_tokens=1, echo=True, logprobs=20, stream=True),
+        lambda: body(prompt=[5] * 3900, max_tokens=1, echo=True, logprobs=20, stream=True),
     ),
     "a Response with alternatives": (
         RESPONSES,
