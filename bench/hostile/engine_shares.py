@@ -34,7 +34,7 @@ HOSTILE = tuple(f"hostile{number}" for number in range(4))
 MAX_FIRST_TOKEN_S = 1.5
 MAX_MEDIAN_RATIO = 2.0
 MAX_STEP_RATIO = 6.0
-"""A step may take four times as long as one without rows, and a chunk of at least 16 prompt tokens comes on top."""
+"""A step may take four times as long as one without rows, and a chunk of at least four prompt tokens comes on top."""
 PAUSE_S = 0.25
 """Pause between two small requests."""
 SETTLE_S = 3.0

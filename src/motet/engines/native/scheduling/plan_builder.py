@@ -14,7 +14,7 @@ from motet.engines.native.scheduling.step_cost import (
 from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
 from motet.engines.native.step.step_plan import Draft, StepPlan, TailChunk, TrunkChunk
 
-MIN_CHUNK = 16
+MIN_CHUNK = 4
 """Number of tokens that the first replay or prompt of a step has, if it has as many, whatever else is in the step."""
 
 
