@@ -25,7 +25,8 @@ from motet.types import ChoiceStart, FinishReason
 MAX_KEPT = 1024
 """Maximum number of groups that are known after the end of their answers."""
 MAX_KEPT_BYTES = 256 * 2**20
-"""Maximum memory of these groups. Above a limit, the client that uses the most memory loses its oldest group."""
+"""Maximum memory of these groups. Above a limit, the client with the most groups, or with the most memory, loses its
+oldest group."""
 GROUP_BYTES, BODY_FACTOR, CHOICE_BYTES = 4096, 40, 200
 """Estimated bytes per group, per byte of its request (8 KiB of stop strings compile to 320 KiB), and per choice."""
 MAX_CHOICES = 16_384
@@ -194,9 +195,10 @@ class KnownGroups:
             group.until_s = self._clock() + group.keep_s
             self._kept[group.id] = group
             self._bytes_of[group.client] += group.num_bytes
-            while len(self._kept) > MAX_KEPT or self._bytes_of.total() > MAX_KEPT_BYTES:
-                ((most, _),) = self._bytes_of.most_common(1)
-                self._drop(next(id for id, kept in self._kept.items() if kept.client == most))
+            while len(self._kept) > MAX_KEPT:
+                self._drop_oldest_of(Counter(kept.client for kept in self._kept.values()))
+            while self._bytes_of.total() > MAX_KEPT_BYTES:
+                self._drop_oldest_of(self._bytes_of)
 
     def forget(self, group: KnownGroup) -> None:
         """Removes a group: at once, or at the end of its answers if any are in progress."""
@@ -211,6 +213,11 @@ class KnownGroups:
         now_s = self._clock()
         for id in [id for id, group in self._kept.items() if group.until_s is not None and group.until_s <= now_s]:
             self._drop(id)
+
+    def _drop_oldest_of(self, use: Counter[str]) -> None:
+        """Forgets the oldest kept group of the client with the highest use."""
+        ((most, _),) = use.most_common(1)
+        self._drop(next(id for id, kept in self._kept.items() if kept.client == most))
 
     def _drop(self, id: str) -> None:
         """Forgets a group if it is kept."""

@@ -304,6 +304,13 @@ def test_a_client_with_many_kept_groups_displaces_only_its_own(monkeypatch: pyte
         ended(groups, known(str(number), 60.0))
     assert names(groups, "0", "1", "2", "3") == ["2", "3"]
     assert names(groups, "other", client="b") == ["other"]
+    heavy = known("heavy", 60.0, client="c")
+    heavy.body_bytes *= 100
+    ended(groups, heavy)
+    assert names(groups, "heavy", client="c") == ["heavy"]
+    assert names(groups, "2", "3") == ["3"], "the client with the most groups loses one"
+    groups.forget(heavy)
+    ended(groups, known("2", 60.0))
     size = groups.find("3", client="a").num_bytes
     monkeypatch.setattr("motet.api.known_groups.MAX_KEPT_BYTES", 2 * size)
     ended(groups, known("4", 60.0))

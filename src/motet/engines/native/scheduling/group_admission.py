@@ -57,9 +57,6 @@ class GroupAdmission:
 
     def __post_init__(self) -> None:
         self.pool, self.sharing = self.running.pool, self.running.sharing
-        self._refused: dict[str, tuple[Group, int]] = {}
-        """The last group of each client for which blocks were missing, and the pool's `num_gains` then. While
-        `num_gains` is the same, the group cannot fit."""
 
     def admit(self, group: Group) -> AdmissionResult:
         """Takes the blocks of a ready group and starts the group, or makes it follow another group, or does nothing.
@@ -67,10 +64,10 @@ class GroupAdmission:
         A suspended or resumed group can have more output tokens than all blocks together can hold. Such a group is
         admitted once nothing else of its client runs, with as many tails as fit; its other sequences start as
         preempted. If leases and pulls still hold blocks then, the group waits for these blocks."""
-        client = group.request.client
-        oldest = self.running.shares.of(group).preempted.oldest()
+        use = self.running.shares.of(group)
+        oldest = use.preempted.oldest()
         waits_for_own = oldest is not None and oldest.group.age < group.age
-        if waits_for_own or not self._has_rows(group) or self._refused.get(client) == (group, self.pool.num_gains):
+        if waits_for_own or not self._has_rows(group) or use.refused == (group, self.pool.num_gains):
             return AdmissionResult.REFUSED
         shared = self.sharing.trunk_of(group)
         joined = shared if shared is not None and shared.complete else None
@@ -80,9 +77,9 @@ class GroupAdmission:
             self.sharing.follow(group, followed, complete=shared is not None)
             return AdmissionResult.FOLLOWS
         if not self._take_trunk(group, hits, joined=joined):
-            self._refused[client] = group, self.pool.num_gains
+            use.refused = group, self.pool.num_gains
             return AdmissionResult.REFUSED
-        self._refused.pop(client, None)
+        use.refused = None
         self.running.waiting.ready.remove(group)
         self.running.enter(group)
         self._count(group)

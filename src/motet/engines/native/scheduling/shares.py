@@ -45,6 +45,9 @@ class ClientUse:
     """Number of its running groups that hold each block of a trunk."""
     preempted: AgeOrdered[ChoiceSequence] = field(default_factory=AgeOrdered)
     """Sequences of its running groups that wait for their tail blocks."""
+    refused: tuple[Group, int] | None = None
+    """The last group for which blocks were missing, and the pool's `num_gains` then. While `num_gains` is the same, the
+    group cannot fit."""
     last_ran: tuple[int, int, int] | None = None
     """Age of the sequence that ran last, in a step without rows for all of them."""
     left_s: float = 0.0
@@ -101,7 +104,7 @@ class Shares:
         if not use.num_groups:
             self._total_weight -= use.weight
             self._num_clients -= 1
-            use.left_s = self._clock()
+            use.left_s, use.refused = self._clock(), None
 
     def is_contended(self) -> bool:
         """Returns True if several clients are present. Forgets clients that are not."""
