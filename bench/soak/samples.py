@@ -105,7 +105,7 @@ class ServerWatcher:
     def _sender(self) -> HeldResources:
         """Returns the resources of the process that sends traces, or zeros without such a process."""
         children = psutil.Process(self._pid).children()
-        pids = [child.pid for child in children if PROGRAM in child.cmdline()]
+        pids = [child.pid for child in children if PROGRAM in command_of(child)]
         self._pids |= set(pids)
         return held_by(pids[0]) if pids else HeldResources(0.0, 0, 0, 0)
 
@@ -142,3 +142,11 @@ def slope_per_hour(points: Sequence[tuple[float, float]]) -> float | None:
     spread = sum((minute - middle) ** 2 for minute, _ in points)
     mean = sum(value for _, value in points) / len(points)
     return 60 * sum((minute - middle) * (value - mean) for minute, value in points) / spread if spread else None
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Returns the command line of a process; empty if it has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # also for a zombie
+        return []

@@ -51,9 +51,7 @@ choices = st.builds(
     st.none() | st.lists(logprobs, max_size=2).map(tuple),
     st.none() | st.builds(Finish, st.sampled_from(FinishReason), st.none() | tokens),
 )
-prompts = st.builds(
-    PromptReport, st.integers(0, 10**5), st.none() | st.lists(st.none() | logprobs, max_size=3).map(tuple)
-)
+prompts = st.builds(PromptReport.scored, st.integers(0, 10**5), st.none() | st.lists(st.none() | logprobs, max_size=3))
 deltas = st.builds(GroupDelta, st.text().map(RequestId), st.lists(choices, max_size=4).map(tuple), st.none() | prompts)
 carried = st.builds(
     CarriedError, st.text(), st.text(), st.none() | st.text(), st.none() | st.text(), st.none() | tokens

@@ -83,9 +83,8 @@ class Scheduler:
         self.preemption.restore()
         self.waiting.requeue(self.limits.max_num_seqs)
         contended = self.shares.is_contended()
-        builder = PlanBuilder(
-            self.limits.max_num_batched_tokens, self.shares, max_cost=self.pace.limit(contended=contended)
-        )
+        max_cost = self.pace.limit(contended=contended) if self.shares.several_seen else math.inf
+        builder = PlanBuilder(self.limits.max_num_batched_tokens, self.shares, max_cost=max_cost)
         prompts = [group for group in self.running.groups if not group.trunk.complete and not group.is_fetching]
         replays = self._add_tails(builder, turns=contended, others=bool(prompts or len(self.waiting.ready)))
         self._add_in_turn(builder, replays=replays, prompts=prompts)

@@ -71,6 +71,8 @@ class Shares:
         self._num_blocks = num_blocks
         self._clock = clock
         self._uses: dict[str, ClientUse] = {}
+        self.several_seen = False
+        """True once the engine has had groups of several clients."""
         self._total_weight = 0.0
         """Sum of the weights of all clients with groups."""
         self._num_clients = 0
@@ -88,6 +90,7 @@ class Shares:
         arrived shortly before them."""
         request = group.request
         use = self._uses.setdefault(request.client, ClientUse(request.share))
+        self.several_seen |= len(self._uses) > 1
         if not use.num_groups:
             use.weight = request.share
             use.used = max(use.used, min((other.used for other in self if other.num_groups), default=0.0))
@@ -108,7 +111,7 @@ class Shares:
 
     def is_contended(self) -> bool:
         """Returns True if several clients are present. Forgets clients that are not."""
-        if len(self._uses) > 1:
+        if self.several_seen:
             since_s = self._clock() - PRESENCE_S
             for name in [name for name, use in self._uses.items() if not use.num_groups and use.left_s < since_s]:
                 del self._uses[name]
@@ -156,7 +159,7 @@ class Shares:
         return oldest[client] if above.get(client, 0) > 0 and client != spare else None
 
     def charge(self, group: Group, cost: float) -> None:
-        use = self.of(group)
+        use = self._uses[group.request.client]
         use.used += cost / use.weight
 
     def check(self) -> None:

@@ -6,6 +6,8 @@ Pace        learns from the duration of steps how long an empty step and one uni
 limit       the cost of a step that takes CONTENDED_RATIO times as long as an empty one
 """
 
+import math
+
 from motet.engines.native.step.sequence import ChoiceSequence
 
 STEP_COST = 8.0
@@ -22,8 +24,8 @@ PROMPT_PAIR_COST = 0.00016
 """Cost for a prompt token of each position before it."""
 CONTENDED_RATIO = 4.0
 """Maximum duration of a step in multiples of a step without rows, while several clients are present."""
-ALONE_RATIO = 40.0
-"""The same while one client is present: it bounds the time for which a new client waits."""
+ALONE_RATIO = 60.0
+"""The same while one client is present, once the engine has had several: it bounds the time for which others wait."""
 SLOWER_RATE, FASTER_RATE = 0.1, 0.5
 """Part of the difference that is learned from a step that took longer than expected, and from one that took less time.
 Other programs on the machine only make steps longer."""
@@ -49,8 +51,8 @@ def prompt_cost(begin: int, end: int) -> float:
 
 def prompt_tokens_within(cost: float, begin: int) -> int:
     """Returns the number of tokens from position `begin` on that can be computed for this cost."""
-    if cost <= 0:
-        return 0
+    if cost <= 0 or cost == math.inf:
+        return 2**62 if cost > 0 else 0
     per_token = PROMPT_TOKEN_COST + PROMPT_PAIR_COST * begin
     # the root of PROMPT_PAIR_COST / 2 x count^2 + per_token x count = cost
     return int((((per_token**2 + 2 * PROMPT_PAIR_COST * cost) ** 0.5) - per_token) / PROMPT_PAIR_COST)
