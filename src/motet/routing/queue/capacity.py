@@ -69,7 +69,7 @@ class CapacityCache:
 
 
 class ClientCapacity:
-    """What clients can start on workers without free capacity, in one turn of the event loop."""
+    """Decides what clients can start on workers without free capacity, in one turn of the event loop."""
 
     def __init__(self, members: Sequence[Member], weights: WaitingWeights, *, turn: int) -> None:
         """`members`: the workers that may get the groups. `turn`: number of earlier turns. Each turn checks other

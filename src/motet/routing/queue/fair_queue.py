@@ -65,7 +65,7 @@ class _Waiting(Generic[Item]):
 
 @dataclass(frozen=True)
 class ClientRules(Generic[Item]):
-    """What the queue must know of clients. The defaults are right for a single client."""
+    """Functions that tell the queue about clients. The defaults are right for a single client."""
 
     held: Callable[[str, float], float] = lambda *_: 0.0
     """Takes a client and its weight, and returns what it holds relative to the weight."""

@@ -1,5 +1,5 @@
-"""What each client holds on a worker: open choices, and KV blocks. A block of a prompt counts once for each client that
-uses it, no matter how many of the client's groups share the block."""
+"""Counts the open choices and the KV blocks that each client holds on a worker. A block of a prompt counts once for
+each client that uses it, no matter how many of the client's groups share the block."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class SharedBlocks:
 
 @dataclass(slots=True)
 class ClientTotal:
-    """What a client with open groups holds on all workers of a fleet."""
+    """The choices and blocks that a client with open groups holds on all workers of a fleet."""
 
     weight: float
     groups: int = 0
@@ -44,7 +44,7 @@ class ClientTotal:
 
 
 class ClientHoldings:
-    """What a client with open groups holds on one worker. The groups add and remove their parts."""
+    """The choices and blocks that a client with open groups holds on one worker. Groups add and remove their parts."""
 
     def __init__(self, client: str, totals: dict[str, ClientTotal]) -> None:
         """`totals`: what each client holds on all workers, which this load updates."""

@@ -19,7 +19,7 @@ FOREIGN_WEIGHT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ClientShare:
-    """What a client holds on a worker, and its share."""
+    """The choices and blocks that a client holds on a worker, and its share of the worker."""
 
     open_choices: int
     held_blocks: int

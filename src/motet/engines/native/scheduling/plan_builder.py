@@ -98,7 +98,7 @@ class PlanBuilder:
         if count:
             self._in_turn += 1
         else:
-            self.max_cost = self.cost  # there is no time for a single token
+            self.max_cost = self.cost  # one token would take longer than the rest of the step
         return count
 
     def _add_tail(self, sequence: ChoiceSequence, count: int, *, cost: float) -> None:

@@ -42,9 +42,6 @@ class AgeOrdered(Generic[T]):
     def oldest(self) -> T | None:
         return self._items[0] if self._items else None
 
-    def youngest(self) -> T | None:
-        return self._items[-1] if self._items else None
-
     def remove(self, item: T) -> None:
         """Raises ValueError if the item is not in the queue."""
         index = bisect_left(self._items, item.age, key=_AGE)

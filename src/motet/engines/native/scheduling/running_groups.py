@@ -179,7 +179,7 @@ class Preemption:
             return False
         while not running.kept.ensure_free(num_blocks, spare=spare):
             if lease := shares.lease_to_end(self.handover.leases, spare=group.request.client):
-                self.handover.end_lease(lease)
+                self.handover.release(lease.ticket)  # a reader finds out, and computes the prompt
                 continue
             above = [other for other in shares if other.num_groups and other.num_blocks > shares.entitled(other)]
             victim = max(

@@ -1,4 +1,4 @@
-"""Fair shares of an engine among clients: what each client holds, has used, and is entitled to.
+"""Divides an engine between clients: knows what each client holds, has used, and is entitled to.
 
     KV blocks     A client is entitled to weight / (sum of the weights of all clients with groups) of the blocks. It may
                   use more while others do not need it (max-min fairness, as in dominant resource fairness; Ghodsi et
@@ -30,7 +30,7 @@ PRESENCE_S = 2.0
 
 @dataclass(eq=False)
 class ClientUse:
-    """What one client uses of the engine."""
+    """The resources that one client uses."""
 
     weight: float
     used: float = 0.0

@@ -191,10 +191,6 @@ class Handover:
         logger.info("prefilled %s for %d: %d tokens", _label(group), group.readers, num_tokens)
         return transfers.key.sealed(ticket)
 
-    def end_lease(self, lease: Lease) -> None:
-        """Ends a lease although it can still be read: a reader finds out, and computes the prompt."""
-        self._free(self.leases.release(lease.ticket.lease_id))
-
     def release(self, ticket: Ticket) -> None:
         """Ends the lease of a ticket, here or on another worker. Does nothing if this engine does not transfer KV."""
         if self.transfers is None:
