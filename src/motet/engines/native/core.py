@@ -38,7 +38,7 @@ _DRAFTS = attrgetter("drafts")
 
 @dataclass(frozen=True, kw_only=True)
 class CoreOptions:
-    """The settings of an engine core. Their defaults are in `settings.server_config`."""
+    """The settings of an engine core. Their defaults are in `settings.engine_config`."""
 
     max_num_batched_tokens: int
     prefix_cache: bool
