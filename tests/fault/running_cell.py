@@ -95,10 +95,16 @@ class RunningCell:
             self.signals.receive()
         try:
             await self.outcome()
-            assert set(processes()) <= self._processes
+            await eventually(self._has_no_processes, "processes are left")
             assert set(folders()) <= self._folders
         finally:
             await self.http.aclose()
+
+    async def _has_no_processes(self) -> bool:
+        """Returns True if all processes of the cell have ended. A process that rendered chat templates is killed with
+        the cell, and nothing waits for its end."""
+        await asyncio.sleep(0.001)
+        return set(processes()) <= self._processes
 
     async def outcome(self) -> Outcome:
         """Waits until the server has ended, and returns its outcome. It first drains: every admitted group ends."""
