@@ -75,6 +75,6 @@ def max_resident_bytes(pid: int) -> int:
 
 @contextlib.contextmanager
 def ignore_ended() -> Iterator[None]:
-    """Ignores errors which mean that the process has just ended."""
-    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):
+    """Ignores errors which mean that the process has just ended. Until its parent notices, its files belong to root."""
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError, PermissionError):
         yield

@@ -1,11 +1,13 @@
 """A server's processes are found by its port, and their memory and processor time are measured."""
 
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from bench.servers.processes import ServerProcesses, processes_at
@@ -69,6 +71,14 @@ def test_a_server_that_has_ended_uses_nothing() -> None:
         pass
     found.reset_peak()
     assert (found.peak_bytes(), found.cpu_s()) == (0, 0.0)
+
+
+def test_a_process_that_ended_unnoticed_uses_nothing() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        found = ServerProcesses([psutil.Process(process.pid)])
+        found.reset_peak()
+        assert found.peak_bytes() <= 0
 
 
 def test_remote_servers_and_unused_ports_have_no_processes() -> None:
