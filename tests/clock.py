@@ -1,6 +1,11 @@
 """Time in tests: a clock that the test sets, and turns of the event loop in place of waiting."""
 
 import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from motet.turns import LoopTurns
 
 
 class Clock:
@@ -30,6 +35,18 @@ class TurnCounter:
         while True:
             self.turns += 1
             await asyncio.sleep(0)
+
+
+class CountedTurns(LoopTurns):
+    """Counts the pieces of work in turns of the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__(time.perf_counter)
+        self.num_pieces = 0
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        self.num_pieces += 1
+        return await super().run(work)
 
 
 async def turn(times: int = 1) -> None:

@@ -26,8 +26,9 @@ def test_the_scores_of_a_report_can_be_read_like_a_list_also_after_they_were_sen
             assert [*found[first:stop]] == expected[first:stop]
     if length:
         assert (found[0], found[length - 1], found[-1]) == (expected[0], expected[-1], expected[-1])
-    with pytest.raises(IndexError):
-        found[length]
+    for outside in (length, -length - 1):
+        with pytest.raises(IndexError):
+            found[outside]
 
 
 def test_only_the_parts_that_are_read_are_decoded() -> None:
@@ -39,6 +40,7 @@ def test_only_the_parts_that_are_read_are_decoded() -> None:
     found = msgspec.msgpack.decode(broken, type=PromptReport).logprobs
     assert found is not None
     assert [*found[:SCORES_PER_PART]] == scores(SCORES_PER_PART)
+    assert (len(found), found[-1]) == (3 * SCORES_PER_PART, scores(2 * SCORES_PER_PART)[-1])
     with pytest.raises(msgspec.MsgspecError):
         found[SCORES_PER_PART]
 

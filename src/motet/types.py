@@ -3,9 +3,10 @@
 Everything here is frozen, does not need torch, and travels unchanged as msgspec messages. The garbage collector does
 not track objects that are made for each token (`gc=False`): they cannot be part of a reference cycle."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Annotated, Any, Self, get_type_hints, overload
 
 import msgspec
@@ -346,6 +347,13 @@ SCORES_PER_PART = 32
 _SCORES: msgspec.msgpack.Decoder[tuple[Score, ...]] = msgspec.msgpack.Decoder(tuple[Score, ...])
 
 
+def score_parts(scores: Iterable[Score]) -> Iterator[bytes]:
+    """Yields the encoded parts of a prompt's scores."""
+    left = iter(scores)
+    while part := [*islice(left, SCORES_PER_PART)]:
+        yield msgspec.msgpack.encode(part)
+
+
 class PromptScores(Sequence[Score]):
     """The scores of a prompt, in encoded parts of `SCORES_PER_PART` tokens. A part is decoded when it is read: 8,000
     tokens with 20 alternatives each are 330,000 numbers, which would take 40 to 100 ms."""
@@ -369,7 +377,8 @@ class PromptScores(Sequence[Score]):
 
     def __getitem__(self, place: int | slice) -> Score | tuple[Score, ...]:
         if isinstance(place, int):
-            return (*self,)[place] if place < 0 else self[place : place + 1][0]
+            place = range(len(self))[place]
+            return self[place : place + 1][0]
         first, stop, step = place.indices(len(self))
         part = first // SCORES_PER_PART
         read = [score for raw in self._parts[part : -(-stop // SCORES_PER_PART)] for score in _SCORES.decode(raw)]
@@ -389,11 +398,7 @@ class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def scored(cls, cached_tokens: int, scores: Sequence[Score] | None, *, pull: PullReport | None = None) -> Self:
         """`scores`: one for each prompt token; None if `prompt_logprobs` was not requested."""
-        if scores is None:
-            return cls(cached_tokens, None, pull)
-        starts = range(0, len(scores), SCORES_PER_PART)
-        encode = msgspec.msgpack.encode
-        return cls(cached_tokens, tuple(encode(scores[start : start + SCORES_PER_PART]) for start in starts), pull)
+        return cls(cached_tokens, None if scores is None else tuple(score_parts(scores)), pull)
 
     @property
     def logprobs(self) -> PromptScores | None:

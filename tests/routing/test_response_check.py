@@ -4,10 +4,17 @@ from collections.abc import Sequence
 
 import pytest
 
+from motet.engine import Worker
 from motet.errors import WorkerFaultError
 from motet.ids import RequestId
 from motet.routing.groups.placement import ResponseCheck
+from motet.routing.router import Router
+from motet.routing.workers.fleet import Fleet
+from motet.settings.server_config import RoutingConfig
+from motet.testing.fake_engine import FakeEngine
+from motet.turns import TURNS
 from motet.types import (
+    SCORES_PER_PART,
     ChoiceDelta,
     ChoiceStart,
     Finish,
@@ -17,7 +24,10 @@ from motet.types import (
     PromptReport,
     SamplingParams,
     TokenLogprob,
+    choice_starts,
 )
+from tests.clock import CountedTurns
+from tests.routing.scene import Received
 
 PROMPT = (1, 2, 3)
 END = Finish(FinishReason.STOP)
@@ -38,6 +48,12 @@ def response_check(
 
 def delta(*choices: ChoiceDelta, prompt: PromptReport | None = None) -> GroupDelta:
     return GroupDelta(RequestId("g"), choices, prompt)
+
+
+def check_all(check: ResponseCheck, delta: GroupDelta) -> None:
+    check.check(delta)
+    for number, part in enumerate((delta.prompt and delta.prompt.parts) or ()):
+        check.check_part(number, part)
 
 
 def logprob(token: int, *others: int) -> TokenLogprob:
@@ -81,6 +97,16 @@ INVALID: dict[str, tuple[ResponseCheck, Sequence[GroupDelta], str]] = {
         [delta(prompt=PromptReport(0, (b"x",)))],
         "cannot be read",
     ),
+    "unasked prompt logprobs": (
+        response_check(),
+        [delta(prompt=PromptReport.scored(0, (None, logprob(2), logprob(3))))],
+        "of the prompt, and none were requested",
+    ),
+    "too many alternatives": (
+        response_check(prompt_logprobs=2),
+        [delta(prompt=PromptReport.scored(0, (None, logprob(2, *range(1000)), logprob(3))))],
+        "more log-probabilities of the prompt than were requested",
+    ),
     "few prompt logprobs": (
         response_check(prompt_logprobs=0),
         [delta(prompt=PromptReport.scored(0, (None,)))],
@@ -98,19 +124,37 @@ INVALID: dict[str, tuple[ResponseCheck, Sequence[GroupDelta], str]] = {
 def test_an_invalid_delta_is_refused(response_check: ResponseCheck, deltas: Sequence[GroupDelta], why: str) -> None:
     *honest, lie = deltas
     for one in honest:
-        response_check.check(one)
+        check_all(response_check, one)
     with pytest.raises(WorkerFaultError, match=why):
-        response_check.check(lie)
+        check_all(response_check, lie)
 
 
 def test_a_complete_answer_passes() -> None:
     check = response_check(logprobs=1, prompt_logprobs=0)
-    check.check(
-        delta(ChoiceDelta(0, (5,), (logprob(5, 6),)), prompt=PromptReport.scored(3, (None, logprob(2), logprob(3))))
-    )
+    scores = (None, logprob(2), logprob(3))
+    check_all(check, delta(ChoiceDelta(0, (5,), (logprob(5, 6),)), prompt=PromptReport.scored(3, scores)))
     check.check(delta(ChoiceDelta(1, (5, 0), (logprob(5, 6), logprob(0, 1)), END)))
     check.check(delta(ChoiceDelta(0, (5, 6, 0), (logprob(5), logprob(6), logprob(0)), END)))
 
 
 def test_an_end_without_a_token_needs_no_log_probabilities() -> None:
     response_check(logprobs=1).check(delta(ChoiceDelta(0, (), None, END), ChoiceDelta(1, (), (), END)))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("length", [1, SCORES_PER_PART, 10 * SCORES_PER_PART + 1])
+async def test_the_log_probabilities_of_a_long_prompt_are_checked_in_turns_of_the_event_loop(length: int) -> None:
+    """The bug: the check of 8,000 tokens with 20 alternatives each held the event loop for 60 to 75 ms."""
+    fleet = Fleet()
+    fleet.put(Worker("decode-0", FakeEngine(lambda *_: (5, 0)), "http://127.0.0.1:1", local=False))
+    router = Router(fleet, RoutingConfig())
+    request = GenerateRequest(
+        request_id=RequestId("g"),
+        prompt=tuple(range(1, length + 1)),
+        choices=choice_starts(1, seed=7),
+        sampling=SamplingParams(max_tokens=4, prompt_logprobs=0),
+    )
+    TURNS.set(turns := CountedTurns())
+    (report,) = (await Received().read(router.generate(request), request)).prompts
+    assert report.logprobs is not None and len(report.logprobs) == length
+    assert turns.num_pieces == -(-length // SCORES_PER_PART)

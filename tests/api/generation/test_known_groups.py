@@ -1,8 +1,7 @@
 """`/v1/groups`: the state of a group, the end of single choices, and more choices."""
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -12,8 +11,9 @@ from motet.api.http.admission import ANONYMOUS
 from motet.api.known_groups import ChoiceReport, ChoiceState, FurtherChoices, KnownGroup, KnownGroups
 from motet.errors import NotFoundError, OverloadedError, RequestError
 from motet.ids import RequestId
-from motet.turns import TURNS, LoopTurns
+from motet.turns import TURNS
 from tests.api.serving import SEED, Served, Serving, WatchedEngine, chunks, saying
+from tests.clock import CountedTurns
 from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
@@ -231,18 +231,6 @@ def known(id: str, keep_s: float, *, client: str = "a") -> KnownGroup:
         further=FurtherChoices(first_seed=2**64 - 1, next_index=1),
         body_bytes=1000,
     )
-
-
-class CountedTurns(LoopTurns):
-    """Counts the pieces of work in turns of the event loop."""
-
-    def __init__(self) -> None:
-        super().__init__(time.perf_counter)
-        self.num_pieces = 0
-
-    async def run(self, work: Callable[[], Any]) -> Any:
-        self.num_pieces += 1
-        return await super().run(work)
 
 
 async def test_a_group_of_thousands_of_choices_is_reported_in_turns_of_the_event_loop(served: Served) -> None:

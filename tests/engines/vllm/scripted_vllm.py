@@ -28,7 +28,6 @@ from motet.types import (
     FinishReason,
     GenerateRequest,
     SamplingParams,
-    TokenLogprob,
     choice_starts,
 )
 from tests.clock import settle
@@ -148,7 +147,7 @@ class ScriptedVLLM(VLLMServer):
         self.rejects = True
         """True if the prefill server can be notified that a ticket is not used."""
         self.rejecting: asyncio.Future[None] | None = None
-        self.known_prompt: asyncio.Future[tuple[TokenLogprob | None, ...]] | None = None
+        self.known_prompt: asyncio.Future[tuple[bytes, ...]] | None = None
         self.answer_report = REPORT
 
     async def open(self, request: VLLMRequest) -> Call:
@@ -164,7 +163,7 @@ class ScriptedVLLM(VLLMServer):
         call.taken = True
         return call
 
-    async def prompt_logprobs(self, request: VLLMRequest) -> tuple[TokenLogprob | None, ...]:
+    async def prompt_logprobs(self, request: VLLMRequest) -> tuple[bytes, ...]:
         self.known_prompt = asyncio.get_running_loop().create_future()
         return await self.known_prompt
 

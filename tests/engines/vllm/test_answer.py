@@ -10,7 +10,7 @@ from motet.engines.vllm.requests import Dialect, VLLMRequest
 from motet.engines.vllm.vllm_server import VLLMAnswer, VLLMServer
 from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OverloadedError, RequestError
-from motet.types import SamplingParams, TokenLogprob
+from motet.types import PromptScores, SamplingParams, TokenLogprob
 from tests.engines.vllm.scripted_vllm import canned, vllm_server_at
 from tests.engines.vllm.test_report import TEXT
 from tests.engines.vllm.test_server import OK
@@ -182,7 +182,7 @@ async def test_the_log_probabilities_of_a_prompt_need_a_request_of_their_own() -
     body = b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-3.0,"rank":2},"2":{"logprob":-0.1,"rank":1}}]}]}'
     async with canned({"/v1/completions": (200, body)}) as far, vllm_server_at(far.url) as server:
         ask = replace(ASK, prompt=(5, 6), sampling=SamplingParams(max_tokens=50, prompt_logprobs=1))
-        assert await server.prompt_logprobs(ask) == (None, TokenLogprob(6, -3.0, 2, ((2, -0.1),)))
+        assert [*PromptScores(await server.prompt_logprobs(ask))] == [None, TokenLogprob(6, -3.0, 2, ((2, -0.1),))]
     sent = msgspec.json.decode(far.requests[0][2], type=dict[str, object])
     assert (sent["prompt_logprobs"], sent["max_tokens"], sent["n"], sent["stream"]) == (1, 1, 1, False)
 

@@ -238,8 +238,10 @@ async def test_the_first_delta_waits_for_the_logprobs_of_the_prompt() -> None:
         await settle()
         assert not waiting.done()
         assert there.server.known_prompt is not None
-        there.server.known_prompt.set_result(logprobs)
-        assert await waiting == delta(ChoiceDelta(0, (10,), None, LENGTH), prompt=PromptReport.scored(0, logprobs))
+        report = PromptReport.scored(0, logprobs)
+        assert report.parts is not None
+        there.server.known_prompt.set_result(report.parts)
+        assert await waiting == delta(ChoiceDelta(0, (10,), None, LENGTH), prompt=report)
 
 
 async def test_a_group_fails_if_the_logprobs_of_its_prompt_fail() -> None:

@@ -249,12 +249,20 @@ TOLD = (None, TokenLogprob(6, -3.0, 12, ((2, -0.1), (3, -0.7))), TokenLogprob(3,
     ids=["completions", "generate"],
 )
 def test_the_log_probabilities_of_a_prompt_are_read_with_the_best_first(body: bytes) -> None:
-    assert prompt_logprobs_in(body, (5, 6, 3), k=2) == TOLD
+    assert (*prompt_logprobs_in(body, (5, 6, 3), k=2),) == TOLD
 
 
 def test_without_top_tokens_only_the_prompts_own_tokens_are_read() -> None:
     body = b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-3.0,"rank":12}}]}]}'
-    assert prompt_logprobs_in(body, (5, 6), k=0) == (None, TokenLogprob(6, -3.0, 12, ()))
+    assert [*prompt_logprobs_in(body, (5, 6), k=0)] == [None, TokenLogprob(6, -3.0, 12, ())]
+
+
+def test_only_the_entries_that_are_read_are_decoded() -> None:
+    """The bug: all entries of a prompt of 8,000 tokens were decoded at once, which held the event loop for 80 ms."""
+    entries = prompt_logprobs_in(b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-3.0}},7]}]}', (5, 6, 3), k=0)
+    assert (next(entries), next(entries)) == (None, TokenLogprob(6, -3.0, 1, ()))
+    with pytest.raises(WorkerFaultError, match="cannot be read"):
+        next(entries)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +276,7 @@ def test_without_top_tokens_only_the_prompts_own_tokens_are_read() -> None:
 )
 def test_log_probabilities_that_do_not_fit_the_prompt_are_an_error(body: bytes, message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        prompt_logprobs_in(body, (5, 6), k=1)
+        [*prompt_logprobs_in(body, (5, 6), k=1)]
 
 
 def refusal_of(status: int, body: str = "", *, retry_after_s: int | None = None) -> MotetError:

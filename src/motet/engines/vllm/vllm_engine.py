@@ -46,7 +46,7 @@ from motet.ids import RequestId
 from motet.metrics.routing import PullFallback, TicketEnd, TicketLog
 from motet.metrics.stats import EngineStats
 from motet.transfer.ticket import Ticket
-from motet.types import ChoiceDelta, GenerateRequest, GroupDelta, PromptReport, TokenLogprob
+from motet.types import ChoiceDelta, GenerateRequest, GroupDelta, PromptReport
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ class VLLMGroup:
         self._ready: list[tuple[Connection, list[ChoicePiece], VLLMUsage | None]] = []
         self._news = asyncio.Event()
         self._cached_tokens: int | None = None
-        self._prompt: tuple[TokenLogprob | None, ...] | None = None
+        self._prompt: tuple[bytes, ...] | None = None
         self._prompt_reported = False
         self._error: Exception | None = None
         self._ended = False
@@ -368,7 +368,7 @@ class VLLMGroup:
         if not choices:
             return None
         # vLLM reports cached tokens at the end of an answer: they are known here only if it arrived in one piece.
-        report = None if self._prompt_reported else PromptReport.scored(self._cached_tokens or 0, self._prompt)
+        report = None if self._prompt_reported else PromptReport(self._cached_tokens or 0, self._prompt)
         self._prompt_reported = True
         return GroupDelta(self.request.request_id, choices, report)
 

@@ -68,7 +68,8 @@ from motet.errors import (
 )
 from motet.ids import new_request_id
 from motet.tracing.context import headers_of
-from motet.types import Role, SamplingParams, TokenLogprob
+from motet.turns import in_turns
+from motet.types import Role, SamplingParams, score_parts
 
 T = TypeVar("T")
 
@@ -155,10 +156,12 @@ class VLLMServer:
         the connection, which ends the request on the server."""
         return kv_params_in(await self._complete_answer(prefill_request(vllm_request)), self.name)
 
-    async def prompt_logprobs(self, vllm_request: VLLMRequest) -> tuple[TokenLogprob | None, ...]:
-        """Returns the log-probabilities of each prompt token but the first (None), with the requested alternatives."""
+    async def prompt_logprobs(self, vllm_request: VLLMRequest) -> tuple[bytes, ...]:
+        """Returns the log-probabilities of each prompt token but the first (None), with the requested alternatives, as
+        the parts of `PromptScores`."""
         body = await self._complete_answer(prompt_logprobs_request(vllm_request))
-        return prompt_logprobs_in(body, vllm_request.prompt, k=vllm_request.sampling.prompt_logprobs or 0)
+        scores = prompt_logprobs_in(body, vllm_request.prompt, k=vllm_request.sampling.prompt_logprobs or 0)
+        return tuple([part for (part,) in await in_turns(score_parts(scores), 1)])
 
     async def reject(self, params: KVParams, model: str, *, trace: str = "") -> bool:
         """Frees the blocks of an unused ticket on the server that made it: sends this server a request that has the

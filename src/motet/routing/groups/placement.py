@@ -3,6 +3,7 @@
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 
 import msgspec
 
@@ -14,9 +15,21 @@ from motet.routing.groups.unfinished import Unfinished
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.open_groups import OpenGroup
 from motet.tracing.spans import Attributes, ChildSpan, Tracer
-from motet.types import ChoiceDelta, GenerateRequest, GroupDelta, PromptReport, TokenLogprob
+from motet.turns import in_turn
+from motet.types import (
+    SCORES_PER_PART,
+    ChoiceDelta,
+    GenerateRequest,
+    GroupDelta,
+    PromptReport,
+    PromptScores,
+    TokenLogprob,
+)
 
 logger = logging.getLogger(__name__)
+
+SCORE_BYTES, TOP_BYTES = 40, 20
+"""Maximum sizes of the encoded score of a prompt token, without alternatives, and of an alternative."""
 
 
 class ResponseCheck:
@@ -29,10 +42,11 @@ class ResponseCheck:
         index         a choice of the group that has not ended; deltas of a choice that was stopped can still arrive
         tokens        in the vocabulary, and at most `max_tokens` together with the tokens that the choice had
         logprobs      one for each token if they were requested, otherwise none, and of tokens in the vocabulary
-        prompt        `cached_tokens` is at most its length; log-probabilities of all its tokens if requested
+        prompt        `cached_tokens` is at most its length; log-probabilities of all its tokens if they were
+                      requested, otherwise none. They are in parts, which `check_part` checks one by one
     """
 
-    __slots__ = ("_left", "_logprobs", "_prompt_logprobs", "_prompt_tokens", "_vocab_size")
+    __slots__ = ("_left", "_logprobs", "_num_prompt_top", "_prompt_tokens", "_vocab_size")
 
     def __init__(self, request: GenerateRequest, *, vocab_size: int) -> None:
         sampling = request.sampling
@@ -41,12 +55,13 @@ class ResponseCheck:
         self._vocab_size = vocab_size
         self._logprobs = sampling.logprobs is not None
         self._prompt_tokens = len(request.prompt)
-        self._prompt_logprobs = sampling.prompt_logprobs is not None
-        """True while log-probabilities of the prompt are expected."""
+        self._num_prompt_top = sampling.prompt_logprobs
+        """Number of alternatives to each token of the prompt; None if no log-probabilities of the prompt are expected,
+        or no longer."""
 
     def check(self, delta: GroupDelta) -> None:
         """Raises WorkerFaultError if the delta is invalid. Then the group must not continue on this worker."""
-        if delta.prompt is not None or self._prompt_logprobs:
+        if delta.prompt is not None or self._num_prompt_top is not None:
             self._check_prompt(delta.prompt)
         left, vocab_size, logprobs = self._left, self._vocab_size, self._logprobs
         for choice in delta.choices:
@@ -67,18 +82,28 @@ class ResponseCheck:
                 del left[choice.index]
 
     def _check_prompt(self, report: PromptReport | None) -> None:
-        logprobs = None if report is None else report.logprobs
         if report is not None and not 0 <= report.cached_tokens <= self._prompt_tokens:
             found = f"{report.cached_tokens} tokens of a prompt of {self._prompt_tokens}"
             raise WorkerFaultError(f"the worker found {found} in its cache")
+        parts, num_top = () if report is None else report.parts or (), self._num_prompt_top
+        if num_top is None:
+            if parts:
+                raise WorkerFaultError("the worker sent log-probabilities of the prompt, and none were requested")
+            return
+        if len(parts) != -(-self._prompt_tokens // SCORES_PER_PART):
+            raise WorkerFaultError("the worker left out log-probabilities of the prompt")
+        if max(map(len, parts)) > SCORES_PER_PART * (SCORE_BYTES + TOP_BYTES * num_top):
+            raise WorkerFaultError("the worker sent more log-probabilities of the prompt than were requested")
+        self._num_prompt_top = None  # on the first delta only
+
+    def check_part(self, number: int, part: bytes) -> None:
+        """Checks a part of the log-probabilities of the prompt, whose delta has passed `check`."""
         try:
-            scores = [*logprobs] if logprobs is not None else []
+            scores = [*PromptScores([part])]
         except msgspec.MsgspecError as error:
             raise WorkerFaultError(f"log-probabilities of the prompt cannot be read: {error}") from error
-        if self._prompt_logprobs:
-            if len(scores) != self._prompt_tokens:
-                raise WorkerFaultError("the worker left out log-probabilities of the prompt")
-            self._prompt_logprobs = False  # on the first delta only
+        if len(scores) != min(SCORES_PER_PART, self._prompt_tokens - SCORES_PER_PART * number):
+            raise WorkerFaultError("the worker left out log-probabilities of the prompt")
         self._check_tokens(score for score in scores if score is not None)
 
     def _check_logprobs(self, choice: ChoiceDelta) -> None:
@@ -169,6 +194,8 @@ class Placement:
             delta = await self.stream.__anext__()
             self.group.record_delta()
             check.check(delta)
+            for number, part in enumerate((delta.prompt and delta.prompt.parts) or ()):
+                await in_turn(partial(check.check_part, number, part))
         except (MotetError, StopAsyncIteration):
             raise
         except Exception as error:
