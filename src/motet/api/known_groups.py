@@ -3,6 +3,8 @@ more choices (`keep_s`). Only the client that requested a group can find it.
 
     opened    an answer of the group starts: the first one, or an answer with more choices
     closed    an answer has ended. With the last one the group is forgotten, at once or after `keep_s`
+
+Reports on the choices of a group are made `REPORTS` at a time, in turns of the event loop.
 """
 
 import heapq
@@ -20,6 +22,7 @@ from starlette.responses import Response
 from motet.api.http.failure import invalid_value
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan
 from motet.errors import NotFoundError
+from motet.turns import in_turns
 from motet.types import ChoiceStart, FinishReason
 
 MAX_KEPT = 1024
@@ -31,6 +34,8 @@ GROUP_BYTES, BODY_FACTOR, CHOICE_BYTES = 4096, 40, 200
 """Estimated bytes per group, per byte of its request (8 KiB of stop strings compile to 320 KiB), and per choice."""
 MAX_CHOICES = 16_384
 """Maximum number of choices of a group, including choices that were added later."""
+REPORTS = 512
+"""Number of choices that are reported at a time. They take about a millisecond."""
 
 _INDEX = attrgetter("index")
 
@@ -183,15 +188,18 @@ class KnownGroups:
         self._open[group.id], group.until_s = group, None
         group.open.append(answer)
 
-    def closed(self, group: KnownGroup, answer: OpenAnswer) -> None:
-        """Records that an answer has ended. Must be called once for each answer that was opened."""
+    async def closed(self, group: KnownGroup, answer: OpenAnswer) -> None:
+        """Records that an answer has ended. Must be called once for each answer that was opened. If the group stays
+        known, the answer stays open until its last reports have been made."""
+        if group.keep_s > 0 or len(group.open) > 1:
+            reports = await in_turns(map(ended, answer.choices()), REPORTS)
+            group.over |= {report.index: report for part in reports for report in part}
         group.open.remove(answer)
-        group.over |= {report.index: ended(report) for report in answer.choices()}
         if group.open:
             return
         del self._open[group.id]
-        self._forget_expired()
         if group.keep_s > 0:
+            self._forget_expired()
             group.until_s = self._clock() + group.keep_s
             self._kept[group.id] = group
             self._bytes_of[group.client] += group.num_bytes

@@ -235,6 +235,6 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
             if self._account is None:
                 self._span.end(error=error_of(status))
             else:
-                if self._known is not None and text is not None:
-                    self._service.groups.closed(self._known, self)
                 self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens)
+                if self._known is not None and text is not None:
+                    await self._service.groups.closed(self._known, self)

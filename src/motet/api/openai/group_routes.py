@@ -18,13 +18,11 @@ from motet.api.generation.request_fields import StreamingFields
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import unsupported_parameter
 from motet.api.http.routes import json_response, new_router, post
-from motet.api.known_groups import KnownGroup, MoreChoices
+from motet.api.known_groups import REPORTS, KnownGroup, MoreChoices
 from motet.api.service import Service
 from motet.errors import NotFoundError
 from motet.turns import in_turn, in_turns
 
-REPORTS = 512
-"""Number of choices that are reported at a time. They take about a millisecond."""
 MAX_INDEX_DIGITS = 10
 """Maximum number of digits of a choice's index in a path."""
 

@@ -270,7 +270,7 @@ class UpstreamPrompts(AnswerGroup[TextStep, Usage | None]):
 
     async def close(self, *, status: int) -> None:
         for known, prompt in self._steered:
-            self._service.groups.closed(known, prompt)
+            await self._service.groups.closed(known, prompt)
         async with AsyncExitStack() as closing:  # the group is closed also if ending the account fails
             if self._group is not None:
                 closing.push_async_callback(self._group.aclose)
