@@ -15,7 +15,7 @@ choices continue.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
@@ -81,8 +81,11 @@ class ChoiceBatch:
 class SteeredStream(AsyncIterator[GroupDelta]):
     """A `GroupStream` that can be read again after its end if more choices have started."""
 
-    def __init__(self, engine: Engine, request: GenerateRequest, *, first: int, lockstep: bool) -> None:
-        """Submits the first `first` choices at once. Raises the errors of `Engine.generate`."""
+    def __init__(
+        self, engine: Engine, request: GenerateRequest, *, first: int, lockstep: bool, hold: Callable[[int], None]
+    ) -> None:
+        """Submits the first `first` choices at once. Raises the errors of `Engine.generate`. `hold`: called with the
+        memory of the tokens that wait for slower choices, in bytes. The reader gets its errors."""
         self._engine = engine
         self._request = request
         self._waiting = deque(request.choices)
@@ -91,6 +94,7 @@ class SteeredStream(AsyncIterator[GroupDelta]):
         """Batch of each choice that has started, by index."""
         self._deltas = Merge[GroupDelta](HELD_DELTAS)
         self._lockstep = Lockstep(request.request_id) if lockstep else None
+        self._hold = hold
         self._prompt = PromptOnce()
         self._closing: asyncio.Task[None] | None = None
         self.start(first)
@@ -131,8 +135,10 @@ class SteeredStream(AsyncIterator[GroupDelta]):
 
     async def __anext__(self) -> GroupDelta:
         while True:
-            if self._lockstep is not None and (step := self._lockstep.next()) is not None:
-                return step
+            if self._lockstep is not None:
+                if (step := self._lockstep.next()) is not None:
+                    return step
+                self._hold(self._lockstep.held_bytes)
             delta = await anext(self._deltas)
             if delta.prompt is not None:
                 delta = msgspec.structs.replace(delta, prompt=self._prompt.first(delta.prompt))

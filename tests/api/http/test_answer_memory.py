@@ -7,7 +7,8 @@ import pytest
 
 from motet.api.http.admission import ANONYMOUS, KeyLimits, KeySlot
 from motet.errors import OverloadedError, RequestError
-from motet.types import ChoiceStart, GenerateRequest
+from motet.testing.fake_engine import FakeGroup
+from motet.types import ChoiceDelta, ChoiceStart, GenerateRequest
 from tests.api.serving import PROMPT, ROUTES, Served, Serving, WatchedEngine, chunks, every_route
 from tests.clock import settle
 from tests.error_response import assert_error
@@ -78,6 +79,35 @@ async def test_an_unstreamed_answer_that_grows_too_large_ends_with_400_and_a_str
     assert (await served.http.post(path, json=with_logprobs(path, n=1, max_tokens=5))).status_code == 200
     streamed = await served.http.post(path, json=with_logprobs(path, n=4, max_tokens=50, stream=True))
     assert len(chunks(streamed)) >= 200
+
+
+class LaggingGroup(FakeGroup):
+    """Choice 0 gets no row in the engine until all others have ended."""
+
+    def _advance(self, start: ChoiceStart) -> ChoiceDelta:
+        waits = start.index == 0 and len(self.unfinished) > 1
+        return ChoiceDelta(0, ()) if waits else super()._advance(start)
+
+
+class LaggingEngine(WatchedEngine):
+    def generate(self, request: GenerateRequest) -> FakeGroup:
+        self.requests.append(request)
+        group = self.open[request.request_id] = LaggingGroup(self, request)
+        return group
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_that_wait_for_a_slower_choice_of_a_deterministic_group_are_limited(
+    serve: Serving, stream: bool
+) -> None:
+    """The bug: they took any memory: 256 choices of 8,000 tokens with 20 alternatives are 5 GB."""
+    served = await serve(engine=LaggingEngine(long), max_open_answer_bytes=10_000)
+    body: dict[str, Any] = {"n": 4, "max_tokens": 50, "stream": stream}
+    assert (await served.chat(**body, group={"stop_when": {"finished": 4}})).status_code == 200
+    answer = await served.chat(**body, group={"stop_when": {"finished": 4}, "deterministic": True})
+    assert_error(answer, status=400, code="answer_too_large")
+    assert served.service.key_limits.answers.num_bytes == 0
+    assert served.engine.record.generated_tokens < 2 * 200
 
 
 @every_route

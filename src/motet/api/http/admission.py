@@ -3,7 +3,7 @@
 Rights         the permissions of one API key's requests, and the salt of its cached prompts
 KeyLimits      the maximum numbers of unanswered requests and choices of one API key
 Admission      the maximum number of groups that wait for their first token; refuses all groups while the server drains
-AnswerMemory   the maximum memory of answers that are kept until their end, which is counted while they grow
+AnswerMemory   the maximum memory of answers that are kept, which is counted while they grow
 
 One client cannot fill the server: while several clients wait, each is entitled to a share of the maximum by its weight,
 even when other clients have reached it, and to one group in any case. So all waiting groups together can exceed the
@@ -161,7 +161,7 @@ class ClientLoad(NamedTuple):
 
 class AnswerMemory:
     """Counts the bytes of answers that are kept until their end, because they are sent in one piece or repeat
-    themselves.
+    themselves, and of tokens that wait for slower choices (`policies.lockstep`).
 
     They are counted while the answers grow. A maximum number of tokens says little before: it is the model's limit if a
     request has none, and few choices reach it."""
@@ -173,11 +173,12 @@ class AnswerMemory:
         """Bytes of each client that has any."""
 
     def grow(self, client: str, more: int, *, answer_bytes: int) -> None:
-        """Counts `more` bytes of an answer, which has `answer_bytes` with them. Raises `RequestError` if the answer is
-        too large, and `OverloadedError` if all answers are, and its client has more than an equal share."""
+        """Counts `more` bytes of an answer, which has `answer_bytes` with them; a negative number if it has shrunk.
+        Raises `RequestError` if the answer is too large, and `OverloadedError` if all answers are, and its client has
+        more than an equal share."""
         self.num_bytes += more
         self._bytes_of[client] += more
-        if self.num_bytes <= self.max_bytes:
+        if more <= 0 or self.num_bytes <= self.max_bytes:
             return
         if answer_bytes > self.max_bytes:
             raise answer_too_large(f"it has grown to {answer_bytes} bytes", maximum=self.max_bytes)
@@ -262,7 +263,7 @@ class KeySlot:
             self._entered = True
 
     def hold(self, num_bytes: int) -> None:
-        """Counts the answer's bytes, which have grown to `num_bytes`. Raises the errors of `AnswerMemory.grow`."""
+        """Counts the answer's bytes, which are `num_bytes` now. Raises the errors of `AnswerMemory.grow`."""
         more, self._held_bytes = num_bytes - self._held_bytes, num_bytes
         self._limits.answers.grow(self.client, more, answer_bytes=num_bytes)
 
