@@ -30,10 +30,13 @@ class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
     kind: CheckpointKind
     paths: tuple[str, ...] = ()
     """Folders or files. Over HTTP, files in memory are uploaded before the order, one for each path."""
+    base: str = ""
+    """Digest of the weights to which tensors of a part of the model are added, as reported by the engines that added
+    them before. Empty for the weights that serve."""
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> "PrepareWeights":
-        return cls(checkpoint.kind, tuple(map(str, checkpoint.paths)))
+    def of(cls, checkpoint: Checkpoint, *, base: str = "") -> "PrepareWeights":
+        return cls(checkpoint.kind, tuple(map(str, checkpoint.paths)), base)
 
 
 class ApplyWeights(msgspec.Struct, frozen=True, tag=True):
@@ -120,6 +123,8 @@ class PreparedWeights(msgspec.Struct, frozen=True, tag=True):
     """True if the weights include all tensors of the model."""
     digest: str
     """Digest of all weights of the engine after the prepared weights are applied."""
+    names: tuple[str, ...] = ()
+    """Names of the tensors, unless they are all tensors of the model."""
 
 
 class EngineFacts(msgspec.Struct, frozen=True, tag=True):

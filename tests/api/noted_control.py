@@ -45,7 +45,7 @@ class NotedUpdates(WeightUpdates):
     async def checksums(self) -> dict[str, str]:
         return {"a": "01", "b": "02"}
 
-    async def prepare(self, checkpoint: Checkpoint) -> PreparedWeights:
+    async def prepare(self, checkpoint: Checkpoint, *, base: str = "") -> PreparedWeights:
         self._read(checkpoint)
         self.prepared = checkpoint
         return PreparedWeights(2, 0.5, complete=True, digest=checkpoint.name)

@@ -38,6 +38,9 @@ class OrderedEngine(FakeEngine):
         self.fails = fails or {}
         """The error of each order that fails."""
         self.prepared: Checkpoint | None = None
+        self.prepared_digest = ""
+        self.parts: dict[tuple[Path, ...], tuple[str, ...]] = {SOME.paths: ()}
+        """Checkpoints with a part of the tensors, by their paths, with the reported names of the tensors."""
         self.held = False
         self.unreadable: Checkpoint | None = None
         self.read: list[Checkpoint] = []
@@ -82,11 +85,14 @@ class OrderedEngine(FakeEngine):
             raise RequestError(f"{checkpoint.name} has no weights")
         self.prepared = OLD if order.kind is CheckpointKind.START else checkpoint
         self.read.append(self.prepared)
-        return PreparedWeights(1, 0.5, complete=checkpoint != SOME, digest=checkpoint.name)
+        digest, names = checkpoint.name, self.parts.get(checkpoint.paths)
+        if names is not None:
+            digest = "+".join((order.base or self.info.model_digest, *(names or ["some"])))
+        self.prepared_digest = OLD.name if order.kind is CheckpointKind.START else digest
+        return PreparedWeights(1, 0.5, complete=names is None, digest=digest, names=names or ())
 
     def apply(self, version: str) -> EngineFacts:
         assert self.prepared is not None
-        digest = f"{self.info.model_digest}+some" if self.prepared == SOME else self.prepared.name
-        self.info = msgspec.structs.replace(self.info, model_digest=digest, weight_version=version)
+        self.info = msgspec.structs.replace(self.info, model_digest=self.prepared_digest, weight_version=version)
         self.prepared, self.has_weights = None, True
         return EngineFacts(self.info)

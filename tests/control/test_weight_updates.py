@@ -9,7 +9,7 @@ from motet.control.engine_control import EngineControl
 from motet.engine import Worker, WorkerState
 from motet.engine_orders import ApplyWeights, EngineOrder, Hold, OrderAnswer, PreparedWeights, PrepareWeights
 from motet.errors import EngineError, MotetError, NoWorkerError, RequestError, StartupError
-from motet.models.checkpoint import Checkpoint
+from motet.models.checkpoint import Checkpoint, max_checkpoint_bytes
 from motet.models.memory_file import MemoryFile
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
@@ -275,6 +275,41 @@ async def test_weights_in_memory_are_kept_as_long_as_an_engine_can_need_them() -
     assert not first.paths[0].exists() and second.paths[0].exists()
     await control.close()
     assert not second.paths[0].exists()
+
+
+async def test_parts_in_memory_are_kept_until_later_updates_have_all_their_tensors() -> None:
+    """The bug: a trainer that sent a part of the model in each step filled the memory of the machine."""
+    one = OrderedEngine()
+    control, _ = cell(one)
+    names = [("a", "b"), ("c",), ("b",), ("a",), ("c", "b", "a")]
+    parts = [Checkpoint.of_memory([MemoryFile.create(8)]) for _ in names]
+    one.parts = dict(zip([part.paths for part in parts], names, strict=True))
+    kept = [[0], [0, 1], [0, 1, 2], [1, 2, 3], [4]]
+    for number, places in enumerate(kept):
+        await control.weights.update(parts[number], None)
+        assert [place for place in range(number + 1) if parts[place].paths[0].exists()] == places
+        again = OrderedEngine()
+        again.parts = one.parts
+        await control.sync(again)
+        assert again.info.model_digest == one.info.model_digest, "although it has not read all updates"
+    await control.close()
+
+
+async def test_parts_in_memory_can_have_the_size_of_one_checkpoint() -> None:
+    one = OrderedEngine()
+    control, _ = cell(one)
+    maximum = max_checkpoint_bytes(8)
+    one.info = msgspec.structs.replace(one.info, num_weights=8)
+    parts = [Checkpoint.of_memory([MemoryFile.create(size)]) for size in (maximum - 10, 11, 10, maximum)]
+    one.parts = dict(zip([part.paths for part in parts], [("a",), ("b",), ("b",), ("b", "a")], strict=True))
+    await control.weights.update(parts[0], None)
+    with pytest.raises(RequestError, match=f"have {maximum + 1} bytes, and the maximum is {maximum}: send all tensors"):
+        await control.weights.update(parts[1], None)
+    assert not parts[1].paths[0].exists() and one.prepared is None and control.weights.version == "1"
+    await control.weights.update(parts[2], None)
+    await control.weights.update(parts[3], None)
+    assert [part.paths[0].exists() for part in parts] == [False, False, False, True]
+    await control.close()
 
 
 async def test_a_version_can_be_renamed_and_engines_that_join_have_the_new_name() -> None:

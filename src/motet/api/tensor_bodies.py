@@ -10,14 +10,11 @@ from starlette.requests import ClientDisconnect
 
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import BodyTooLargeError, ModelLoadError, OverloadedError, RequestError
+from motet.models.checkpoint import max_checkpoint_bytes
 from motet.models.memory_file import MemoryFile
-from motet.models.safetensors_header import MAX_HEADER_BYTES, check_safetensors
+from motet.models.safetensors_header import check_safetensors
 
 MAX_LENGTH_DIGITS = 18
-MAX_ITEM_BYTES = 4
-"""Bytes per element of the largest dtype that weights can have."""
-MAX_FILES = 16
-"""Number of files of one checkpoint whose headers can all have the maximum size."""
 
 
 class TensorMemory:
@@ -33,7 +30,7 @@ class TensorMemory:
 
     @property
     def limit_bytes(self) -> int:
-        return max(self._minimum_bytes, self._num_weights() * MAX_ITEM_BYTES + MAX_FILES * MAX_HEADER_BYTES)
+        return max(self._minimum_bytes, max_checkpoint_bytes(self._num_weights()))
 
     async def create(self, num_bytes: int) -> MemoryFile:
         """Returns a file of this size, which counts until it is settled. Raises BodyTooLargeError if it exceeds the

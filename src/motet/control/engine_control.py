@@ -104,8 +104,8 @@ class EngineControl:
     async def obey(self, order: ControlOrder, *, uploaded: Checkpoint | None = None) -> OrderAnswer:
         """Carries out a gateway's order on all engines. `uploaded`: checkpoint to prepare, if its files were sent."""
         match order:
-            case PrepareWeights(kind, paths):
-                return await self.weights.prepare(uploaded or Checkpoint(kind, tuple(map(Path, paths))))
+            case PrepareWeights(kind, paths, base):
+                return await self.weights.prepare(uploaded or Checkpoint(kind, tuple(map(Path, paths))), base=base)
             case ApplyWeights(version, digest):
                 await self.weights.apply(version, digest=digest)
                 return EngineFacts(self._router.info)

@@ -28,9 +28,10 @@ from motet.engine_orders import (
     SumWeights,
 )
 from motet.engines.server_engine import ServerEngine
+from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import EngineDiedError, EngineError, RequestError, StartupError
 from motet.metrics.routing import UPDATE_S
-from motet.models.checkpoint import START, Checkpoint
+from motet.models.checkpoint import START, Checkpoint, max_checkpoint_bytes
 from motet.routing.router import Router
 from motet.types import FIRST_VERSION
 
@@ -40,7 +41,7 @@ PREPARED_S = 600.0
 """Time in seconds for which prepared weights are kept for a gateway: it can wait for other servers, or have died."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AppliedCheckpoint:
     """A checkpoint that the engines of a server have applied."""
 
@@ -48,13 +49,20 @@ class AppliedCheckpoint:
     version: str
     digest: str
     """The `model_digest` of engines that have applied it."""
-    complete: bool
-    """True if it has all tensors of the model."""
+    prepared: PreparedWeights
+    base: str
+    """Digest of the weights to which it was added; empty for the weights of the start."""
+
+    @property
+    def complete(self) -> bool:
+        """True if it has all tensors of the model."""
+        return self.prepared.complete
 
 
 class WeightHistory:
     """The checkpoints that a restarted engine must read: the last one with all tensors, and later ones with some
-    tensors. Owned by `WeightUpdates`. Checkpoints in memory are kept as long as a restarted engine needs them."""
+    tensors, unless still later ones have all their tensors. Owned by `WeightUpdates`. Checkpoints in memory are kept as
+    long as a restarted engine needs them."""
 
     def __init__(self) -> None:
         self.version: str = FIRST_VERSION
@@ -72,10 +80,36 @@ class WeightHistory:
         self.version, self._named = version, True
 
     def add(self, applied: AppliedCheckpoint) -> None:
-        if applied.complete:
-            self.close()
-        self._applied.append(applied)
+        needed = [] if applied.complete else self._needed_before(applied.prepared)
+        for earlier in self._applied:
+            if earlier not in needed:
+                earlier.checkpoint.close()
+        self._applied = [*needed, applied]
         self.name(applied.version)
+
+    def check_memory(self, checkpoint: Checkpoint, prepared: PreparedWeights, *, num_weights: int) -> None:
+        """Raises RequestError if the updates since the last complete one, with this checkpoint, would keep more memory
+        than a complete checkpoint. `num_weights`: number of the model's weights; 0 if it is not known, then nothing is
+        checked."""
+        maximum = max_checkpoint_bytes(num_weights)
+        if prepared.complete or not num_weights:
+            return
+        needed = [earlier.checkpoint for earlier in self._needed_before(prepared) if not earlier.complete]
+        num_bytes = sum(file.num_bytes for one in (*needed, checkpoint) for file in one.memory)
+        if num_bytes > maximum:
+            why = f"the updates since the last complete one have {num_bytes} bytes, and the maximum is {maximum}"
+            raise RequestError(f"{why}: send all tensors of the model", code=INVALID_WEIGHTS)
+
+    def _needed_before(self, prepared: PreparedWeights) -> list[AppliedCheckpoint]:
+        """Returns the checkpoints that a restarted engine reads before these weights: not those whose tensors are all
+        replaced later."""
+        replaced, needed = set(prepared.names), list[AppliedCheckpoint]()
+        for earlier in reversed(self._applied):
+            names = earlier.prepared.names
+            if earlier.complete or not names or not replaced.issuperset(names):
+                needed.insert(0, earlier)
+                replaced.update(names)
+        return needed
 
     def close(self) -> None:
         for applied in self._applied:
@@ -107,7 +141,7 @@ class WeightHistory:
 
     async def _send_applied(self, engine: ControlledEngine, checkpoints: Sequence[AppliedCheckpoint]) -> None:
         for applied in checkpoints:
-            prepared = await engine.send(PrepareWeights.of(applied.checkpoint))
+            prepared = await engine.send(PrepareWeights.of(applied.checkpoint, base=applied.base))
             if not isinstance(prepared, PreparedWeights):
                 raise EngineError(f"the engine answered {type(prepared).__name__} to PrepareWeights")
             await engine.send(ApplyWeights(self.version, prepared.digest))
@@ -139,6 +173,8 @@ class PreparedUpdate:
     checkpoint: Checkpoint
     engines: Sequence[NamedEngine]
     prepared: PreparedWeights
+    base: str
+    """See `AppliedCheckpoint`."""
     slowest: str
     seconds: float
     """Time in seconds that the slowest worker took."""
@@ -196,8 +232,8 @@ class WeightUpdates:
                     raise EngineError(f"{id} has other weights than {engines[0][0]}")
             return sums[0]
 
-    async def prepare(self, checkpoint: Checkpoint) -> PreparedWeights:
-        """Does step 1 of an update, for a gateway. Raises the errors of `update`."""
+    async def prepare(self, checkpoint: Checkpoint, *, base: str = "") -> PreparedWeights:
+        """Does step 1 of an update, for a gateway. `base`: see `PrepareWeights`. Raises the errors of `update`."""
         try:
             await self.drop()
             await self._engines.lock.acquire()
@@ -205,7 +241,7 @@ class WeightUpdates:
             checkpoint.close()
             raise
         try:
-            self._ready = await self._prepare(checkpoint)
+            self._ready = await self._prepare(checkpoint, base)
         except BaseException:
             self._engines.lock.release()
             raise
@@ -247,7 +283,7 @@ class WeightUpdates:
         self._expiry = None  # otherwise `drop` would cancel this task
         await self.drop()
 
-    async def _prepare(self, checkpoint: Checkpoint) -> PreparedUpdate:
+    async def _prepare(self, checkpoint: Checkpoint, base: str = "") -> PreparedUpdate:
         """Makes all engines prepare the checkpoint. If an engine cannot, all engines drop it."""
         engines: Sequence[NamedEngine] = ()
         prepared: dict[str, PreparedWeights] = {}
@@ -257,7 +293,7 @@ class WeightUpdates:
             ended_s: dict[str, float] = {}
 
             async def prepare(id: str, engine: ControlledEngine) -> OrderAnswer:
-                answer = await engine.send(PrepareWeights.of(checkpoint))
+                answer = await engine.send(PrepareWeights.of(checkpoint, base=base))
                 ended_s[id] = time.monotonic()
                 return answer
 
@@ -271,13 +307,17 @@ class WeightUpdates:
             (first, facts), *others = prepared.items()
             if other := next((id for id, weights in others if weights.digest != facts.digest), None):
                 raise EngineError(f"{other} has read other weights in {checkpoint.name} than {first}")
+            num_weights = max(engine.info.num_weights for _, engine in engines)
+            self.history.check_memory(checkpoint, facts, num_weights=num_weights)
         except BaseException:
             # An engine whose answer was lost can have prepared any weights.
             digests = {id: weights.digest for id, weights in prepared.items()}
             await self._fail(checkpoint, [(engine, digests.get(id, "")) for id, engine in engines])
             raise
         slowest = max(ended_s, key=ended_s.__getitem__)
-        return PreparedUpdate(checkpoint, engines, facts, slowest, ended_s[slowest] - started_s, started_s)
+        if not base and self.history.last is not None:
+            base = self.history.last.prepared.digest
+        return PreparedUpdate(checkpoint, engines, facts, base, slowest, ended_s[slowest] - started_s, started_s)
 
     async def _apply(self, update: PreparedUpdate, version: str | None) -> WeightUpdate:
         """Raises EngineError if no engine has applied the weights."""
@@ -294,7 +334,7 @@ class WeightUpdates:
         if prepared.complete:
             self.lost = False
         update.checkpoint.settle()
-        self.history.add(AppliedCheckpoint(update.checkpoint, name, digest, prepared.complete))
+        self.history.add(AppliedCheckpoint(update.checkpoint, name, digest, prepared, update.base))
         self._count += 1
         for old in before:
             self._fleet.record_replaced_weights(old, digest)

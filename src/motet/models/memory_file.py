@@ -155,6 +155,10 @@ class MemoryFile:
             raise
         return cls(folder.path / FILE_NAME, folder=folder)
 
+    @property
+    def num_bytes(self) -> int:
+        return self.path.stat().st_size
+
     def write(self, data: bytes | memoryview, at: int) -> int:
         """Writes all of `data`, and returns the offset after it."""
         return write_all(self._descriptor, data, at=at)

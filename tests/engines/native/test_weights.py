@@ -207,6 +207,23 @@ def test_some_tensors_alone_can_be_new(
     assert core.info.model_digest not in (parts.info.model_digest, fresh.info.model_digest)
 
 
+@pytest.mark.slow
+def test_a_part_can_be_added_without_the_earlier_parts_that_it_replaces(
+    tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    norm, numbers = "model.norm.weight", {"dtype": "float32", "kernels": "torch"}
+    old = load_file(tiny("llama") / FILE)[norm]
+    folders = [saved(tmp_path / str(factor), {norm: old * factor}) for factor in (2, 3)]
+    parts, restarted = (built(tiny("llama"), numbers) for _ in range(2))
+    base = parts.weights.prepare(CheckpointKind.FILES, folders[:1]).prepared
+    core = core_of(parts)
+    for folder in folders:
+        renew(core, parts, folder)
+    added = restarted.weights.prepare(CheckpointKind.FILES, folders[1:], base=base.digest)
+    assert base.names == added.prepared.names == (norm,)
+    assert restarted.weights.applied(added, restarted.info, version=VERSION).model_digest == core.info.model_digest
+
+
 def bad_tensors(old: Tensors) -> dict[str, tuple[Tensors, str]]:
     norm = "model.norm.weight"
     return {

@@ -78,9 +78,10 @@ class WeightLoader:
         """Returns a loader for a model that has the same weights in other memory."""
         return WeightLoader(live, self._start, name_of=self._name_of, cache=self._cache)
 
-    def prepare(self, kind: CheckpointKind, paths: Sequence[Path] = ()) -> LoadedWeights:
-        """Reads a checkpoint. Raises RequestError, which names the tensor or the file, if the checkpoint cannot be
-        used, and EngineError if the weights with which the engine was started do not exist any more."""
+    def prepare(self, kind: CheckpointKind, paths: Sequence[Path] = (), *, base: str = "") -> LoadedWeights:
+        """Reads a checkpoint. `base`: see `PrepareWeights`. Raises RequestError, which names the tensor or the file, if
+        the checkpoint cannot be used, and EngineError if the weights with which the engine was started do not exist any
+        more."""
         started_s = time.monotonic()
         match kind:
             case CheckpointKind.START:
@@ -88,11 +89,12 @@ class WeightLoader:
             case CheckpointKind.ZEROS:
                 staged, tensors, digest = *self._make_zeros(), ZEROS
             case CheckpointKind.FILES | CheckpointKind.MEMORY:
-                return self._read_files(paths, started_s, cache=self._cache if kind is CheckpointKind.FILES else None)
+                cache = self._cache if kind is CheckpointKind.FILES else None
+                return self._read_files(paths, started_s, cache=cache, base=base or self._digest)
         prepared = PreparedWeights(tensors, time.monotonic() - started_s, complete=True, digest=digest)
         return LoadedWeights(staged, prepared, of_start=kind is CheckpointKind.START)
 
-    def _read_files(self, paths: Sequence[Path], started_s: float, *, cache: Path | None) -> LoadedWeights:
+    def _read_files(self, paths: Sequence[Path], started_s: float, *, cache: Path | None, base: str) -> LoadedWeights:
         """Reads safetensors files, or folders of such files, with all tensors of the model or some of them."""
         reading = FileReading()
         try:
@@ -114,8 +116,14 @@ class WeightLoader:
         finally:
             reading.close()
         if missing:  # the missing tensors keep their old values, so the digest depends on the old weights too
-            digest = hashlib.sha256(f"{self._digest}|{digest}".encode()).hexdigest()
-        prepared = PreparedWeights(len(names), time.monotonic() - started_s, complete=not missing, digest=digest)
+            digest = hashlib.sha256(f"{base}|{digest}".encode()).hexdigest()
+        prepared = PreparedWeights(
+            len(names),
+            time.monotonic() - started_s,
+            complete=not missing,
+            digest=digest,
+            names=tuple(sorted(names)) if missing else (),
+        )
         return LoadedWeights(staged, prepared)
 
     def _rounded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -230,7 +238,7 @@ class WeightThreads:
             if isinstance(order, SumWeights):
                 self._done.put((number, Checksums(self._loader.checksums())))
             else:
-                self._done.put((number, self._loader.prepare(order.kind, [*map(Path, order.paths)])))
+                self._done.put((number, self._loader.prepare(order.kind, [*map(Path, order.paths)], base=order.base)))
         except MotetError as error:
             self._done.put((number, error))
         except Exception as error:  # for instance without memory: the old weights continue to serve
