@@ -7,13 +7,22 @@ import pytest
 
 from motet.control.engine_control import EngineControl
 from motet.engine import Worker, WorkerState
-from motet.engine_orders import ApplyWeights, EngineOrder, Hold, OrderAnswer, PreparedWeights, PrepareWeights
+from motet.engine_orders import (
+    ApplyWeights,
+    EngineOrder,
+    Hold,
+    OrderAnswer,
+    PreparedWeights,
+    PrepareWeights,
+    SumWeights,
+)
 from motet.errors import EngineError, MotetError, NoWorkerError, RequestError, StartupError
 from motet.models.checkpoint import Checkpoint, max_checkpoint_bytes
 from motet.models.memory_file import MemoryFile
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.types import PauseMode
+from tests.clock import settle
 from tests.control.controlled import DIED, NEW, OLD, SOME, OrderedEngine
 from tests.patience import PATIENCE_S
 
@@ -161,6 +170,40 @@ async def test_pauses_start_and_end_while_weights_are_read() -> None:
     assert (one.held, versions(one)) == (True, ["1"]), "the pause lasts"
     await control.obey(Hold(False))
     assert (one.held, control.engines.paused) == (False, False)
+
+
+class SlowSummer(SlowReader):
+    """An engine that also computes checksums until `sum_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums, self.sum_on = asyncio.Event(), asyncio.Event()
+
+    async def send(self, order: EngineOrder) -> OrderAnswer:
+        if isinstance(order, SumWeights):
+            self.sums.set()
+            await self.sum_on.wait()
+        return await super().send(order)
+
+
+async def test_checksums_do_not_wait_for_an_update_that_reads_and_are_of_the_weights_before_it() -> None:
+    """The bug: `/weight_checker` waited for minutes while another update read its files."""
+    one = SlowSummer()
+    control, _ = cell(one)
+    update = asyncio.create_task(control.weights.update(NEW, None))
+    await one.reads.wait()
+    async with asyncio.timeout(PATIENCE_S):
+        checking = asyncio.create_task(control.weights.checksums())
+        await one.sums.wait()
+        one.read_on.set()
+        await settle()
+        assert (versions(one), one.held) == (["0"], False), "the new weights wait for the checksums"
+        await control.pause(PauseMode.KEEP)
+        await control.resume()
+        one.sum_on.set()
+        assert await checking == {"a": "old"}
+        await update
+    assert (await control.weights.checksums(), versions(one)) == ({"a": "new"}, ["1"])
 
 
 async def test_a_pause_does_not_drop_weights_that_a_gateway_has_prepared() -> None:

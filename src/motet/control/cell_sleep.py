@@ -86,8 +86,9 @@ class CellSleep:
             async with self._engines.step_lock:
                 await self._engines.halt()  # a client can have ended the pause since
                 self.tags |= MEMORY
-            self._weights.lost |= weights
-            await self._give(lambda engine: engine.send(Sleep(weights)))
+            async with self._engines.weights_lock:
+                self._weights.lost |= weights
+                await self._give(lambda engine: engine.send(Sleep(weights)))
 
     async def _wake(self, tags: Iterable[SleepTag]) -> bool:
         if not self.tags:

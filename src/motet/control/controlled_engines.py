@@ -25,7 +25,10 @@ class ControlledEngines:
         order. These can read files, which takes any time."""
         self.step_lock = asyncio.Lock()
         """Held while engines are paused, continue, or apply weights that they have read. Never held during a read of a
-        file, so a trainer can always end a pause. Acquired after `lock`, if both are needed."""
+        file, so a trainer can always end a pause. Acquired after the other locks, if several are needed."""
+        self.weights_lock = asyncio.Lock()
+        """Held while the weights that serve are replaced, released, or read for checksums. Never held during a read of
+        a file. Acquired after `lock`."""
         self.paused = False
         self._router = router
         self._on_other_servers = on_other_servers

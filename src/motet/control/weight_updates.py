@@ -220,8 +220,9 @@ class WeightUpdates:
 
     async def checksums(self) -> dict[str, str]:
         """Returns the SHA-256 of the engines' weights by tensor name in a checkpoint. Raises EngineError unless all
-        engines are available and have equal weights, and RequestError while the weights are released."""
-        async with self._engines.lock:
+        engines are available and have equal weights, and RequestError while the weights are released. Does not wait for
+        an update that reads files."""
+        async with self._engines.weights_lock:
             if self.lost:
                 raise asleep()
             engines = self._engines.all()
@@ -349,7 +350,7 @@ class WeightUpdates:
     async def _apply_each(self, engines: Sequence[NamedEngine], order: ApplyWeights) -> str:
         """Applies the prepared weights on all engines, and returns their new `model_digest`. An engine that dies gets
         the weights when it is restarted. Raises EngineError if all engines have died."""
-        async with self._engines.step_lock:
+        async with self._engines.weights_lock, self._engines.step_lock:
             if not self._engines.paused:
                 await self._engines.hold_steps(True, local_only=True)
             answers = await asyncio.gather(*(engine.send(order) for _, engine in engines), return_exceptions=True)
