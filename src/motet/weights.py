@@ -10,7 +10,8 @@ server must have been started with `--rl`."""
 
 import http.client
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import SplitResult, urlencode, urlsplit
@@ -24,6 +25,8 @@ DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 """The name of each dtype in safetensors files."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 TIMEOUT_S = 600.0
+BUSY_CODE = "overloaded"
+"""Code of the error of a server that has no memory for the tensors now, because it receives others."""
 
 NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
@@ -37,12 +40,16 @@ class Delivery(StrEnum):
 
 
 class PushError(Exception):
-    """The server has refused the weights, and keeps its previous ones. `status`: status code of its response."""
+    """The server has refused the weights, and keeps its previous ones. `status`: status code of its response.
+    `retry_after_s`: time in seconds after which a busy server can accept them; None if a retry cannot help."""
 
-    def __init__(self, message: str, *, status: int, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
+        self.retry_after_s = retry_after_s
 
 
 def push(
@@ -60,18 +67,30 @@ def push(
     some of their tensors, with the names of the Hugging Face checkpoint, in bfloat16, float16 or float32 and on any
     device; the engines round them to their own dtype. `version`: name of the weights, by default the number of updates.
     `way`: by default memory if the server's address is a loopback address and the server can open that memory, else
-    HTTP. Raises PushError if the server refuses the weights, ValueError for tensors that cannot be sent, OSError if
-    there is no connection or no memory."""
+    HTTP. `timeout_s`: maximum time to wait for a response. A server that has no memory for the tensors, because it
+    receives others, is tried again for the same time. Raises PushError if the server refuses the weights, ValueError
+    for tensors that cannot be sent, OSError if there is no connection or no memory."""
     target = Target.of(server, admin_key=admin_key, timeout_s=timeout_s)
     tensors = dict(named_tensors)
-    if way is Delivery.HTTP or (way is None and target.url.hostname not in LOOPBACK):
-        return _send(target, tensors, version=version)
-    try:
-        return _share(target, tensors, version=version)
-    except PushError as error:
-        if way is Delivery.MEMORY or error.param != "weight_file":
-            raise
-        return _send(target, tensors, version=version)  # the server cannot open the memory of this process
+    if way is not Delivery.HTTP and (way is Delivery.MEMORY or target.url.hostname in LOOPBACK):
+        try:
+            return _unless_busy(lambda: _share(target, tensors, version=version), timeout_s=timeout_s)
+        except PushError as error:
+            if way is Delivery.MEMORY or error.param != "weight_file":
+                raise  # otherwise, the server cannot open the memory of this process
+    return _unless_busy(lambda: _send(target, tensors, version=version), timeout_s=timeout_s)
+
+
+def _unless_busy(send: Callable[[], str], *, timeout_s: float) -> str:
+    """Calls `send` again while the server is busy, for at most this time."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return send()
+        except PushError as error:
+            if error.retry_after_s is None or time.monotonic() + error.retry_after_s > end_s:
+                raise
+            time.sleep(error.retry_after_s)
 
 
 @dataclass(frozen=True)
@@ -103,12 +122,12 @@ class Target:
             except ConnectionError:  # a server that refuses the weights does not read the rest
                 pass
             response = connection.getresponse()
-            return _version_in(response.status, response.read())
+            return _version_in(response.status, response.read(), retry_after=response.getheader("retry-after", ""))
         finally:
             connection.close()
 
 
-def _version_in(status: int, body: bytes) -> str:
+def _version_in(status: int, body: bytes, *, retry_after: str) -> str:
     try:
         fields = json.loads(body)
     except ValueError:
@@ -122,7 +141,13 @@ def _version_in(status: int, body: bytes) -> str:
     error = fields.get("error") if isinstance(fields, dict) else None
     error = error if isinstance(error, dict) else {}
     message = error.get("message") or body[:500].decode(errors="replace")
-    raise PushError(f"The server answered {status}: {message}", status=status, param=error.get("param"))
+    busy = error.get("code") == BUSY_CODE and retry_after.isascii() and retry_after.isdigit()
+    raise PushError(
+        f"The server answered {status}: {message}",
+        status=status,
+        param=error.get("param"),
+        retry_after_s=max(1.0, float(retry_after)) if busy else None,
+    )
 
 
 def _share(target: Target, tensors: Mapping[str, torch.Tensor], *, version: str | None) -> str:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from motet import weights
+from motet.api.tensor_bodies import TensorMemory
 from motet.control.checkpoint_upload import CheckpointUpload
 from motet.engine_orders import (
     ApplyWeights,
@@ -32,6 +34,7 @@ from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER
 from motet.machine import read_memory
 from motet.models.checkpoint import Checkpoint, CheckpointKind
 from motet.models.memory_file import MemoryFile
+from motet.weights import Delivery, PushError
 from tests.api.noted_control import BAD, GONE, NotedControl
 from tests.api.serving import Served, Serving
 from tests.error_response import assert_error
@@ -162,6 +165,42 @@ async def test_tensors_of_several_requests_share_the_memory_of_one_checkpoint(
     writers.pop().close()
     await until(lambda: open_files() == 0)
     assert memory.held_bytes == 0
+
+
+class BusyClock:
+    """Time of a trainer that waits for a server. The server is free after `num_waits` waits."""
+
+    def __init__(self, memory: TensorMemory, *, num_waits: int) -> None:
+        self.now_s = 0.0
+        self._memory = memory
+        self._num_waits = num_waits
+        memory.held_bytes = memory.limit_bytes
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        if self.now_s >= self._num_waits:
+            self._memory.held_bytes = 0
+
+
+@pytest.mark.parametrize(("num_waits", "timeout_s"), [(3, 600.0), (700, 600.0)])
+async def test_a_push_is_repeated_while_the_server_receives_other_tensors(
+    trained: Served, control: NotedControl, monkeypatch: pytest.MonkeyPatch, num_waits: int, timeout_s: float
+) -> None:
+    """The bug: a trainer whose push met another one failed with the server's 503."""
+    clock = BusyClock(trained.service.tensor_memory, num_waits=num_waits)
+    monkeypatch.setattr("motet.weights.time", clock)
+    server, tensors = f"http://127.0.0.1:{trained.port}", {"a": torch.zeros(3), "b": torch.ones(2)}
+    push = asyncio.to_thread(weights.push, server, tensors, way=Delivery.HTTP, version="7", timeout_s=timeout_s)
+    if num_waits <= timeout_s:
+        assert await push == "7"
+        assert (clock.now_s, control.calls) == (num_waits, [("memory", "7")])
+    else:
+        with pytest.raises(PushError, match=r"503: .*the tensors of other requests have"):
+            await push
+        assert (clock.now_s, control.calls) == (timeout_s, [])
 
 
 async def test_tensors_count_until_they_are_applied_or_dropped(trained: Served, control: NotedControl) -> None:
