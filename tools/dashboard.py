@@ -24,6 +24,7 @@ WORKER = f'worker=~"$worker", {SERVER}'
 RATE = "[$__rate_interval]"
 EACH = "instance, worker"
 """Labels that identify a worker. Workers of two servers can have the same name."""
+EACH_CLIENT = "instance, client"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 PANELS_A_ROW, WIDTH, HEIGHT = 3, 8, 8
 """Layout of the panels; Grafana's grid has 24 columns."""
@@ -70,6 +71,12 @@ def per_second(metric: str, selector: str, *, by: str, suffix: str = "") -> Quer
 
 def share(part: str, whole: str, selector: str, *, by: str) -> Query:
     return f"{rate(part, selector, by=by)} / {rate(whole, selector, by=by)}", named(by)
+
+
+def parts(metric: str, selector: str, *, by: str, of: str) -> Query:
+    """Returns each value of a gauge as a part of the sum of all values with the same label `of`."""
+    name = f"motet:{metric}{{{selector}}}"
+    return f"sum by ({by}) ({name}) / on ({of}) group_left () sum by ({of}) ({name})", named(by)
 
 
 def quantiles(metric: str, selector: str, *, by: str) -> tuple[Query, ...]:
@@ -183,6 +190,29 @@ ROWS = (
                 NUMBER,
                 gauges({"num_requests_running": "running", "num_requests_waiting": "waiting"}, WORKER, by=EACH),
                 "In each engine.",
+            ),
+        ),
+    ),
+    Row(
+        "Clients",
+        (
+            Panel(
+                "Open choices of clients",
+                NUMBER,
+                gauges({"client_choices": ""}, SERVER, by=EACH_CLIENT),
+                "On workers, as counted by the router. Each API key is a client, and all others are one.",
+            ),
+            Panel(
+                "Waiting choices of clients",
+                NUMBER,
+                gauges({"client_choices_queued": ""}, SERVER, by=EACH_CLIENT),
+                "Choices of groups that wait for capacity.",
+            ),
+            Panel(
+                "Shares of clients",
+                SHARE,
+                (parts("client_kv_blocks", SERVER, by=EACH_CLIENT, of="instance"),),
+                "Share of the KV blocks that all clients' open choices and their prompts take on workers.",
             ),
         ),
     ),

@@ -43,6 +43,12 @@ def test_every_metric_that_is_used_is_declared() -> None:
     assert used - series() == set()
 
 
+def test_the_dashboard_shows_all_metrics_of_clients() -> None:
+    of_clients = {one.exposed_name for one in DECLARED if one.labels == ("client",)}
+    assert len(of_clients) == 3
+    assert of_clients <= metrics_in(dashboard.text())
+
+
 def test_panels_have_distinct_numbers_and_do_not_overlap() -> None:
     panels = json.loads(dashboard.FILE.read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
