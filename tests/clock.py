@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from motet.turns import LoopTurns
+from motet.loop_budget import LoopBudget
 
 
 class Clock:
@@ -37,8 +37,8 @@ class TurnCounter:
             await asyncio.sleep(0)
 
 
-class CountedTurns(LoopTurns):
-    """Counts the pieces of work in turns of the event loop."""
+class CountedBudget(LoopBudget):
+    """A budget that counts the pieces of work."""
 
     def __init__(self) -> None:
         super().__init__(time.perf_counter)

@@ -32,12 +32,12 @@ EVERYBODY_SEES = (
     "errors",
     "settings",
     "log",
+    "loop_budget",
     "block_names",
     "machine",
     "merge",
     "process_limits",
     "threads",
-    "turns",
 )
 
 BELOW_API = (
@@ -70,12 +70,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "errors": (),
     "settings": ("metrics.declare", "transfer.ticket"),
     "log": (),
+    "loop_budget": (),
     "block_names": (),
     "machine": (),
     "merge": (),
     "process_limits": ("machine",),
     "threads": (),
-    "turns": (),
     "kv_events": (),
     "metrics": (),
     "metrics.declare": (),

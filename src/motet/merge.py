@@ -33,7 +33,7 @@ BATCH = 16
 
 
 async def in_batches(items: Iterable[T]) -> AsyncIterator[T]:
-    """Yields all items, with a turn of the event loop after each `BATCH`: a request can have thousands."""
+    """Yields all items, with an iteration of the event loop after each `BATCH`: a request can have thousands."""
     for number, item in enumerate(items, start=1):
         yield item
         if number % BATCH == 0:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from motet.loop_budget import BUDGET, LoopBudget
 from motet.policies.confidence import ConfidenceRule
 from motet.policies.criteria import Agree, Finished
 from motet.policies.driver import ChoiceOutput, PolicyDriver
 from motet.policies.extract import Extract, ExtractKind
 from motet.policies.steering import AnswerValues, GroupPolicy
-from motet.turns import TURNS, LoopTurns
 from motet.types import FinishReason, TokenLogprob
 from tests.clock import Clock, TurnCounter
 
@@ -126,7 +126,7 @@ class SlowRule:
         object.__setattr__(extract, "_find", self.find)
         self.policy = GroupPolicy(extract=extract, vote=True)
         self._clock = Clock()
-        TURNS.set(LoopTurns(self._clock))
+        BUDGET.set(LoopBudget(self._clock))
 
     def find(self, text: str) -> str:
         self._clock.now_s += self.value_s

@@ -7,12 +7,12 @@ import pytest
 from motet.engine import Worker
 from motet.errors import WorkerFaultError
 from motet.ids import RequestId
+from motet.loop_budget import BUDGET
 from motet.routing.groups.placement import ResponseCheck
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.settings.server_config import RoutingConfig
 from motet.testing.fake_engine import FakeEngine
-from motet.turns import TURNS
 from motet.types import (
     SCORES_PER_PART,
     ChoiceDelta,
@@ -26,7 +26,7 @@ from motet.types import (
     TokenLogprob,
     choice_starts,
 )
-from tests.clock import CountedTurns
+from tests.clock import CountedBudget
 from tests.routing.scene import Received
 
 PROMPT = (1, 2, 3)
@@ -154,7 +154,7 @@ async def test_the_log_probabilities_of_a_long_prompt_are_checked_in_turns_of_th
         choices=choice_starts(1, seed=7),
         sampling=SamplingParams(max_tokens=4, prompt_logprobs=0),
     )
-    TURNS.set(turns := CountedTurns())
+    BUDGET.set(budget := CountedBudget())
     (report,) = (await Received().read(router.generate(request), request)).prompts
     assert report.logprobs is not None and len(report.logprobs) == length
-    assert turns.num_pieces == -(-length // SCORES_PER_PART)
+    assert budget.num_pieces == -(-length // SCORES_PER_PART)

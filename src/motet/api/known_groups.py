@@ -4,7 +4,7 @@ more choices (`keep_s`). Only the client that requested a group can find it.
     opened    an answer of the group starts: the first one, or an answer with more choices
     closed    an answer has ended. With the last one the group is forgotten, at once or after `keep_s`
 
-Reports on the choices of a group are made `REPORTS` at a time, in turns of the event loop.
+Reports on the choices of a group are made `REPORTS` at a time, in several iterations of the event loop.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from starlette.responses import Response
 from motet.api.http.failure import invalid_value
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan
 from motet.errors import NotFoundError
-from motet.turns import in_turns
+from motet.loop_budget import batched_within_loop_budget
 from motet.types import ChoiceStart, FinishReason
 
 MAX_KEPT = 1024
@@ -192,7 +192,7 @@ class KnownGroups:
         """Records that an answer has ended. Must be called once for each answer that was opened. If the group stays
         known, the answer stays open until its last reports have been made."""
         if group.keep_s > 0 or len(group.open) > 1:
-            reports = await in_turns(map(ended, answer.choices()), REPORTS)
+            reports = await batched_within_loop_budget(map(ended, answer.choices()), REPORTS)
             group.over |= {report.index: report for part in reports for report in part}
         group.open.remove(answer)
         if group.open:

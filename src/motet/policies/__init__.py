@@ -8,5 +8,5 @@
     lockstep    steps that depend on numbers of tokens alone
 
 A decision is a function of the output tokens and of nothing else: no clock, no load, no worker. So a request ends in
-the same way wherever it runs. Except for the driver's turns of the event loop, all of this is pure.
+the same way wherever it runs. Except that the driver waits for iterations of the event loop, all of this is pure.
 """

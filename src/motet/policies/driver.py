@@ -13,8 +13,8 @@ from operator import attrgetter
 
 import msgspec
 
+from motet.loop_budget import within_loop_budget
 from motet.policies.steering import NO_CHANGE, GroupPolicy, GroupReport, Steering, SteeringDecision
-from motet.turns import in_turn
 from motet.types import FinishReason, TokenLogprob
 
 _INDEX = attrgetter("index")
@@ -103,12 +103,12 @@ class PolicyDriver:
         return None if self._steering is None else self._steering.report(id)
 
     async def _add_texts(self, steering: Steering, outputs: Sequence[ChoiceOutput]) -> None:
-        """Finds the values of complete answers in turns of the event loop that all groups share, because a client's
-        pattern can take milliseconds, and hundreds of groups can end in one step."""
+        """Adds the texts of a step, and finds the values of complete answers. All groups share the time for values in
+        an iteration of the event loop: a pattern can take milliseconds, and hundreds of groups can end at once."""
         for output in outputs:
             steering.add_text(output.index, output.text)
             if output.finish is not None:
-                await in_turn(partial(steering.find_value, output.index))
+                await within_loop_budget(partial(steering.find_value, output.index))
 
     def _decide(
         self,

@@ -11,9 +11,9 @@ from motet.api.http.admission import ANONYMOUS
 from motet.api.known_groups import REPORTS, ChoiceReport, ChoiceState, FurtherChoices, KnownGroup, KnownGroups
 from motet.errors import NotFoundError, OverloadedError, RequestError
 from motet.ids import RequestId
-from motet.turns import TURNS
+from motet.loop_budget import BUDGET
 from tests.api.serving import SEED, Served, Serving, WatchedEngine, chunks, saying
-from tests.clock import CountedTurns
+from tests.clock import CountedBudget
 from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
@@ -240,9 +240,9 @@ async def test_a_group_of_thousands_of_choices_is_reported_in_turns_of_the_event
     group.over = {index: ChoiceReport(index, ChoiceState.OVER, 3, None) for index in others}
     for part in (first, second):
         served.service.groups.opened(group, part)
-    TURNS.set(turns := CountedTurns())
+    BUDGET.set(budget := CountedBudget())
     shown = (await served.http.get("/v1/groups/g")).json()
-    assert turns.num_pieces >= 2 * 11_000 // 512
+    assert budget.num_pieces >= 2 * 11_000 // 512
     indices = [choice["index"] for choice in shown["choices"]]
     assert indices == [*range(12_000)]
     last = {"index": 11_999, "state": "writing", "tokens": 11_999, "finish_reason": None, "worker": None}
@@ -276,9 +276,9 @@ async def test_the_reports_on_ended_choices_are_made_in_turns_of_the_event_loop(
     first, second = Part(*range(3000)), Part(3000)
     for part in (first, second):
         groups.opened(group, part)
-    TURNS.set(turns := CountedTurns())
+    BUDGET.set(budget := CountedBudget())
     await groups.closed(group, first)
-    assert turns.num_pieces > 3000 // REPORTS
+    assert budget.num_pieces > 3000 // REPORTS
     assert (group.open, len(group.over)) == ([second], 3000)
     group.keep_s = 0.0
     await groups.closed(group, second)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from motet.api.generation import answer as answer_module
-from motet.api.generation.answer_writer import TURN_LOGPROBS
+from motet.api.generation.answer_writer import FEED_LOGPROBS
 from motet.api.generation.chunks import ChunkWriter
 from motet.api.generation.collect import BodyWriter
 from motet.policies.steering import GroupReport
@@ -64,7 +64,7 @@ async def test_parts_of_steps_make_the_answers_of_single_requests(
 
         monkeypatch.setattr(writer, "feed", watched)
     wide = await served.http.post(path, json=with_logprobs(path, n=N, num_top=20, stream=stream, max_tokens=4))
-    assert 0 < max(widths) <= TURN_LOGPROBS < N * 20
+    assert 0 < max(widths) <= FEED_LOGPROBS < N * 20
     together = choices_of(wide, stream=stream)
     assert [*together] == [*range(N)]
     single = await served.http.post(path, json=with_logprobs(path, n=1, num_top=20, max_tokens=4))

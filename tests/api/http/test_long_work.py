@@ -12,7 +12,7 @@ import pytest
 from motet.api.http.body import MAX_CONTAINERS, MAX_LEVELS, MAX_MEMBERS, check_json_strings
 from motet.api.http.caller import Caller
 from motet.api.http.failure import FieldError
-from motet.api.http.long_work import LONG_WORK, Turns, in_thread, in_thread_of, work_client
+from motet.api.http.long_work import LONG_WORK, WorkThread, in_thread, in_thread_of, work_client
 from motet.api.http.schema import MAX_VALUES
 from motet.api.openai.chat_schema import Message
 from motet.errors import RequestError
@@ -47,10 +47,10 @@ def uses(arguments: object, *, times: int = 1) -> list[object]:
 
 
 async def test_clients_take_turns_and_each_keeps_the_order_of_its_pieces() -> None:
-    turns, order = Turns(), list[str]()
+    thread, order = WorkThread(), list[str]()
 
     async def piece(name: str) -> None:
-        async with turns.turn(name[0]):
+        async with thread.turn(name[0]):
             order.append(name)
             await asyncio.sleep(0)
 
@@ -59,13 +59,13 @@ async def test_clients_take_turns_and_each_keeps_the_order_of_its_pieces() -> No
 
 
 async def test_a_cancelled_piece_is_skipped_also_if_its_turn_has_come() -> None:
-    turns, order = Turns(), list[str]()
+    thread, order = WorkThread(), list[str]()
 
     async def piece(name: str) -> None:
-        async with turns.turn(name):
+        async with thread.turn(name):
             order.append(name)
 
-    async with turns.turn("first"):
+    async with thread.turn("first"):
         waiting, next_one, last = [asyncio.create_task(piece(name)) for name in ("waiting", "next", "last")]
         await asyncio.sleep(0)
         waiting.cancel()
@@ -214,7 +214,7 @@ async def test_arguments_with_too_many_parts_are_refused_on_every_route(serve_to
 
 async def test_no_garbage_is_collected_while_long_work_runs() -> None:
     assert not await in_thread(gc.isenabled, client="a")
-    assert not await in_thread_of(Turns(), gc.isenabled, client="a")
+    assert not await in_thread_of(WorkThread(), gc.isenabled, client="a")
     assert gc.isenabled()
 
 

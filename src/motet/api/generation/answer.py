@@ -19,7 +19,7 @@ import anyio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from motet.api.generation.answer_writer import EVENT_STREAM, AnswerWriter, undivided
+from motet.api.generation.answer_writer import EVENT_STREAM, AnswerWriter
 from motet.api.generation.groups import SENT, AnswerGroup, StepT, UsedT
 from motet.api.http.admission import AdmissionSlot, KeySlot
 from motet.api.http.failure import CLIENT_GONE, MakeNames, renamed
@@ -27,8 +27,8 @@ from motet.api.http.long_work import in_thread, work_client
 from motet.api.http.streaming import ResponseSender, while_client_stays
 from motet.api.service import Service
 from motet.errors import MotetError, RequestError
+from motet.loop_budget import within_loop_budget
 from motet.merge import BATCH, Merge, Take, in_batches
-from motet.turns import in_turn
 
 log = logging.getLogger("motet.api")
 
@@ -87,7 +87,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
                 await self._close()
 
     async def _answer(self, client: str) -> None:
-        """`client`: client in whose turn long work is done."""
+        """Runs the groups and sends the answer. `client`: client in whose turns long work is done (`long_work`)."""
         try:
             await self._open()
             if self._writer.starts_at_once:
@@ -107,7 +107,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 
     async def _run(self, take: Take[StepT]) -> None:
         """Runs all groups to their ends. A single group needs neither a task nor a queue."""
-        if len(self._groups) == 1 and not self._writer.takes_all:
+        if len(self._groups) == 1 and not self._writer.takes_all_steps:
             await self._groups[0].run(take)
             return
         self._merged = merged = Merge[StepT](max(2 * len(self._groups), HELD_STEPS))
@@ -121,8 +121,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         """Returns the function that sends the bytes of each step. It runs for every token, so its attributes are looked
         up in advance. `client`: see `in_thread`."""
         writer, usage, sender, divide = self._writer, self._usage, self._sender, self._writer.divide
-        feed, write = writer.feed if not writer.keeps else self._feed_and_count, sender.write
-        in_clients_turn = partial(in_thread, client=client)
+        feed, write = self._feed_and_count if writer.keeps_answer else writer.feed, sender.write
 
         def send(data: bytes) -> Awaitable[None] | None:
             if not data:
@@ -130,17 +129,19 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             return write(data) if sender.started else self._send_first(data)
 
         def take(steps: Sequence[StepT]) -> Awaitable[None] | None:
-            if not (data := feed(steps, usage)):
-                return None
-            return write(data) if sender.started else self._send_first(data)
+            return send(feed(steps, usage))
 
-        async def take_in_turns(steps: Sequence[StepT]) -> None:
-            for part in (divide or undivided)(steps):
-                run = in_clients_turn if writer.is_long_feed(part) else in_turn
+        if divide is None:
+            return take
+        in_clients_turn = partial(in_thread, client=client)
+
+        async def take_in_parts(steps: Sequence[StepT]) -> None:
+            for part in divide(steps):
+                run = in_clients_turn if writer.feed_is_long(part) else within_loop_budget
                 if (sending := send(await run(partial(feed, part, usage)))) is not None:
                     await sending
 
-        return take if divide is None else take_in_turns
+        return take_in_parts
 
     def _feed_and_count(self, steps: Sequence[StepT], usage: Callable[[], UsedT]) -> bytes:
         """Feeds a writer that keeps the answer, and counts the answer's memory. Raises the errors of `KeySlot.hold`."""
@@ -154,7 +155,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
 
     async def _finish(self, client: str) -> None:
         close = partial(self._writer.close, self._usage())
-        pieces = await in_thread(close, client=client) if self._writer.is_long else close()
+        pieces = await in_thread(close, client=client) if self._writer.close_is_long else close()
         if not self._sender.started:
             pieces = [*pieces]
             self.headers["content-length"] = str(sum(map(len, pieces)))

@@ -21,10 +21,10 @@ StepT = TypeVar("StepT")
 UsedT = TypeVar("UsedT")
 
 Divide = Callable[[Sequence[StepT]], Iterable[Sequence[StepT]]]
-"""Divides steps into the parts of one `feed` each. All answers that need this share the time of a turn of the event
-loop."""
+"""Divides steps into parts, each for one `feed`. The feeds of all such answers share the time of an iteration of the
+event loop (`loop_budget`)."""
 
-TURN_LOGPROBS = 512
+FEED_LOGPROBS = 512
 """Approximate number of log-probabilities in one `feed`. They take about a millisecond."""
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
@@ -38,12 +38,12 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
     """True if there are bytes before the end. If not, an error at any time still has its HTTP status."""
     starts_at_once = False
     """True if the headers are sent as soon as the groups are open."""
-    takes_all = False
-    """True if each send has all steps since the last one."""
-    keeps = False
+    takes_all_steps = False
+    """True if each `feed` gets all steps since the last one."""
+    keeps_answer = False
     """True if the writer keeps the answer until its end."""
     divide: Divide[StepT] | None = None
-    """How steps are divided; None if they are always short work."""
+    """Divides steps before they are fed. None if feeding steps is always short work."""
 
     @abstractmethod
     def feed(self, steps: Sequence[StepT], usage: Callable[[], UsedT]) -> bytes:
@@ -58,8 +58,8 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
         """Returns the end of a stream that has started and fails."""
         return b"data: " + error_json(error) + b"\n\n" + DONE
 
-    def is_long_feed(self, steps: Sequence[StepT]) -> bool:
-        """True if `feed` can take long enough with these steps to delay other streams, and must run in a thread."""
+    def feed_is_long(self, steps: Sequence[StepT]) -> bool:
+        """True if feeding these steps can take long enough to delay other streams, and must run in a thread."""
         return False
 
     @property
@@ -68,7 +68,7 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
         return 0
 
     @property
-    def is_long(self) -> bool:
+    def close_is_long(self) -> bool:
         """True if `close` can take long enough to delay other streams, and must run in a thread."""
         return False
 
@@ -82,16 +82,16 @@ GroupsWriter = AnswerWriter[GroupStep, Usage]
 
 
 def undivided(steps: Sequence[StepT]) -> Iterable[Sequence[StepT]]:
-    """A `Divide` for steps that must be written together."""
+    """Divides nothing, for steps that must be fed together."""
     return (steps,)
 
 
 def divide_logprobs(plan: Plan) -> Divide[GroupStep] | None:
-    """Returns how the steps of an answer are divided if they can have many log-probabilities."""
+    """Returns a function that divides steps by the number of their log-probabilities; None if they have few."""
     listed, scored = plan.num_listed, plan.groups[0].sampling.prompt_logprobs is not None
-    if listed * plan.num_choices < TURN_LOGPROBS and not scored:
+    if listed * plan.num_choices < FEED_LOGPROBS and not scored:
         return None
-    size = max(1, TURN_LOGPROBS // max(1, listed))
+    size = max(1, FEED_LOGPROBS // max(1, listed))
     return lambda steps: ((part,) for step in steps for part in split_step(step, size))
 
 

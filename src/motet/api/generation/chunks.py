@@ -162,7 +162,7 @@ class ChunkWriter(GroupsWriter):
                 self._reports[group] = step.report
         return b"".join(chunks)
 
-    def is_long_feed(self, steps: Sequence[GroupStep]) -> bool:
+    def feed_is_long(self, steps: Sequence[GroupStep]) -> bool:
         """True if the first chunks repeat a prompt with its log-probabilities."""
         return any(step.prompt is not None and step.prompt.logprobs is not None for step in steps)
 

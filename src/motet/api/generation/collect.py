@@ -258,6 +258,7 @@ class CollectedAnswer:
 
     @property
     def is_long(self) -> bool:
+        """True if encoding the answer is long work."""
         prompts = sum(len(group.prompt) for group in self.plan.groups)
         scored = sum(num_logprobs(group.prompt) for group in self.groups if group.prompt is not None)
         answers = sum(choice.num_tokens for group in self.groups for choice in group.choices)
@@ -311,7 +312,7 @@ class BodyWriter(GroupsWriter):
 
     content_type = "application/json"
     streams = False
-    keeps = True
+    keeps_answer = True
 
     def __init__(self, plan: Plan, shape: BodyShape) -> None:
         self.divide = divide_logprobs(plan)
@@ -330,7 +331,7 @@ class BodyWriter(GroupsWriter):
         return self._shape.body(self._answer, usage)
 
     @property
-    def is_long(self) -> bool:
+    def close_is_long(self) -> bool:
         return self._answer.is_long
 
 

@@ -1,9 +1,11 @@
-"""The thread for long work, in which clients take turns.
+"""Threads for long work, in which clients take turns.
 
-Work whose time grows with a client's data runs on the event loop if the data is short, otherwise in one thread, piece
-by piece: each thread that competes for the GIL delays the event loop. If several clients wait, each has one piece done
-before any has its second, so a client waits for at most one piece of each other client. The limits on bodies (`body`)
-bound a piece.
+Work whose time grows with a client's data runs on the event loop if the data is short. Otherwise it runs piece by piece
+in a single thread for all requests (`in_thread`), because each thread that competes for the GIL delays the event loop.
+If several clients wait, one piece of each client runs before the second piece of any client. So a client waits for at
+most one piece of each other client. The limits on bodies (`body`) bound a piece.
+
+Work that waits for another process, and does not hold the GIL, has a thread for each process (`in_thread_of`).
 """
 
 import asyncio
@@ -21,16 +23,18 @@ from anyio.lowlevel import RunVar
 from starlette.types import Scope
 
 LONG_WORK = 8192
-"""Minimum size of work for the thread, in characters of a text that is tokenised. For shorter texts the switch between
-threads costs more."""
-BRACKET_CHARS = 64
-"""Number of characters whose tokenisation costs as much as an object or an array, such as a message or a tool call."""
+"""Minimum size of long work, in characters of a text that is tokenised. For shorter texts the switch between threads
+costs more."""
+CONTAINER_CHARS = 64
+"""Number of characters whose tokenisation takes as long as the work for an object or an array, such as a message or a
+tool call."""
 
 T = TypeVar("T")
 
 
-class Turns:
-    """Lets one piece of work run at a time. Clients that wait take turns; the pieces of one client keep their order."""
+class WorkThread:
+    """A thread that runs one piece of work at a time. Clients that wait take turns; the pieces of one client keep their
+    order."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
@@ -38,7 +42,19 @@ class Turns:
         self._busy = False
         self._latest = ""
         """The client that had the latest turn."""
-        self.limiter = anyio.CapacityLimiter(1)
+        self._limiter = anyio.CapacityLimiter(1)
+
+    async def run(self, work: Callable[[], T], *, client: str) -> T:
+        """Runs a piece of work in the client's turn. Returns its result, or raises its error."""
+        async with self.turn(client):
+            result, error = await to_thread.run_sync(partial(_outcome, work), limiter=self._limiter)
+        try:
+            if error is not None:
+                raise error
+            return cast(T, result)
+        finally:
+            # The error refers to this frame: with a reference back, only a garbage collection would free them.
+            del result, error
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
@@ -57,7 +73,7 @@ class Turns:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # the turn had been given, and must be passed on
+            if not turn.cancelled():  # the piece had got the turn, and must pass it on
                 self._pass_on()
             raise
 
@@ -76,40 +92,30 @@ class Turns:
         self._busy = False
 
 
-_TURNS: RunVar[Turns] = RunVar("turns")
-_TURNS_OF: RunVar[WeakKeyDictionary[object, Turns]] = RunVar("turns_of")
+_THREAD: RunVar[WorkThread] = RunVar("work_thread")
+"""The thread for long work of the running event loop."""
+_THREAD_OF: RunVar[WeakKeyDictionary[object, WorkThread]] = RunVar("work_thread_of")
+"""The threads of `in_thread_of`."""
 
 
 async def in_thread(work: Callable[[], T], *, client: str) -> T:
-    """Runs a piece of long work in the thread, in the client's turn (`work_client`)."""
-    if (turns := _TURNS.get(None)) is None:
-        _TURNS.set(turns := Turns())
-    return await _in_turn(turns, work, client=client)
+    """Runs a piece of work in the thread for long work, in the client's turn (`work_client`)."""
+    if (thread := _THREAD.get(None)) is None:
+        _THREAD.set(thread := WorkThread())
+    return await thread.run(work, client=client)
 
 
 async def in_thread_of(owner: object, work: Callable[[], T], *, client: str) -> T:
-    """Runs work that waits for a process of `owner`, in a thread and the client's turn. It delays no work of others."""
-    if (turns_of := _TURNS_OF.get(None)) is None:
-        _TURNS_OF.set(turns_of := WeakKeyDictionary())
-    turns = turns_of.setdefault(owner, Turns())
-    return await _in_turn(turns, work, client=client)
-
-
-async def _in_turn(turns: Turns, work: Callable[[], T], *, client: str) -> T:
-    async with turns.turn(client):
-        result, error = await to_thread.run_sync(partial(_outcome, work), limiter=turns.limiter)
-    try:
-        if error is not None:
-            raise error
-        return cast(T, result)
-    finally:
-        del result, error  # the error refers to this frame: with a reference back, only a collection would free them
+    """Runs work that waits for a process of `owner`, in the owner's thread and the client's turn. It does not delay the
+    thread for long work, or the threads of other owners."""
+    if (thread_of := _THREAD_OF.get(None)) is None:
+        _THREAD_OF.set(thread_of := WeakKeyDictionary())
+    return await thread_of.setdefault(owner, WorkThread()).run(work, client=client)
 
 
 def _outcome(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Returns the result or the error of work. No garbage is collected during this time: a collection visits all
-    objects that a long body has become, for up to 80 ms in which no other thread runs, and again as their number
-    grows."""
+    """Returns the result or the error of work. No garbage is collected while it runs: a collection visits all objects
+    made of a long body, for up to 80 ms in which no other thread runs, and is repeated as their number grows."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -122,15 +128,15 @@ def _outcome(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def work_size(body: bytes) -> int:
-    """Returns the size of the work of checking a body, rendering it and tokenising it. JSON in its strings counts."""
+    """Returns the size of the work of rendering and tokenising a body. JSON in its strings counts."""
     if len(body) >= LONG_WORK:
         return len(body)
-    return len(body) + BRACKET_CHARS * (body.count(b"{") + body.count(b"["))
+    return len(body) + CONTAINER_CHARS * (body.count(b"{") + body.count(b"["))
 
 
 def work_client(scope: Scope, cache_salt: str = "") -> str:
-    """Returns the client in whose turns long work for a request is done: the API key, or without one the `cache_salt`
-    or the address."""
-    key: str = scope["state"].get("client", "")
+    """Returns the client in whose turns long work for a request is done: its API key by name; without a key, the
+    request's `cache_salt` or, without a salt or before the body is read, its address."""
+    key_name: str = scope["state"].get("client", "")
     address = scope.get("client")
-    return key or cache_salt or (address[0] if address else "")
+    return key_name or cache_salt or (address[0] if address else "")

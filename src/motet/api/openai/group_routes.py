@@ -21,7 +21,7 @@ from motet.api.http.routes import json_response, new_router, post
 from motet.api.known_groups import REPORTS, KnownGroup, MoreChoices
 from motet.api.service import Service
 from motet.errors import NotFoundError
-from motet.turns import in_turn, in_turns
+from motet.loop_budget import batched_within_loop_budget, within_loop_budget
 
 MAX_INDEX_DIGITS = 10
 """Maximum number of digits of a choice's index in a path."""
@@ -51,9 +51,9 @@ def group_router(service: Service) -> APIRouter:
             "kept_s": service.groups.left_s(group),
         }
         choices = JsonArray()
-        for reports in await in_turns(group.choices(), REPORTS):
-            await in_turn(partial(choices.add, reports))
-        body = await in_turn(lambda: b"".join(json_pieces({**report, "choices": choices.json()})))
+        for reports in await batched_within_loop_budget(group.choices(), REPORTS):
+            await within_loop_budget(partial(choices.add, reports))
+        body = await within_loop_budget(lambda: b"".join(json_pieces({**report, "choices": choices.json()})))
         return Response(body, media_type="application/json")
 
     @post(router, "/v1/groups/{id}/more", body=MoreChoicesBody, summary="More choices of the group's prompt")

@@ -53,7 +53,7 @@ class ResponseObject:
 class ResponseBody(GroupsWriter):
     content_type = "application/json"
     streams = False
-    keeps = True
+    keeps_answer = True
 
     def __init__(self, response: ResponseObject) -> None:
         self._response = response
@@ -67,7 +67,7 @@ class ResponseBody(GroupsWriter):
         return self._response.output.num_bytes
 
     @property
-    def is_long(self) -> bool:
+    def close_is_long(self) -> bool:
         return self.held_bytes >= PIECE_BYTES
 
     def close(self, usage: Usage) -> Iterable[bytes]:
@@ -78,7 +78,7 @@ class ResponseEvents(GroupsWriter):
     """Writes a Response as events: created, in_progress, the items' events, completed | incomplete | error, failed. The
     last events repeat the output several times, and are sent in pieces."""
 
-    keeps = True
+    keeps_answer = True
 
     def __init__(self, response: ResponseObject) -> None:
         self._response = response

@@ -214,8 +214,8 @@ class SglangEvents(GroupsWriter):
     """Writes a stream: each event has one choice so far. While the client has not received the events before, several
     steps are one event for each choice."""
 
-    takes_all = True
-    keeps = True
+    takes_all_steps = True
+    keeps_answer = True
     divide = staticmethod(undivided)
 
     def __init__(self, plan: Plan, shape: SglangBody) -> None:

@@ -370,7 +370,7 @@ class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
 
     content_type = "application/json"
     streams = False
-    keeps = True
+    keeps_answer = True
 
     def __init__(
         self, head: AnswerHead, route: TextRoute, *, reports: Callable[[], list[GroupReport]], keep: Keep
@@ -398,7 +398,7 @@ class UpstreamBody(AnswerWriter[TextStep, Usage | None]):
         return self._num_bytes
 
     @property
-    def is_long(self) -> bool:
+    def close_is_long(self) -> bool:
         return self._num_bytes >= PIECE_BYTES
 
     def close(self, usage: Usage | None) -> Sequence[bytes]:

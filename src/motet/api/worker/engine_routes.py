@@ -212,7 +212,7 @@ class WorkerGroup(AnswerGroup[GroupDelta, Usage]):
 class FrameWriter(AnswerWriter[GroupDelta, Usage]):
     content_type = FRAMES
     starts_at_once = True
-    takes_all = True
+    takes_all_steps = True
 
     def __init__(self, request: GenerateRequest) -> None:
         self._unfinished = {start.index for start in request.choices}

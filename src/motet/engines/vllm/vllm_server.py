@@ -67,8 +67,8 @@ from motet.errors import (
     RequestError,
 )
 from motet.ids import new_request_id
+from motet.loop_budget import batched_within_loop_budget
 from motet.tracing.context import headers_of
-from motet.turns import in_turns
 from motet.types import Role, SamplingParams, score_parts
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ class VLLMServer:
         the parts of `PromptScores`."""
         body = await self._complete_answer(prompt_logprobs_request(vllm_request))
         scores = prompt_logprobs_in(body, vllm_request.prompt, k=vllm_request.sampling.prompt_logprobs or 0)
-        return tuple([part for (part,) in await in_turns(score_parts(scores), 1)])
+        return tuple([part for (part,) in await batched_within_loop_budget(score_parts(scores), 1)])
 
     async def reject(self, params: KVParams, model: str, *, trace: str = "") -> bool:
         """Frees the blocks of an unused ticket on the server that made it: sends this server a request that has the

@@ -9,13 +9,13 @@ import msgspec
 
 from motet.engine import GroupStream
 from motet.errors import MotetError, WorkerFaultError
+from motet.loop_budget import within_loop_budget
 from motet.routing.choosing.survey import trunk_of
 from motet.routing.groups.chooser import ChosenWorker, work_span
 from motet.routing.groups.unfinished import Unfinished
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.open_groups import OpenGroup
 from motet.tracing.spans import Attributes, ChildSpan, Tracer
-from motet.turns import in_turn
 from motet.types import (
     SCORES_PER_PART,
     ChoiceDelta,
@@ -195,7 +195,7 @@ class Placement:
             self.group.record_delta()
             check.check(delta)
             for number, part in enumerate((delta.prompt and delta.prompt.parts) or ()):
-                await in_turn(partial(check.check_part, number, part))
+                await within_loop_budget(partial(check.check_part, number, part))
         except (MotetError, StopAsyncIteration):
             raise
         except Exception as error:

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from motet.turns import TURN_S, TURNS, LoopTurns, in_turn, in_turns
+from motet.loop_budget import BUDGET, BUDGET_S, LoopBudget, batched_within_loop_budget, within_loop_budget
 from tests.clock import Clock, TurnCounter, settle
 
 pytestmark = pytest.mark.anyio
 
-PIECE_S = TURN_S * 0.6
+PIECE_S = BUDGET_S * 0.6
 
 
 class Pieces:
@@ -20,15 +20,15 @@ class Pieces:
     def __init__(self, turns: TurnCounter) -> None:
         self.turns = turns
         self.done: list[int] = []
-        self.in_turn = Counter[int]()
-        """Number of pieces in each turn of the event loop."""
+        self.num_in_iteration = Counter[int]()
+        """Number of pieces in each iteration of the event loop."""
         self._clock = Clock()
-        TURNS.set(LoopTurns(self._clock))
+        BUDGET.set(LoopBudget(self._clock))
 
     def piece(self, number: int) -> Callable[[], int]:
         def work() -> int:
             self._clock.now_s += PIECE_S
-            self.in_turn[self.turns.turns] += 1
+            self.num_in_iteration[self.turns.turns] += 1
             self.done.append(number)
             return number
 
@@ -42,18 +42,18 @@ async def pieces() -> AsyncIterator[Pieces]:
         yield Pieces(turns)
 
 
-async def test_the_pieces_of_all_tasks_share_the_time_of_a_turn_and_keep_their_order(pieces: Pieces) -> None:
-    assert await asyncio.gather(*(in_turn(pieces.piece(number)) for number in range(20))) == [*range(20)]
+async def test_the_pieces_of_all_tasks_share_the_time_of_an_iteration_and_keep_their_order(pieces: Pieces) -> None:
+    assert await asyncio.gather(*(within_loop_budget(pieces.piece(number)) for number in range(20))) == [*range(20)]
     assert pieces.done == [*range(20)]
-    assert max(pieces.in_turn.values()) == 2
+    assert max(pieces.num_in_iteration.values()) == 2
 
 
 async def test_the_first_pieces_run_at_once(pieces: Pieces) -> None:
     before = pieces.turns.turns
-    assert [await in_turn(pieces.piece(number)) for number in range(2)] == [0, 1]
+    assert [await within_loop_budget(pieces.piece(number)) for number in range(2)] == [0, 1]
     assert pieces.turns.turns == before
-    await settle()  # the next turns have their time again
-    assert await in_turn(pieces.piece(2)) == 2
+    await settle()  # the next iterations have their time again
+    assert await within_loop_budget(pieces.piece(2)) == 2
 
 
 async def test_a_piece_that_fails_fails_its_caller_alone(pieces: Pieces) -> None:
@@ -61,19 +61,19 @@ async def test_a_piece_that_fails_fails_its_caller_alone(pieces: Pieces) -> None
         raise ValueError("wrong")
 
     works = [pieces.piece(0), pieces.piece(1), fail, pieces.piece(2)]
-    results = await asyncio.gather(*map(in_turn, works), return_exceptions=True)
+    results = await asyncio.gather(*map(within_loop_budget, works), return_exceptions=True)
     assert [str(result) for result in results] == ["0", "1", "wrong", "2"]
 
 
 async def test_a_piece_whose_caller_is_cancelled_does_not_run(pieces: Pieces) -> None:
-    tasks = [asyncio.create_task(in_turn(pieces.piece(number))) for number in range(5)]
+    tasks = [asyncio.create_task(within_loop_budget(pieces.piece(number))) for number in range(5)]
     await asyncio.sleep(0)
     tasks[3].cancel()
     await asyncio.wait(tasks)
     assert pieces.done == [0, 1, 2, 4]
 
 
-async def test_items_are_computed_in_turns(pieces: Pieces) -> None:
+async def test_items_are_computed_in_several_iterations(pieces: Pieces) -> None:
     computed = (pieces.piece(number)() for number in range(10))
-    assert await in_turns(computed, 4) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert max(pieces.in_turn.values()) == 4
+    assert await batched_within_loop_budget(computed, 4) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert max(pieces.num_in_iteration.values()) == 4
