@@ -132,7 +132,7 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
             by_age = sorted((s for group in own for s in group.sequences), key=lambda s: s.age)
             runs = [sequence.state is SequenceState.RUNNING for sequence in by_age]
             assert runs == sorted(runs, reverse=True), "a younger choice of the client runs while an older one waits"
-        if scheduler.shares.is_contended():
+        if scheduler.clients.is_contended():
             return
         for group in running:
             if group not in before and not any(sequence.output_tokens for sequence in group.sequences):

@@ -182,9 +182,9 @@ def test_idle_time_gives_no_credit() -> None:
     engine.submit(request("more work", range(200, 260), client="busy"))
     engine.submit(request("again", SMALL, client="idle"))
     engine.step()
-    idle, busy = (engine.scheduler.shares.of(engine.groups[name]) for name in ("again", "more work"))
-    assert idle.used >= prompt_cost(0, 60)
-    assert busy.used >= idle.used
+    idle, busy = (engine.scheduler.clients.use_of(engine.groups[name]) for name in ("again", "more work"))
+    assert idle.work_counter >= prompt_cost(0, 60)
+    assert busy.work_counter >= idle.work_counter
 
 
 def test_a_step_is_short_while_clients_share_the_engine() -> None:

@@ -2,7 +2,8 @@
 
 scheduler          makes the plan of a step, in order
 plan_builder       collects the chunks of the plan, within its limits
-shares, turns      what each client uses and is entitled to; whose work comes next
+clients            what each client uses, and the share to which it is entitled
+work_order         which replay, prompt or waiting group comes next
 step_cost          the cost of work, and the limit on the duration of a step
 queues             groups that wait
 group_admission    whether a waiting group runs

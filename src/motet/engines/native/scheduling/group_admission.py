@@ -1,10 +1,10 @@
 """Decides which waiting groups run.
 
-blocks      A group is admitted with its trunk and the tails of all its sequences, or not at all. If its client is
-            entitled to these blocks, other clients lose them (`running_groups`). A group waits for the preempted
-            sequences of its own client, unless it is more urgent.
-rows        A group is admitted while any row of a step is free, and in any case if its client is entitled to its
-            rows or runs nothing. If there are more sequences than rows, sequences take turns.
+blocks      A group is admitted if blocks are free for its trunk and the tails of all its sequences; if its client
+            runs nothing else, one tail suffices. If its client is entitled to these blocks, other clients lose them
+            (`running_groups`). A group waits for the preempted sequences of its own client, unless it is more urgent.
+rows        A group is admitted if a row of a step is free, or if its client is entitled to rows for all its sequences.
+            If there are more sequences than rows, sequences take turns.
 
 equal prompt, computed by another group or kept     the group joins that trunk
 leading blocks that a running group is computing    the group follows: it waits for these blocks, and later groups
@@ -61,10 +61,10 @@ class GroupAdmission:
     def admit(self, group: Group) -> AdmissionResult:
         """Takes the blocks of a ready group and starts the group, or makes it follow another group, or does nothing.
 
-        A suspended or resumed group can have more output tokens than all blocks together can hold. Such a group is
-        admitted once nothing else of its client runs, with as many tails as fit; its other sequences start as
+        A suspended or resumed group can have more output tokens than all blocks together can hold. Therefore a group
+        is admitted with as many tails as fit if nothing else of its client runs; its other sequences start as
         preempted. If leases and pulls still hold blocks then, the group waits for these blocks."""
-        use = self.running.shares.of(group)
+        use = self.running.clients.use_of(group)
         oldest = use.preempted.oldest()
         waits_for_own = oldest is not None and oldest.group.age < group.age
         if waits_for_own or not self._has_rows(group) or use.refused == (group, self.pool.num_gains):
@@ -87,14 +87,16 @@ class GroupAdmission:
 
     def _take_trunk(self, group: Group, hits: list[int], *, joined: SharedTrunk | None) -> bool:
         """Takes the blocks of a trunk: `hits`, which are the blocks of `joined` or blocks in the prefix cache, and free
-        blocks for the rest. Returns False, and takes no block, if the trunk and the group's tails do not fit."""
+        blocks for the rest. Returns False, and takes no block, if the trunk and the necessary tails do not fit."""
         trunk, block_size = group.trunk, self.limits.block_size
         num_missing = blocks_for(trunk.num_tokens, block_size) - len(hits)
         tails = [self.running.num_tail_blocks(sequence) for sequence in group.sequences]
         all_tails, first_tail = num_missing + sum(tails), num_missing + sum(tails[:1])
-        least = all_tails if self.running.shares.of(group).trunk_blocks else first_tail
+        minimum = all_tails if self.running.clients.use_of(group).trunk_blocks else first_tail
         self.pool.share(hits)
-        fits = (self._frees(group, needed, hits=hits, joined=joined) for needed in dict.fromkeys((all_tails, least)))
+        fits = (
+            self._ensure_free(group, needed, hits=hits, joined=joined) for needed in dict.fromkeys((all_tails, minimum))
+        )
         if not any(fits):
             self.pool.release(hits)
             return False
@@ -108,18 +110,21 @@ class GroupAdmission:
             trunk.num_computed, trunk.num_published = trunk.num_tokens - 1, len(trunk.names)
         return True
 
-    def _frees(self, group: Group, needed: int, *, hits: list[int], joined: SharedTrunk | None) -> bool:
+    def _ensure_free(self, group: Group, needed: int, *, hits: list[int], joined: SharedTrunk | None) -> bool:
         """Returns True if this number of blocks is free for the group, if necessary after preemptions."""
-        may_take = self.preemption.has_spare(group, needed + len(hits))
+        may_take = self.preemption.may_take_free(group, needed + len(hits))
         if may_take and self.running.kept.ensure_free(needed, spare=joined):
             return True
-        return self.preemption.make_room(group, needed, held=len(hits), spare=joined)
+        return self.preemption.free_for(group, needed, num_shared=len(hits), spare=joined)
 
     def _has_rows(self, group: Group) -> bool:
-        """Returns True if a row is free, or if the client of the group is entitled to rows for the group."""
-        running, shares, most = self.running, self.running.shares, self.limits.max_num_seqs
-        use, count = shares.of(group), len(group.sequences)
-        return not count or running.num_sequences < most or use.num_sequences + count <= shares.part(use) * most
+        """Returns True if a row is free, or if the client is entitled to rows for the group. A group that is only
+        prefilled needs none."""
+        running, clients, max_rows = self.running, self.running.clients, self.limits.max_num_seqs
+        use, count = clients.use_of(group), len(group.sequences)
+        return (
+            not count or running.num_sequences < max_rows or use.num_sequences + count <= clients.share(use) * max_rows
+        )
 
     def _hits(self, group: Group) -> list[int]:
         """Returns the leading blocks of a prompt that are in the prefix cache and that the group can use."""

@@ -8,7 +8,7 @@ trunk holds its blocks until its time is over. It ends earlier in two cases:
     `--keep-gb` is exceeded         The blocks of all kept trunks count, each block once. Trunks that running
                                     groups share end last.
 
-The first to end is the least recently used trunk of the client that keeps the most blocks for its weight.
+The first trunk to end is the least recently used one of the client that keeps the most blocks for its weight.
 
 A trunk is in use while a running group shares it. Its full blocks stay in the prefix cache after its end.
 """
@@ -112,8 +112,8 @@ class KeptTrunks:
             raise AssertionError("a kept trunk would not end at its time")
 
     def _first_to_end(self, trunks: Sequence[SharedTrunk]) -> SharedTrunk:
-        """Returns the least recently used of these trunks, which are in order of use, of the client that keeps the most
-        blocks for its weight in all trunks."""
+        """Returns the least recently used of these trunks of the client that keeps the most blocks for its weight, in
+        all kept trunks. `trunks`: in order of use."""
         kept = Counter[str]()
         for trunk in self._end_of:
             kept[trunk.first.request.client] += len(trunk.blocks)

@@ -1,9 +1,9 @@
-"""Collects the work of a step, within a budget of tokens and a limit of cost."""
+"""Collects the work of a step, within a budget of tokens and a limit on the cost."""
 
 import math
 from collections.abc import Sequence
 
-from motet.engines.native.scheduling.shares import Shares
+from motet.engines.native.scheduling.clients import EngineClients
 from motet.engines.native.scheduling.step_cost import (
     FIRST_TOKEN_COST,
     prompt_cost,
@@ -15,13 +15,14 @@ from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceSt
 from motet.engines.native.step.step_plan import Draft, StepPlan, TailChunk, TrunkChunk
 
 MIN_CHUNK = 4
-"""Number of tokens that the first replay or prompt of a step has, if it has as many, whatever else is in the step."""
+"""Minimum number of tokens of the first replay or prompt of a step, even if nothing is left of the cost. A shorter one
+is computed completely."""
 
 
 class PlanBuilder:
-    """Builds a plan within a budget of tokens and a limit of cost. Clients are charged for what is added."""
+    """Builds a plan within a budget of tokens and a limit on the cost. Charges clients for the work that is added."""
 
-    def __init__(self, budget: int, shares: Shares, *, max_cost: float = math.inf) -> None:
+    def __init__(self, budget: int, clients: EngineClients, *, max_cost: float = math.inf) -> None:
         self.budget = budget
         """Number of tokens that can still be added."""
         self.max_cost = max_cost
@@ -30,11 +31,11 @@ class PlanBuilder:
         self.trunks: list[TrunkChunk] = []
         self.computing: set[Group] = set()
         """The groups of `trunks`."""
-        self._shares = shares
+        self._clients = clients
         self._origins: set[tuple[int, int]] = set()
         """Origins of the trunks that the tails read."""
-        self._in_turn = 0
-        """Number of chunks that were added in turn: replays and prompts."""
+        self._num_prefill_chunks = 0
+        """Number of chunks of replays and prompts."""
         self._in_order = True
         """True if the tails are ordered by age."""
         self._shared = False
@@ -43,18 +44,18 @@ class PlanBuilder:
     @property
     def is_full(self) -> bool:
         """True if no replay or prompt can be added. The first one of a step always can."""
-        return not self.budget or (self.cost >= self.max_cost and self._in_turn > 0)
+        return not self.budget or (self.cost >= self.max_cost and self._num_prefill_chunks > 0)
 
     def add_tail(self, sequence: ChoiceSequence, *, in_order: bool = True) -> None:
-        """Adds the pending tokens of a sequence that does not replay. `in_order`: False if the sequence can be older
-        than the sequence before it."""
+        """Adds the pending tokens of a sequence that does not replay. `in_order`: False if sequences are not added in
+        order of age."""
         self._add_tail(sequence, min(sequence.num_pending, self.budget), cost=row_cost(sequence))
         self._in_order &= in_order
 
     def add_replay(self, sequence: ChoiceSequence) -> None:
         """Adds as many pending tokens of a sequence as the limits allow."""
         first = len(sequence.group.prompt) + sequence.num_computed
-        count = self._tokens_within(sequence.num_pending, first)
+        count = self._size_of_chunk(sequence.num_pending, first=first)
         if count:
             self._add_tail(sequence, count, cost=prompt_cost(first, first + count))
             self._in_order = False
@@ -64,7 +65,7 @@ class PlanBuilder:
         first, trunk = group.trunk.num_computed, group.trunk
         if trunk.complete or group.is_fetching:
             return
-        if count := self._tokens_within(trunk.num_tokens - first, first):
+        if count := self._size_of_chunk(trunk.num_tokens - first, first=first):
             self.trunks.append(TrunkChunk(group, first, first + count))
             self.computing.add(group)
             self.budget -= count
@@ -90,15 +91,15 @@ class PlanBuilder:
             self.tails.sort(key=_age)
         return StepPlan(tuple(self.tails), tuple(self.trunks), self.cost)
 
-    def _tokens_within(self, most: int, first: int) -> int:
-        """Returns how many of `most` tokens from position `first` on the limits allow, and counts a chunk in turn. The
-        first chunk has `MIN_CHUNK` tokens even if no time is left."""
-        least = 0 if self._in_turn else MIN_CHUNK
-        count = min(most, self.budget, max(least, prompt_tokens_within(self.max_cost - self.cost, first)))
+    def _size_of_chunk(self, num_pending: int, *, first: int) -> int:
+        """Returns how many of the pending tokens of a replay or prompt, from position `first` on, the limits allow, and
+        counts the chunk."""
+        minimum = 0 if self._num_prefill_chunks else MIN_CHUNK
+        count = min(num_pending, self.budget, max(minimum, prompt_tokens_within(self.max_cost - self.cost, first)))
         if count:
-            self._in_turn += 1
+            self._num_prefill_chunks += 1
         else:
-            self.max_cost = self.cost  # one token would take longer than the rest of the step
+            self.max_cost = self.cost  # the rest of the cost is too small for one token
         return count
 
     def _add_tail(self, sequence: ChoiceSequence, count: int, *, cost: float) -> None:
@@ -113,7 +114,7 @@ class PlanBuilder:
 
     def _charge(self, group: Group, cost: float) -> None:
         self.cost += cost
-        self._shares.charge(group, cost)
+        self._clients.charge(group, cost)
 
 
 def _age(chunk: TailChunk) -> tuple[tuple[int, int], tuple[int, int, int]]:

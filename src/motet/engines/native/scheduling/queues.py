@@ -2,8 +2,8 @@
 
 A waiting group is in one of three places:
 
-    ready       The group waits for free blocks and for its turn. Ready groups of one client are admitted in order of
-                priority, then of their turns (`shares`).
+    ready       The group waits for free blocks and for its place in the order of work. Ready groups of one client are
+                admitted in order of priority, then of finish tags (`clients`).
     following   The group waits for blocks that a running group computes (`sharing`). Younger groups can be admitted
                 before it.
     woken       The group does not follow any more. It returns to `ready` in one of the next steps.
@@ -50,24 +50,25 @@ class AgeOrdered(Generic[T]):
         del self._items[index]
 
 
-TurnKey = tuple[int, str]
-"""The priority and the client of groups that are admitted in order of their turns."""
+QueueKey = tuple[int, str]
+"""The priority and the client of groups that are admitted in order of finish tags."""
 
 
-def turn_key(group: Group) -> TurnKey:
+def queue_key(group: Group) -> QueueKey:
     return group.request.priority, group.request.client
 
 
-def turn(group: Group) -> tuple[float, tuple[int, int]]:
-    return group.trunk.turn, group.age
+def finish_order(group: Group) -> tuple[float, tuple[int, int]]:
+    """Returns the sort key of groups with one `queue_key`."""
+    return group.trunk.finish_tag, group.age
 
 
 class ReadyGroups:
-    """Ready groups of each priority and client, in order of their turns. None is admitted before an earlier one of its
-    client, so small groups do not starve a large group."""
+    """Ready groups of each priority and client, in order of finish tags. A group is not admitted before the groups
+    ahead of it, so small groups do not starve a large group."""
 
     def __init__(self) -> None:
-        self._queues: dict[TurnKey, list[Group]] = {}
+        self._queues: dict[QueueKey, list[Group]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -76,25 +77,25 @@ class ReadyGroups:
         for key in sorted(self._queues):
             yield from self._queues[key]
 
-    def keys(self) -> Iterable[TurnKey]:
+    def keys(self) -> Iterable[QueueKey]:
         return self._queues.keys()
 
-    def first(self, key: TurnKey) -> Group | None:
+    def first(self, key: QueueKey) -> Group | None:
         queue = self._queues.get(key)
         return queue[0] if queue else None
 
     def add(self, group: Group) -> None:
-        insort(self._queues.setdefault(turn_key(group), []), group, key=turn)
+        insort(self._queues.setdefault(queue_key(group), []), group, key=finish_order)
 
     def remove(self, group: Group) -> None:
         """Raises ValueError if the group is not in the queue."""
-        queue = self._queues.get(turn_key(group), [])
-        index = bisect_left(queue, turn(group), key=turn)
+        queue = self._queues.get(queue_key(group), [])
+        index = bisect_left(queue, finish_order(group), key=finish_order)
         if index == len(queue) or queue[index] is not group:
             raise ValueError(f"group {group.request.request_id} is not ready")
         del queue[index]
         if not queue:
-            del self._queues[turn_key(group)]
+            del self._queues[queue_key(group)]
 
 
 class GroupQueue:

@@ -10,9 +10,9 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from motet.engines.native.kv.pool import BlockPool, blocks_for
+from motet.engines.native.scheduling.clients import EngineClients
 from motet.engines.native.scheduling.keeping import KeptTrunks
 from motet.engines.native.scheduling.queues import AgeOrdered, GroupQueue
-from motet.engines.native.scheduling.shares import Shares
 from motet.engines.native.scheduling.sharing import SharedTrunk, Sharing
 from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
@@ -28,7 +28,7 @@ class RunningGroups:
     sharing: Sharing
     kept: KeptTrunks
     waiting: GroupQueue
-    shares: Shares
+    clients: EngineClients
 
     def __post_init__(self) -> None:
         self.groups = AgeOrdered[Group]()
@@ -48,7 +48,7 @@ class RunningGroups:
         group.admitted = True
         self.groups.add(group)
         self.sharing.entered(group, block_size=self.block_size)
-        use = self.shares.of(group)
+        use = self.clients.use_of(group)
         use.trunk_blocks.update(group.trunk.blocks)
         use.num_sequences += len(group.sequences)
         self.num_sequences += len(group.sequences)
@@ -66,7 +66,7 @@ class RunningGroups:
         self.groups.remove(group)
         self.waiting.wake(self.sharing.left(group))
         self.kept.used_by(group)
-        use = self.shares.of(group)
+        use = self.clients.use_of(group)
         for block in group.trunk.blocks:
             use.trunk_blocks[block] -= 1
             if not use.trunk_blocks[block]:
@@ -90,7 +90,7 @@ class RunningGroups:
     def extend_tail(self, sequence: ChoiceSequence, num_blocks: int) -> None:
         """Takes blocks for a tail, from the smallest run for a single block, as trunks need long runs."""
         sequence.blocks += self.pool.take(num_blocks)
-        self.shares.of(sequence.group).num_tail_blocks += num_blocks
+        self.clients.use_of(sequence.group).num_tail_blocks += num_blocks
 
     def preempt(self, sequence: ChoiceSequence) -> None:
         """Frees the tail of a sequence, which keeps its tokens and computes them again later."""
@@ -101,12 +101,12 @@ class RunningGroups:
     def end(self, sequence: ChoiceSequence) -> None:
         """Counts the end of a sequence. Its group still runs."""
         self.num_sequences -= 1
-        self.shares.of(sequence.group).num_sequences -= 1
+        self.clients.use_of(sequence.group).num_sequences -= 1
         if sequence.state is SequenceState.WAITING:
             self._remove_preempted(sequence)
 
     def free_tail(self, sequence: ChoiceSequence) -> None:
-        self.shares.of(sequence.group).num_tail_blocks -= len(sequence.blocks)
+        self.clients.use_of(sequence.group).num_tail_blocks -= len(sequence.blocks)
         self.pool.release(sequence.blocks)
         sequence.blocks, sequence.num_computed = [], 0
 
@@ -124,8 +124,8 @@ class RunningGroups:
         waiting = [sequence for sequence in sequences if sequence.state is SequenceState.WAITING]
         if (len(sequences), len(waiting)) != (self.num_sequences, self.num_preempted):
             raise AssertionError(f"{len(sequences)} sequences run, {self.num_sequences} are counted")
-        for use in self.shares:
-            groups = [group for group in self.groups if self.shares.of(group) is use]
+        for use in self.clients:
+            groups = [group for group in self.groups if self.clients.use_of(group) is use]
             own = [sequence for group in groups for sequence in group.sequences]
             if list(use.preempted) != [sequence for sequence in own if sequence.state is SequenceState.WAITING]:
                 raise AssertionError("the preempted sequences are not the sequences that wait")
@@ -135,11 +135,11 @@ class RunningGroups:
                 raise AssertionError(f"a client holds {held}, but {use} is counted")
 
     def _add_preempted(self, sequence: ChoiceSequence) -> None:
-        self.shares.of(sequence.group).preempted.add(sequence)
+        self.clients.use_of(sequence.group).preempted.add(sequence)
         self.num_preempted += 1
 
     def _remove_preempted(self, sequence: ChoiceSequence) -> None:
-        self.shares.of(sequence.group).preempted.remove(sequence)
+        self.clients.use_of(sequence.group).preempted.remove(sequence)
         self.num_preempted -= 1
 
 
@@ -147,14 +147,14 @@ class RunningGroups:
 class Preemption:
     """Takes blocks from running groups for others, and restarts them later. Owned by the scheduler.
 
-    for a growing sequence     from the least urgent groups; among them from the client that holds the most for its
-                               weight, which can be the sequence's own
-    for a new group            if its client is entitled to the blocks, from clients above their entitlement: first
-                               their leases for other workers, then their groups, but not more urgent ones
+    for a growing sequence     from the least urgent groups, and among these from the client that holds the most for its
+                               weight, which can be the sequence's own client
+    for a new group            if its client is entitled to the blocks, from clients above their shares: first their
+                               leases for other workers, then their groups, except groups that are more urgent
 
-    The youngest group of that client loses its tails first, the youngest sibling's tail before its other tails, and its
-    trunk last. Among the groups of one client, older groups never lose blocks to younger ones, and a growing sequence
-    loses its own tail before that. So the oldest group always continues: `build` checks that a trunk and a tail fit."""
+    The youngest group of that client loses its tails first, the youngest sibling first, and its trunk last. Among the
+    groups of one client, older groups never lose blocks to younger groups: a growing sequence loses its own tail
+    before. So the oldest group always continues: `build` checks that a trunk and a tail fit."""
 
     running: RunningGroups
     counters: EngineStats
@@ -170,21 +170,21 @@ class Preemption:
         running.extend_tail(sequence, missing)
         return True
 
-    def make_room(self, group: Group, num_blocks: int, *, held: int, spare: SharedTrunk | None) -> bool:
-        """Frees `num_blocks` blocks for a waiting group that also shares `held` blocks, if its client is entitled to
-        all of them. Returns True if they are free."""
-        running, shares = self.running, self.running.shares
-        use = shares.of(group)
-        if use.num_blocks + held + num_blocks > shares.entitled(use):
+    def free_for(self, group: Group, num_blocks: int, *, num_shared: int, spare: SharedTrunk | None) -> bool:
+        """Frees `num_blocks` blocks for a waiting group that shares `num_shared` other blocks, if its client is
+        entitled to all of them. Returns True if they are free. `spare`: a kept trunk that must not end."""
+        running, clients = self.running, self.running.clients
+        use = clients.use_of(group)
+        if not clients.within_share(use, more_blocks=num_shared + num_blocks):
             return False
         while not running.kept.ensure_free(num_blocks, spare=spare):
-            if lease := shares.lease_to_end(self.handover.leases, spare=group.request.client):
-                self.handover.release(lease.ticket)  # a reader finds out, and computes the prompt
+            if lease := clients.lease_to_end(self.handover.leases, spare=group.request.client):
+                self.handover.release(lease.ticket)  # a worker that reads it later computes the prompt
                 continue
-            above = [other for other in shares if other.num_groups and other.num_blocks > shares.entitled(other)]
+            above = [other for other in clients if other.num_groups and not clients.within_share(other)]
             victim = max(
-                (one for one in running.groups if shares.of(one) in above and one.age[0] >= group.age[0]),
-                key=lambda one: (one.age[0], shares.of(one).hold, one.age),
+                (one for one in running.groups if clients.use_of(one) in above and one.age[0] >= group.age[0]),
+                key=lambda one: (one.age[0], clients.use_of(one).weighted_blocks, one.age),
                 default=None,
             )
             if victim is None:
@@ -192,17 +192,17 @@ class Preemption:
             self._take_from(victim)
         return True
 
-    def has_spare(self, group: Group, num_blocks: int) -> bool:
+    def may_take_free(self, group: Group, num_blocks: int) -> bool:
         """Returns True if a waiting group may take this number of free blocks: its client is entitled to them, or no
-        other client waits for blocks to which it is entitled."""
-        running, shares = self.running, self.running.shares
-        use = shares.of(group)
+        other client below its share has preempted sequences."""
+        running, clients = self.running, self.running.clients
+        use = clients.use_of(group)
         return (
             not running.num_preempted
-            or use.num_blocks + num_blocks <= shares.entitled(use)
+            or clients.within_share(use, more_blocks=num_blocks)
             or not any(
-                len(other.preempted) and other.num_blocks < shares.entitled(other)
-                for other in shares
+                len(other.preempted) and other.num_blocks < clients.entitled_blocks(other)
+                for other in clients
                 if other is not use
             )
         )
@@ -210,19 +210,20 @@ class Preemption:
     def restore(self) -> None:
         """Starts preempted sequences again, the oldest of each client first, while every running sequence could also
         take one more block. Otherwise a sequence could be preempted again at once, and its replay would be wasted. If
+        a sequence of a client within its share does not fit, clients that hold more for their weights wait too. If
         nothing runs, because trunks fill the pool, the youngest trunks are taken for the first sequence."""
-        running, shares = self.running, self.running.shares
+        running, clients = self.running, self.running.clients
         if not running.num_preempted:
             return
-        waiting = {oldest: use for use in shares if (oldest := use.preempted.oldest()) is not None}
-        order = sorted(waiting, key=lambda oldest: (oldest.age[0], waiting[oldest].hold, oldest.age))
+        waiting = {oldest: use for use in clients if (oldest := use.preempted.oldest()) is not None}
+        order = sorted(waiting, key=lambda oldest: (oldest.age[0], waiting[oldest].weighted_blocks, oldest.age))
         for oldest in order:
             use = waiting[oldest]
             while sequence := use.preempted.oldest():
                 num_tail, is_idle = running.num_tail_blocks(sequence), running.is_idle
                 if not running.kept.ensure_free(num_tail + running.num_sequences - running.num_preempted):
                     if not is_idle:
-                        if use.num_blocks + num_tail <= shares.entitled(use):
+                        if clients.within_share(use, more_blocks=num_tail):
                             return  # the next free blocks are for this client
                         break
                     self._take_trunks(sequence, num_tail)
@@ -236,11 +237,11 @@ class Preemption:
     def _group_to_take_from(self, sequence: ChoiceSequence) -> Group:
         """Returns the group that loses blocks to a growing sequence. It is the sequence's own group only if another
         sequence can run then, or if no other group runs."""
-        running, shares = self.running, self.running.shares
+        running, clients = self.running, self.running.clients
         others = [group for group in running.groups if group is not sequence.group]
         is_last = running.num_sequences - running.num_preempted == 1
         groups = others if is_last and others else running.groups
-        return max(groups, key=lambda group: (group.age[0], shares.of(group).hold, group.age))
+        return max(groups, key=lambda group: (group.age[0], clients.use_of(group).weighted_blocks, group.age))
 
     def _take_from(self, group: Group) -> ChoiceSequence | None:
         """Takes the youngest tail of a group, or its trunk if it has no tail. Returns the sequence that lost it."""

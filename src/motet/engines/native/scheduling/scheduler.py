@@ -1,18 +1,19 @@
 """Decides what the next step computes. Works on block ids and counts: without tensors, and without a clock except in
-`keeping` and `shares`.
+`keeping` and `clients`.
 
 One rule: computed tokens catch up with known tokens (see `sequence`), within a budget of tokens for each step and a
-limit of its duration (`step_cost`), which is short while several clients are present.
+limit on its duration (`step_cost`), which is short while several clients are present.
 
     1. Preempted sequences that fit again get their blocks back, the oldest of each client first.
-    2. Every running choice gets its new tokens; if there is not enough time or rows for all, they take turns.
-    3. In turns between clients (`turns`): resumed choices replay the tokens generated before, prompts of running groups
-       are computed, and new groups are admitted (`group_admission`).
+    2. Running choices get their new tokens. If there are not enough rows, or not enough time while several clients are
+       present, choices take turns (`EngineClients.row_order`).
+    3. Resumed choices replay the tokens generated before, prompts of running groups are computed, and new groups are
+       admitted (`group_admission`): in fair order between clients (`work_order`).
     4. If no prompt is in the step and it has few choices, they get draft tokens (`drafts`).
 
-If too few blocks are free, kept trunks end. If that does not suffice for 2, the client that holds the most for its
-weight loses blocks (`running_groups`). In 3, clients lose blocks to a new group whose client is entitled to them.
-Otherwise sequences and groups wait.
+If too few blocks are free, kept trunks end. If they do not suffice in 2, the client that holds the most blocks for its
+weight loses some (`running_groups`). If they do not suffice in 3, clients above their shares lose blocks to a new group
+whose client is entitled to them; other groups wait.
 
 The work is constant for each scheduled token, and for each client: the scheduler never iterates over output tokens, the
 blocks of a table, or waiting groups and sequences.
@@ -23,15 +24,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from motet.engines.native.kv.pool import BlockPool, blocks_for
+from motet.engines.native.scheduling.clients import EngineClients
 from motet.engines.native.scheduling.group_admission import AdmissionResult, GroupAdmission, SchedulerLimits
 from motet.engines.native.scheduling.keeping import KeptTrunks
 from motet.engines.native.scheduling.plan_builder import PlanBuilder
 from motet.engines.native.scheduling.queues import GroupQueue
 from motet.engines.native.scheduling.running_groups import Preemption, RunningGroups
-from motet.engines.native.scheduling.shares import Shares
 from motet.engines.native.scheduling.sharing import Sharing
 from motet.engines.native.scheduling.step_cost import Pace
-from motet.engines.native.scheduling.turns import TurnOrder
+from motet.engines.native.scheduling.work_order import WorkOrder
 from motet.engines.native.step.drafts import Drafter
 from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
@@ -54,7 +55,7 @@ class Scheduler:
             pool, self.sharing, counters=counters, clock=handover.clock, max_blocks=limits.max_kept_blocks
         )
         self.waiting = GroupQueue(self.sharing)
-        self.shares = Shares(pool.num_blocks, handover.clock)
+        self.clients = EngineClients(pool.num_blocks, handover.clock)
         self.pace = Pace()
         self.running = RunningGroups(
             pool=pool,
@@ -62,7 +63,7 @@ class Scheduler:
             sharing=self.sharing,
             kept=self.kept,
             waiting=self.waiting,
-            shares=self.shares,
+            clients=self.clients,
         )
         self.preemption = Preemption(running=self.running, counters=counters, handover=handover)
         self.admission = GroupAdmission(
@@ -70,7 +71,7 @@ class Scheduler:
         )
 
     def add(self, group: Group) -> None:
-        self.shares.add(group)
+        self.clients.add(group)
         self.waiting.ready.add(group)
 
     def plan(self) -> StepPlan:
@@ -82,21 +83,21 @@ class Scheduler:
     def _plan(self) -> StepPlan:
         self.preemption.restore()
         self.waiting.requeue(self.limits.max_num_seqs)
-        contended = self.shares.is_contended()
-        max_cost = self.pace.limit(contended=contended) if self.shares.several_seen else math.inf
-        builder = PlanBuilder(self.limits.max_num_batched_tokens, self.shares, max_cost=max_cost)
+        contended = self.clients.is_contended()
+        max_cost = self.pace.limit(contended=contended) if self.clients.several_seen else math.inf
+        builder = PlanBuilder(self.limits.max_num_batched_tokens, self.clients, max_cost=max_cost)
         prompts = [group for group in self.running.groups if not group.trunk.complete and not group.is_fetching]
-        replays = self._add_tails(builder, turns=contended, others=bool(prompts or len(self.waiting.ready)))
-        self._add_in_turn(builder, replays=replays, prompts=prompts)
+        replays = self._add_tails(builder, contended=contended, has_prompts=bool(prompts or len(self.waiting.ready)))
+        self._add_in_work_order(builder, replays=replays, prompts=prompts)
         builder.drop_preempted()
         if not builder.trunks:
             self._add_drafts(builder)
         return builder.build()
 
-    def _add_tails(self, builder: PlanBuilder, *, turns: bool, others: bool) -> list[ChoiceSequence]:
-        """Adds the new tokens of running choices, in most steps one token each: of all choices, or with `turns`, or if
-        there are more choices than rows, of as many as the step has rows and time for. If there is `other` work, half
-        of the time is for that work. Returns the sequences that replay."""
+    def _add_tails(self, builder: PlanBuilder, *, contended: bool, has_prompts: bool) -> list[ChoiceSequence]:
+        """Adds the new tokens of running choices, in most steps one token each, for as many choices as there are rows.
+        If clients contend for the engine, the cost is limited too, to half of the step's if there are prompts or
+        replays. Returns the sequences that replay."""
         sequences: list[ChoiceSequence] = []
         replays: list[ChoiceSequence] = []
         for group in self.running.groups:
@@ -105,40 +106,38 @@ class Scheduler:
                     if sequence.state is not SequenceState.RUNNING:
                         break  # the younger siblings do not run either
                     (replays if sequence.num_pending > sequence.num_new else sequences).append(sequence)
-        size, most = self.limits.block_size, self.limits.max_num_seqs
-        max_cost = builder.max_cost / (2 if others or replays else 1) if turns else math.inf
-        if in_turn := turns or len(sequences) > most:
-            sequences = self.shares.in_turn(sequences)
+        size, max_rows = self.limits.block_size, self.limits.max_num_seqs
+        max_cost = builder.max_cost / (2 if has_prompts or replays else 1) if contended else math.inf
+        if take_turns := contended or len(sequences) > max_rows:
+            sequences = self.clients.row_order(sequences)
         for sequence in sequences:
-            if not builder.budget or len(builder.tails) == most or (builder.tails and builder.cost >= max_cost):
+            if not builder.budget or len(builder.tails) == max_rows or (builder.tails and builder.cost >= max_cost):
                 break
             fits = len(sequence.output_tokens) <= len(sequence.blocks) * size
             if sequence.state is SequenceState.RUNNING and (fits or self.preemption.grow(sequence)):
-                builder.add_tail(sequence, in_order=not in_turn)
-                if in_turn:
-                    self.shares.of(sequence.group).last_ran = sequence.age
+                builder.add_tail(sequence, in_order=not take_turns)
+                if take_turns:
+                    self.clients.use_of(sequence.group).last_ran = sequence.age
         return replays
 
-    def _add_in_turn(self, builder: PlanBuilder, *, replays: list[ChoiceSequence], prompts: list[Group]) -> None:
-        """Adds replays, chunks of prompts and new groups: the most urgent first; among these, what would be complete
-        first if each client got its share of the work (fair queueing; Demers, Keshav and Shenker, 1989). Of one client,
-        replays come before prompts, and prompts in order of their turns."""
-        turns = TurnOrder(self.shares, replays=replays, prompts=prompts, ready=self.waiting.ready)
+    def _add_in_work_order(self, builder: PlanBuilder, *, replays: list[ChoiceSequence], prompts: list[Group]) -> None:
+        """Adds replays, chunks of prompts and new groups, in the order of `work_order`."""
+        order = WorkOrder(self.clients, replays=replays, prompts=prompts, ready=self.waiting.ready)
         num_following, limits = 0, self.limits
-        while not builder.is_full and (work := turns.next()):
+        while not builder.is_full and (work := order.next()):
             if isinstance(work, ChoiceSequence):
                 if work.state is SequenceState.RUNNING:  # a replay has blocks for all its tokens
                     builder.add_replay(work)
             elif work.admitted:
                 self._add_trunk(work, builder)
             elif work in builder.computing:  # it has just lost its blocks
-                turns.block(work.request.client)
+                order.block(work.request.client)
             elif num_following >= limits.max_num_seqs and builder.cost:
                 break
             else:
                 match self.admission.admit(work):
                     case AdmissionResult.REFUSED:
-                        turns.block(work.request.client)
+                        order.block(work.request.client)
                     case AdmissionResult.FOLLOWS:
                         num_following += 1
                     case AdmissionResult.ADMITTED:
@@ -211,12 +210,12 @@ class Scheduler:
         group.sequences.clear()
         self.pool.release(group.trunk.blocks)
         group.trunk.blocks, group.drafts = [], None
-        self.shares.remove(group)
+        self.clients.remove(group)
 
     def hand_over(self, group: Group) -> list[int]:
         """Ends a prefilled group without freeing its trunk. The caller must release the returned blocks."""
         self.running.leave(group)
-        self.shares.remove(group)
+        self.clients.remove(group)
         blocks, group.trunk.blocks = group.trunk.blocks, []
         return blocks
 
@@ -250,4 +249,4 @@ class Scheduler:
         self.kept.check()
         self.running.check()
         self.waiting.check()
-        self.shares.check()
+        self.clients.check()

@@ -1,9 +1,9 @@
 """The cost of a step's work, and the limit that keeps steps short while several clients are present.
 
-cost        of rows and prompt tokens, in milliseconds of the machine on which the constants were measured. Only
-            their ratios matter, which differ less between machines than the times
-Pace        learns from the duration of steps how long an empty step and one unit of cost take on this machine
-limit       the cost of a step that takes CONTENDED_RATIO times as long as an empty one
+cost        an estimate for rows and prompt tokens, in milliseconds of the machine on which the constants were
+            measured. Only the ratios matter: they differ less between machines than the times
+Pace        learns from the duration of steps how long a step without rows and one unit of cost take on this machine
+limit       the cost of a step that takes CONTENDED_RATIO times as long as a step without rows
 """
 
 import math
@@ -11,8 +11,8 @@ import math
 from motet.engines.native.step.sequence import ChoiceSequence
 
 STEP_COST = 8.0
-"""Cost of a step apart from its rows: every weight is read once. From docs/log.md (135M parameters, two cores), as are
-the others."""
+"""Cost of a step without rows: every weight is read once. All costs are from docs/log.md (135M parameters, two
+cores)."""
 ROW_COST = 0.5
 TRUNK_TOKEN_COST = 0.0029
 """Cost of reading one position of a trunk, once for all rows that share it."""
@@ -21,16 +21,17 @@ FIRST_TOKEN_COST = 0.2
 """Cost of sampling the first token of a choice."""
 PROMPT_TOKEN_COST = 0.32
 PROMPT_PAIR_COST = 0.00016
-"""Cost for a prompt token of each position before it."""
+"""Additional cost of a prompt token for each position before it."""
 CONTENDED_RATIO = 4.0
 """Maximum duration of a step in multiples of a step without rows, while several clients are present."""
 ALONE_RATIO = 60.0
-"""The same while one client is present, once the engine has had several: it bounds the time for which others wait."""
+"""The same while one client is present, if the engine has had several: the next request of another client waits for at
+most one such step."""
 SLOWER_RATE, FASTER_RATE = 0.1, 0.5
-"""Part of the difference that is learned from a step that took longer than expected, and from one that took less time.
-Other programs on the machine only make steps longer."""
+"""Part of the difference from the expected time that is learned from a step that took longer, and from a step that took
+less time. The first part is small, because other programs on the machine make steps longer, and never shorter."""
 MAX_CHANGE = 2.0
-"""Maximum ratio of a measured time to the expected one, in both directions. What is beyond it is ignored."""
+"""Maximum ratio of a measured time to the expected one, in both directions. A larger ratio counts as this one."""
 
 
 def row_cost(sequence: ChoiceSequence) -> float:
@@ -72,8 +73,8 @@ class Pace:
         return (ratio - 1) * self.step_s / self.unit_s
 
     def record(self, cost: float, seconds: float) -> None:
-        """Learns from a step with this cost of work. Small steps show the time of an empty step, large ones the time of
-        a unit."""
+        """Learns from a step with this cost of work: the time of a step without rows from small steps, and the time of
+        a unit from large steps."""
         if seconds <= 0:
             return
         if cost * self.unit_s < self.step_s:
@@ -87,7 +88,7 @@ class Pace:
 
 
 def _towards(present: float, found: float, *, count: int) -> float:
-    """Returns a value between the present one and the one that was found, without trust in outliers. `count`: number of
-    values found so far; the first ones count more."""
+    """Returns a value between the present one and the one that was found, which is limited to `MAX_CHANGE`. `count`:
+    number of values found so far; the first ones count more."""
     rate = max(SLOWER_RATE, 1 / count) if found > present else FASTER_RATE
     return present + rate * (min(max(found, present / MAX_CHANGE), present * MAX_CHANGE) - present)

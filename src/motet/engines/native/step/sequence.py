@@ -98,8 +98,8 @@ class GroupTrunk:
     """True if another group computed the trunk."""
     shared: bool = False
     """True if other groups can hold the same blocks: all of them, or leading stretches."""
-    turn: float = 0.0
-    """Position among the waiting and incomplete prompts of the client and of one priority: the lowest goes first."""
+    finish_tag: float = 0.0
+    """Orders the prompts of one client and one priority, lowest first (`EngineClients.add`)."""
     path: tuple[int, ...] = ()
     """First block of each stretch. In the order of paths, trunks with common leading stretches are adjacent."""
 
