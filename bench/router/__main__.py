@@ -92,7 +92,7 @@ def queues(*, vary_weights: bool) -> dict[str, FairQueue[SimulatedGroup]]:
     for per_choice_s, max_s, patience_s in TRIED_QUEUES if vary_weights else ():
         name = f"{per_choice_s:g} s per choice, at most {max_s:g} s, patience {patience_s:g} s"
         found[name] = FairQueue[SimulatedGroup](
-            max_wait_s=FOREVER_S, per_choice_s=per_choice_s, max_head_start_s=max_s, patience_s=patience_s
+            max_wait_s=FOREVER_S, per_choice_s=per_choice_s, max_delay_s=max_s, patience_s=patience_s
         )
     return found
 

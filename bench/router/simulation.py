@@ -14,14 +14,14 @@ from motet.routing.choosing.cost import (
     CostWeights,
     GroupNeeds,
     has_capacity,
-    has_capacity_for_parts,
+    has_capacity_in_parts,
 )
 from motet.routing.choosing.survey import shortlist
 from motet.routing.queue.fair_queue import ONE_CLIENT, ClientRules, FairQueue
 from motet.routing.workers.affinity import Affinity
-from motet.routing.workers.client_share import ClientShare
 from motet.routing.workers.prefix_index import PrefixIndex
 from motet.routing.workers.serving import WorkKind
+from motet.routing.workers.worker_share import WorkerShare
 from motet.types import Policy
 
 COMPARISONS = 100
@@ -136,7 +136,7 @@ class RoutingSimulation:
 
     def _fits_in_parts(self, group: SimulatedGroup) -> bool:
         needs = self._needs(group)
-        return any(has_capacity_for_parts(self._candidate(id, 0, False), needs) for id in self._ids)
+        return any(has_capacity_in_parts(self._candidate(id, 0, False), needs) for id in self._ids)
 
     def _route(self, group: SimulatedGroup) -> None:
         overlap = self._index.overlap(group.names)
@@ -195,7 +195,7 @@ class RoutingSimulation:
             max_choices=self._engine.max_choices,
             num_blocks=self._engine.num_blocks,
             block_size=BLOCK_SIZE,
-            of_client=ClientShare(choices, 0, 1.0, fair=True) if self._engine.in_parts else None,
+            share=WorkerShare(choices, 0, 1.0, fair=True) if self._engine.in_parts else None,
             has_session=has_session,
         )
 

@@ -253,10 +253,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     priority: int = 0
     """Lower values run first. Groups of equal priority take turns by client."""
     client: str = ""
-    """Identifies the client among whose groups a fair share of the engine is divided: the same text on all servers for
-    one API key, from which the key cannot be derived."""
-    share: float = 1.0
-    """Weight of the client: with twice the weight of another, it is entitled to twice as much of an engine."""
+    """Id of the client, for fair shares of an engine. It is the same on all servers for one API key, and the key cannot
+    be derived from it."""
+    client_weight: float = 1.0
+    """Weight of the client: a client with twice the weight of another is entitled to twice as much of an engine."""
     ticket: Ticket | None = None
     """Ticket with which the prompt's KV can be fetched. Without one, or if the pull fails, the engine computes it."""
     trace: str = ""

@@ -66,7 +66,7 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
             max_tokens=tokens,
             priority=priority,
             client=client,
-            share={"a": 1.0, "b": 2.5}[client],
+            client_weight={"a": 1.0, "b": 2.5}[client],
         )
         self.engine.submit(self.requests[name])
 

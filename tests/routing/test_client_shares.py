@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from motet.engine import Worker
 from motet.ids import RequestId
 from motet.routing.choosing.choose import choose
-from motet.routing.choosing.cost import can_start, can_start_in_parts, within_share
+from motet.routing.choosing.cost import can_start, can_start_in_parts, can_start_in_share
 from motet.routing.choosing.survey import survey, trunk_of
 from motet.routing.queue.capacity import ClientCapacity, have_capacity
-from motet.routing.queue.fair_queue import MAX_HEAD_START_S, PATIENCE_S, ClientRules, FairQueue
-from motet.routing.workers.client_share import ClientShare, WaitingWeights
+from motet.routing.queue.fair_queue import MAX_DELAY_S, PATIENCE_S, ClientRules, FairQueue
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
 from motet.routing.workers.open_groups import OpenGroup
 from motet.routing.workers.serving import WorkKind
+from motet.routing.workers.worker_share import WaitingWeights, WorkerShare
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.types import EngineKind, GenerateRequest, Policy
 from tests.clock import Clock
@@ -66,14 +66,16 @@ class Cell:
         self.running: list[tuple[float, Sent, OpenGroup]] = []
         self.started_s: dict[Sent, float] = {}
         self.sent = 0
-        self._turn = 0
+        self._rounds = 0
 
     def send(
         self, client: str, choices: int, *, prompt_blocks: int = 1, takes_s: float = FOREVER_S, weight: float = 1.0
     ) -> Sent:
         self.sent += 1
         request = group(f"{client}/{self.sent}", n=choices, prompt_tokens=16 * prompt_blocks)
-        request = msgspec.structs.replace(request, client=client, share=weight, request_id=RequestId(str(self.sent)))
+        request = msgspec.structs.replace(
+            request, client=client, client_weight=weight, request_id=RequestId(str(self.sent))
+        )
         sent = Sent(request, self.sent, self.clock.now_s, takes_s)
         self.queue.push(sent, choices=choices, priority=0, now_s=sent.at_s, client=client, weight=weight)
         return sent
@@ -81,8 +83,8 @@ class Cell:
     def admit(self) -> list[Sent]:
         """Starts what may start now. Returns it in order."""
         members = self.fleet.catalog.ready()
-        capacity = ClientCapacity(members, WaitingWeights(self.queue.weights), turn=self._turn)
-        self._turn += 1
+        capacity = ClientCapacity(members, WaitingWeights(self.queue.weights), round_number=self._rounds)
+        self._rounds += 1
         rules = ClientRules[Sent](
             held=self._held,
             in_share=lambda sent: capacity.in_share(sent.request, sent.choices, prefilling=0),
@@ -128,7 +130,7 @@ class Cell:
             choices=sent.choices,
             end=nothing,
             client=sent.client,
-            weight=sent.request.share,
+            weight=sent.request.client_weight,
             trunk=trunk_of(sent.request, self.fleet, member=member),
         )
         opened.add_tail_blocks(sent.choices)
@@ -143,13 +145,13 @@ def may_start(member: Member, sent: Sent, fleet: Fleet) -> bool:
     """Returns True if the worker has capacity for the group, or for a part of it, or the client is in its share."""
     load, choices = member.load, sent.choices
     held, blocks = load.trunk_blocks + load.tail_blocks, -(-len(sent.request.prompt) // 16)
-    client = WaitingWeights(fleet.waiting_weights).share_of(sent.client, sent.request.share, member=member)
+    client = WaitingWeights(fleet.waiting_weights).share_of(sent.client, sent.request.client_weight, member=member)
     room = {"max_choices": ROWS, "num_blocks": BLOCKS, "choices": choices, "prompt_blocks": blocks}
     return (
         not load.open_choices
         or can_start(open_choices=load.open_choices, held_blocks=held, **room)
         or can_start_in_parts(client, open_choices=load.open_choices, held_blocks=held, **room)
-        or within_share(client, **room)
+        or can_start_in_share(client, **room)
     )
 
 
@@ -229,25 +231,25 @@ def test_an_engine_that_does_not_divide_itself_fairly_gets_no_group_wider_than_a
 @pytest.mark.parametrize(
     ("client", "choices", "prompt_blocks", "expected"),
     [
-        (ClientShare(0, 0, 0.5, fair=False), 8, 2, True),
-        (ClientShare(0, 0, 0.5, fair=False), 9, 2, False),
-        (ClientShare(0, 0, 0.5, fair=True), 9, 2, True),
-        (ClientShare(1, 0, 0.5, fair=True), 8, 2, False),
-        (ClientShare(1, 50, 0.5, fair=True), 1, 9, True),
-        (ClientShare(0, 50, 0.5, fair=True), 1, 10, False),
+        (WorkerShare(0, 0, 0.5, fair=False), 8, 2, True),
+        (WorkerShare(0, 0, 0.5, fair=False), 9, 2, False),
+        (WorkerShare(0, 0, 0.5, fair=True), 9, 2, True),
+        (WorkerShare(1, 0, 0.5, fair=True), 8, 2, False),
+        (WorkerShare(1, 50, 0.5, fair=True), 1, 9, True),
+        (WorkerShare(0, 50, 0.5, fair=True), 1, 10, False),
     ],
 )
 def test_a_share_is_of_choices_and_of_blocks(
-    client: ClientShare, choices: int, prompt_blocks: int, expected: bool
+    client: WorkerShare, choices: int, prompt_blocks: int, expected: bool
 ) -> None:
-    assert expected is within_share(
+    assert expected is can_start_in_share(
         client, max_choices=ROWS, num_blocks=BLOCKS, choices=choices, prompt_blocks=prompt_blocks
     )
 
 
 def share_of(client: str, cell: Cell, *, weight: float = 1.0) -> float:
     (member,) = cell.fleet.members
-    return WaitingWeights(cell.fleet.waiting_weights).share_of(client, weight, member=member).share
+    return WaitingWeights(cell.fleet.waiting_weights).share_of(client, weight, member=member).part
 
 
 def test_a_share_counts_clients_that_run_or_wait_once_each_and_other_servers_as_one() -> None:
@@ -309,7 +311,7 @@ def test_no_group_within_its_clients_share_starves(seed: int) -> None:
     its open choices have ended."""
     random, cell, ticks_per_s = Random(seed), Cell(1 + seed % 2), 2
     names, waiting_of = ["a", "b", "c", "d"], 3
-    limit_s = MAX_HEAD_START_S + PATIENCE_S + (waiting_of + 1) * LONGEST_S
+    limit_s = MAX_DELAY_S + PATIENCE_S + (waiting_of + 1) * LONGEST_S
     sent: list[Sent] = []
     for _ in range(90 * ticks_per_s):
         for name in names:

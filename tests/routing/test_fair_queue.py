@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from motet.routing.queue.fair_queue import FairQueue
 
 PER_CHOICE_S = 1.0
-MAX_HEAD_START_S = 40.0
+MAX_DELAY_S = 40.0
 PATIENCE_S = 5.0
 
 
 def queue(max_wait_s: float = 1000.0) -> FairQueue[str]:
-    return FairQueue(
-        max_wait_s=max_wait_s, per_choice_s=PER_CHOICE_S, max_head_start_s=MAX_HEAD_START_S, patience_s=PATIENCE_S
-    )
+    return FairQueue(max_wait_s=max_wait_s, per_choice_s=PER_CHOICE_S, max_delay_s=MAX_DELAY_S, patience_s=PATIENCE_S)
 
 
 def anything(_: str) -> bool:
@@ -56,11 +54,11 @@ def test_a_small_group_overtakes_a_large_one_that_came_shortly_before_and_no_oth
     assert popped(waiting) == ["small", "large", "late"]
 
 
-def test_above_a_certain_size_the_head_start_of_small_groups_does_not_grow() -> None:
+def test_above_a_certain_size_the_delay_of_a_group_does_not_grow() -> None:
     waiting = queue()
     waiting.push("largest", choices=1000, priority=0, now_s=0.0)
-    waiting.push("small", choices=1, priority=0, now_s=MAX_HEAD_START_S - 1.1)
-    waiting.push("late", choices=1, priority=0, now_s=MAX_HEAD_START_S - 0.9)
+    waiting.push("small", choices=1, priority=0, now_s=MAX_DELAY_S - 1.1)
+    waiting.push("late", choices=1, priority=0, now_s=MAX_DELAY_S - 0.9)
     assert popped(waiting) == ["small", "largest", "late"]
 
 
@@ -129,8 +127,8 @@ class Group:
     arrival_s: float
 
 
-def head_start_s(group: Group) -> float:
-    return min(group.choices * PER_CHOICE_S, MAX_HEAD_START_S)
+def delay_s(group: Group) -> float:
+    return min(group.choices * PER_CHOICE_S, MAX_DELAY_S)
 
 
 ARRIVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 64)), min_size=1, max_size=40)
@@ -142,7 +140,7 @@ def test_no_group_is_overtaken_by_a_group_that_arrives_later_than_its_size_allow
 ) -> None:
     """The first bound of the module: all fit, and one starts every second."""
     waiting: FairQueue[Group] = FairQueue(
-        max_wait_s=1e9, per_choice_s=PER_CHOICE_S, max_head_start_s=MAX_HEAD_START_S, patience_s=PATIENCE_S
+        max_wait_s=1e9, per_choice_s=PER_CHOICE_S, max_delay_s=MAX_DELAY_S, patience_s=PATIENCE_S
     )
     groups = [Group(n, choices, float(at)) for n, (at, choices) in enumerate(sorted(arrivals))]
     started: list[Group] = []
@@ -155,7 +153,7 @@ def test_no_group_is_overtaken_by_a_group_that_arrives_later_than_its_size_allow
     assert sorted(started, key=lambda group: group.number) == groups
     for index, group in enumerate(started):
         for before in started[:index]:
-            assert before.arrival_s <= group.arrival_s + max(0.0, head_start_s(group) - head_start_s(before))
+            assert before.arrival_s <= group.arrival_s + max(0.0, delay_s(group) - delay_s(before))
 
 
 class Server:
@@ -181,14 +179,14 @@ def test_no_group_starts_before_a_group_that_did_not_fit_for_its_patience(seed: 
     random = Random(seed)
     arrivals = [(random.randrange(60), random.choice([1, 2, 4, 8, 8, 8, 32, 64])) for _ in range(80)]
     waiting: FairQueue[Group] = FairQueue(
-        max_wait_s=1e9, per_choice_s=PER_CHOICE_S, max_head_start_s=MAX_HEAD_START_S, patience_s=PATIENCE_S
+        max_wait_s=1e9, per_choice_s=PER_CHOICE_S, max_delay_s=MAX_DELAY_S, patience_s=PATIENCE_S
     )
     groups = [Group(n, choices, float(at)) for n, (at, choices) in enumerate(sorted(arrivals))]
     server = Server(64)
     started: set[Group] = set()
 
     def tag(group: Group) -> tuple[float, int]:
-        return group.arrival_s + head_start_s(group), group.number
+        return group.arrival_s + delay_s(group), group.number
 
     for second in range(60 + 15 * len(groups)):
         server.now_s = float(second)

@@ -3,7 +3,7 @@
 import pytest
 
 from motet.metrics.routing import with_client_names
-from motet.routing.queue.fair_queue import MAX_HEAD_START_S, PATIENCE_S, ClientRules, FairQueue
+from motet.routing.queue.fair_queue import MAX_DELAY_S, PATIENCE_S, ClientRules, FairQueue
 from tests.clock import settle
 from tests.routing.scene import ControlledPrefill, Scene, uninterrupted
 
@@ -15,7 +15,7 @@ async def test_a_wide_group_next_to_a_stream_of_its_client_does_not_delay_anothe
     submitted = [scene.submit("stream", 1, client="alpha"), scene.submit("wide", 8, client="alpha")]
     submitted.append(scene.submit("next wide", 8, client="alpha"))
     await scene.pass_time(0.0)
-    await scene.pass_time(MAX_HEAD_START_S + PATIENCE_S)
+    await scene.pass_time(MAX_DELAY_S + PATIENCE_S)
     assert scene.started == ["stream", "wide"], "the wide group runs in parts"
     submitted += [scene.submit("tiny", 1, client="beta"), scene.submit("small", 3, client="beta")]
     await settle()

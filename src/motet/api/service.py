@@ -104,7 +104,7 @@ class Service:
             max_answer_bytes=config.max_open_answer_bytes,
         )
         self._rights = rights_of(config)
-        weights = {client: rights.share for client, rights in self._rights.items()}
+        weights = {client: rights.client_weight for client, rights in self._rights.items()}
         self.admission = Admission(config.max_waiting_groups, weights=weights)
         self.metrics = Metrics(config.metric_prefix)
         ProcessCollector(registry=self.metrics.registry)
@@ -170,7 +170,7 @@ class Service:
 
     def routing_figures(self) -> RoutingFigures:
         """Returns the counts of routing, by the names of the clients that have API keys."""
-        names = {rights.share_id: client for client, rights in self._rights.items()}
+        names = {rights.client_id: client for client, rights in self._rights.items()}
         return with_client_names(self.figures(), names, other=OTHER_CLIENTS)
 
     @property

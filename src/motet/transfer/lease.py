@@ -36,9 +36,8 @@ class Lease:
     granted_s: float
     expires_s: float
     client: str = ""
-    """The client for which the blocks were prefilled."""
-    share: float = 1.0
-    """Weight of this client."""
+    """The client for which the blocks were prefilled (`GenerateRequest.client`)."""
+    client_weight: float = 1.0
     done_readers: set[str] = field(default_factory=set)
 
 
@@ -60,10 +59,10 @@ class LeaseTable:
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._leases.values())
 
-    def grant(self, ticket: Ticket, *, now_s: float, client: str = "", share: float = 1.0) -> Lease:
+    def grant(self, ticket: Ticket, *, now_s: float, client: str = "", client_weight: float = 1.0) -> Lease:
         """Makes the lease that a ticket names. It holds the blocks from now on; the proof has its digest."""
         self._proof.publish(ticket.lease_slot, ticket.digest)
-        lease = Lease(ticket, now_s, now_s + self.seconds, client, share)
+        lease = Lease(ticket, now_s, now_s + self.seconds, client, client_weight)
         self._leases[ticket.lease_id] = lease
         self._lease_ids[ticket.remote_request_id] = ticket.lease_id
         return lease

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from motet.api.http.admission import share_id_of
+from motet.api.http.admission import client_id_of
 from motet.api.service import snapshot_workers
 from motet.engine import Worker, WorkerReport, WorkerState
 from motet.errors import EngineClosedError, EngineDiedError, EngineError, EngineSilentError
@@ -108,7 +108,7 @@ async def test_the_status_of_a_cell_shows_each_worker_and_their_totals(serve: Se
 
 
 async def test_clients_are_shown_by_the_number_of_their_key_and_all_others_as_one(serve: Serving) -> None:
-    ids = [share_id_of(key) for key in ("sk-a", "sk-b")]
+    ids = [client_id_of(key) for key in ("sk-a", "sk-b")]
     figures = RoutingFigures(
         client_choices={ids[1]: 3, "an address": 4, "a salt": 5},
         client_blocks={ids[1]: 30},

@@ -38,7 +38,7 @@ class RequestFields(TypedDict, total=False):
     cache_salt: str
     priority: int
     client: str
-    share: float
+    client_weight: float
 
 
 def request(
@@ -59,7 +59,7 @@ def request(
         cache_salt=fields.get("cache_salt", ""),
         priority=fields.get("priority", 0),
         client=fields.get("client", ""),
-        share=fields.get("share", 1.0),
+        client_weight=fields.get("client_weight", 1.0),
     )
 
 

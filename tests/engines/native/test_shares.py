@@ -162,11 +162,13 @@ def test_a_long_prompt_is_computed_although_another_client_always_has_short_ones
 
 def test_a_client_with_twice_the_weight_gets_twice_the_work() -> None:
     engine = slow(PaperEngine(blocks=200, budget=8), 2)
-    for client, share in (("one", 1.0), ("two", 2.0)):
+    for client, weight in (("one", 1.0), ("two", 2.0)):
         for number in range(30):
-            start = 10_000 * int(share) + 100 * number
+            start = 10_000 * int(weight) + 100 * number
             engine.submit(
-                request(f"{client}{number}", range(start, start + 16), max_tokens=1, client=client, share=share)
+                request(
+                    f"{client}{number}", range(start, start + 16), max_tokens=1, client=client, client_weight=weight
+                )
             )
     work = {"one": 0, "two": 0}
     for _ in range(60):

@@ -17,7 +17,7 @@ from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.group_schema import GroupFields
 from motet.api.generation.kv_params import PrefillOrder, RequestContext
 from motet.api.generation.request_fields import RequestFields, SamplingFields, StreamingFields
-from motet.api.http.admission import answer_too_large, share_id_of
+from motet.api.http.admission import answer_too_large, client_id_of
 from motet.api.http.failure import above_maximum, invalid_value
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan
 from motet.api.served import ServedModel
@@ -149,7 +149,7 @@ def make_plan(
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
     options = replace(options, logprobs_mode=options.logprobs_mode or service.config.logprobs_mode)
     policy = _policy(sampling, options, max_top=service.config.max_logprobs)
-    client = rights.share_id or share_id_of(request.cache_salt or caller.address)
+    client = rights.client_id or client_id_of(request.cache_salt or caller.address)
     sampling_of = cache(partial(_sampling, fields=sampling, options=options, logit_bias=bias, policy=policy))
     groups = tuple(
         GenerateRequest(
@@ -161,7 +161,7 @@ def make_plan(
             keep_s=request.keep_s,
             priority=request.priority,
             client=client,
-            share=rights.share,
+            client_weight=rights.client_weight,
             ticket=context.ticket,
             trace=caller.trace,
             session_id=caller.session_id or (answer_id if request.keep_s else ""),

@@ -120,10 +120,11 @@ class Rights:
     """The start of the salt of its cached prompts. Prompts without any salt are shared with all other such prompts."""
     min_priority: int | None = None
     """The minimum priority of its requests; requests with higher numbers start later. None if any is allowed."""
-    share_id: str = ""
-    """`GenerateRequest.client` of its requests. Empty for requests without a key (`share_id_of`)."""
-    share: float = 1.0
-    """`GenerateRequest.share` of its requests."""
+    client_id: str = ""
+    """`GenerateRequest.client` of its requests. Empty for requests without a key, whose ids depend on the request
+    (`client_id_of`)."""
+    client_weight: float = 1.0
+    """`GenerateRequest.client_weight` of its requests."""
 
 
 EVERYTHING = Rights()
@@ -132,23 +133,23 @@ EVERYTHING = Rights()
 def rights_of(config: ServerConfig) -> Mapping[str, Rights]:
     """Returns the rights of each client with an API key, by the client's name."""
     several, named = len(config.api_keys) > 1, integers_by_key(config.key_priority)
-    shares = weights_by_key(config.key_share)
+    weights = weights_by_key(config.key_share)
     salted = config.cache_salt_per_key == "on" or (config.cache_salt_per_key == "auto" and several)
     return {
         f"key-{number}": Rights(
             # The key is hashed and not its number, so that servers with the same keys use the same block names.
             hashlib.sha256(b"motet cache salt\0" + key.encode()).hexdigest() if salted else "",
             named.get(key, 0 if several else None),
-            share_id=share_id_of(key),
-            share=shares.get(key, 1.0),
+            client_id=client_id_of(key),
+            client_weight=weights.get(key, 1.0),
         )
         for number, key in enumerate(config.api_keys)
     }
 
 
-def share_id_of(text: str) -> str:
-    """Returns the `GenerateRequest.client` of the requests with one API key, or without a key, of the requests with one
-    `cache_salt`, or else from one address."""
+def client_id_of(text: str) -> str:
+    """Returns a `GenerateRequest.client`. `text`: the API key of the request; without a key, its `cache_salt`, or the
+    address from which it was sent if it has no salt."""
     return hashlib.sha256(b"motet share\0" + text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 

@@ -306,11 +306,11 @@ def _figures(snapshot: WorkerSnapshot) -> dict[str, Figure]:
 
 
 def _clients(service: Service, routing: RoutingFigures) -> list[dict[str, object]]:
-    """Returns what each client holds and waits for."""
+    """Returns the entries of `/status` about clients: what each holds, and what it waits for."""
     return [
         {
             "client": client,
-            "share": service.rights(client).share,
+            "share": service.rights(client).client_weight,
             "choices": choices,
             "blocks": routing.client_blocks[client],
             "choices_queued": routing.client_queued_choices[client],

@@ -85,6 +85,7 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
 
 
 def _check_envelope(served: ServedModel, request: GenerateRequest) -> None:
+    """Checks the fields that concern neither the prompt nor the choices."""
     for name in ("request_id", "trace", "session_id", "client"):
         value = getattr(request, name)
         if not (is_id(value) or (value == "" and name != "request_id")):
@@ -93,7 +94,7 @@ def _check_envelope(served: ServedModel, request: GenerateRequest) -> None:
         raise invalid_value("model", f"this worker does not have {request.model!r}, but {served.info.model!r}")
     if not -(2**63) <= request.priority < 2**63:
         raise invalid_value("priority", f"{request.priority} has more than 64 bits")
-    for name, low, high in (("keep_s", 0.0, MAX_KEEP_S), ("share", MIN_WEIGHT, MAX_WEIGHT)):
+    for name, low, high in (("keep_s", 0.0, MAX_KEEP_S), ("client_weight", MIN_WEIGHT, MAX_WEIGHT)):
         if not low <= getattr(request, name) <= high:
             raise invalid_value(name, f"{getattr(request, name)} is not from {low:g} to {high:g}")
 

@@ -1,7 +1,8 @@
 """Chooses the worker for the next group. Pure, so that the rule can be read and tested in one place.
 
-1. Workers to be avoided are left out, unless no worker would be left. Of the others, those with capacity for the group
-   remain; if there is none, those where its client stays within its share; else those where it can start in parts.
+1. Workers to be avoided are left out, unless no worker would be left. Of the remaining workers, only workers with free
+   capacity for the group are kept. If there is none, these are workers on which its client stays within its share, or
+   else workers on which the group can start in parts.
 2. The policy chooses among the others.
 3. Equal workers take turns. The same loads and the same turn always give the same choice."""
 
@@ -17,8 +18,8 @@ from motet.routing.choosing.cost import (
     cost,
     explained,
     has_capacity,
-    has_capacity_for_parts,
-    is_within_share,
+    has_capacity_in_parts,
+    has_capacity_in_share,
     own_cost,
     prompt_cost,
 )
@@ -90,8 +91,8 @@ def _with_capacity(candidates: Sequence[Candidate], needs: GroupNeeds) -> Sequen
     """Returns the indices of the candidates that remain after step 1."""
     all_indices = range(len(candidates))
     not_avoided = [index for index in all_indices if not candidates[index].avoid] or all_indices
-    for can_take in (has_capacity, is_within_share, has_capacity_for_parts):
-        if able := [index for index in not_avoided if can_take(candidates[index], needs)]:
+    for can_start in (has_capacity, has_capacity_in_share, has_capacity_in_parts):
+        if able := [index for index in not_avoided if can_start(candidates[index], needs)]:
             return able
     return not_avoided
 

@@ -15,8 +15,8 @@ choices read it, as an engine's step does. The group's own choices cost the same
 
 from dataclasses import dataclass
 
-from motet.routing.workers.client_share import ClientShare
 from motet.routing.workers.serving import WorkKind
+from motet.routing.workers.worker_share import WorkerShare
 
 PROMPT_TOKEN_MS = 0.32
 """Measured: 1340 prompt tokens in 430 ms (docs/log.md; 135M parameters, two cores, as for the figures below)."""
@@ -65,8 +65,8 @@ class Candidate:
     max_choices: int
     num_blocks: int
     block_size: int
-    of_client: ClientShare | None = None
-    """What the group's client holds and may hold there. None if it does not matter, since the group could start."""
+    share: WorkerShare | None = None
+    """Share of the group's client. None if any worker has free capacity, so that shares do not matter."""
     has_session: bool = False
     avoid: bool = False
     """True if the worker has just refused a group: it is chosen only if there is no other worker."""
@@ -89,10 +89,10 @@ def has_capacity(candidate: Candidate, needs: GroupNeeds) -> bool:
     )
 
 
-def is_within_share(candidate: Candidate, needs: GroupNeeds) -> bool:
-    """Returns True if the group's client would stay within its share of the worker."""
-    return candidate.of_client is not None and within_share(
-        candidate.of_client,
+def has_capacity_in_share(candidate: Candidate, needs: GroupNeeds) -> bool:
+    """Returns True if the group could start because its client stays within its share of the worker."""
+    return candidate.share is not None and can_start_in_share(
+        candidate.share,
         max_choices=candidate.max_choices,
         num_blocks=candidate.num_blocks,
         choices=needs.choices,
@@ -100,10 +100,10 @@ def is_within_share(candidate: Candidate, needs: GroupNeeds) -> bool:
     )
 
 
-def has_capacity_for_parts(candidate: Candidate, needs: GroupNeeds) -> bool:
+def has_capacity_in_parts(candidate: Candidate, needs: GroupNeeds) -> bool:
     """Returns True if the group could start in parts on the worker at once."""
-    return candidate.of_client is not None and can_start_in_parts(
-        candidate.of_client,
+    return candidate.share is not None and can_start_in_parts(
+        candidate.share,
         open_choices=candidate.open_choices,
         max_choices=candidate.max_choices,
         held_blocks=candidate.held_blocks,
@@ -121,7 +121,7 @@ def can_start(
 
 
 def can_start_in_parts(
-    client: ClientShare,
+    share: WorkerShare,
     *,
     open_choices: int,
     max_choices: int,
@@ -130,19 +130,22 @@ def can_start_in_parts(
     choices: int,
     prompt_blocks: int,
 ) -> bool:
-    """Returns True if one choice fits, and the blocks suffice as in `can_start`: the other choices run as choices end.
-    An engine that is not fair would run them before later groups of other clients, so it must have no other clients."""
-    if not client.fair and client.share < 1.0:
+    """Returns True if one choice can run, and the blocks suffice as in `can_start`: the other choices run when running
+    choices end. An engine that does not divide itself between clients must have no other clients, because it would run
+    these choices before later groups of other clients."""
+    if not share.fair and share.part < 1.0:
         return False
     return open_choices < max_choices and held_blocks + prompt_blocks + choices <= num_blocks
 
 
-def within_share(client: ClientShare, *, max_choices: int, num_blocks: int, choices: int, prompt_blocks: int) -> bool:
-    """Returns True if the client stays within its share of the worker with the group. In a fair engine, a client
-    without open choices can also start a group of more choices than its share."""
-    if client.held_blocks + prompt_blocks + choices > client.share * num_blocks:
+def can_start_in_share(
+    share: WorkerShare, *, max_choices: int, num_blocks: int, choices: int, prompt_blocks: int
+) -> bool:
+    """Returns True if the client stays within its share of the worker with the group. In an engine that divides itself
+    between clients, a client without open choices can also start a group with more choices than its share."""
+    if share.held_blocks + prompt_blocks + choices > share.part * num_blocks:
         return False
-    return client.open_choices + choices <= client.share * max_choices or (client.fair and not client.open_choices)
+    return share.open_choices + choices <= share.part * max_choices or (share.fair and not share.open_choices)
 
 
 def _prompt_blocks(candidate: Candidate, needs: GroupNeeds) -> int:

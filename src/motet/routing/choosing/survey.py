@@ -15,11 +15,11 @@ from itertools import islice
 from motet.block_names import BlockName
 from motet.engine import Worker
 from motet.routing.choosing.cost import Candidate, GroupNeeds, has_capacity
-from motet.routing.workers.client_share import WaitingWeights
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
 from motet.routing.workers.serving import Roster, WorkKind, roster
 from motet.routing.workers.worker_load import PromptBacklog
+from motet.routing.workers.worker_share import WaitingWeights
 from motet.transfer.ticket import Ticket
 from motet.types import EngineKind, GenerateRequest
 
@@ -80,9 +80,9 @@ def survey(
         cached_tokens = max(known, default=0)
         candidates.append(_candidate(member, worker, cached_tokens=cached_tokens, has_session=member.id == session))
     if work is WorkKind.GENERATE and not any(has_capacity(one, needs) for one in candidates if not one.avoid):
-        weights, client = WaitingWeights(fleet.waiting_weights), (request.client, request.share)
-        shares = [weights.share_of(*client, member=member) for member, _ in compared]
-        candidates = [replace(one, of_client=share) for one, share in zip(candidates, shares, strict=True)]
+        weights = WaitingWeights(fleet.waiting_weights)
+        shares = [weights.share_of(request.client, request.client_weight, member=member) for member, _ in compared]
+        candidates = [replace(one, share=share) for one, share in zip(candidates, shares, strict=True)]
     return Survey(needs, compared, tuple(candidates))
 
 

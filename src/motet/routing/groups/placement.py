@@ -157,7 +157,7 @@ class Placement:
             end=self._end,
             use_weights=unfinished.use_weights,
             client=request.client,
-            weight=request.share,
+            weight=request.client_weight,
             trunk=trunk_of(request, fleet, member=member),
             prompt_tokens=0 if request.ticket else chosen.backlog.own_tokens,
         )

@@ -1,15 +1,15 @@
-"""The capacity of workers for groups that wait: free capacity (`have_capacity`), and what a client can start although
-no worker has free capacity (`ClientCapacity`). Pure: reads only the workers' loads."""
+"""The capacity of workers for groups that wait: free capacity (`have_capacity`), and the capacity for the groups of one
+client if no worker has free capacity (`ClientCapacity`). Pure: reads only the workers' loads."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from motet.routing.choosing.cost import can_start, can_start_in_parts, within_share
+from motet.routing.choosing.cost import can_start, can_start_in_parts, can_start_in_share
 from motet.routing.choosing.survey import COMPARE_ALL
-from motet.routing.workers.client_share import ClientShare, WaitingWeights
 from motet.routing.workers.member import Member
-from motet.types import GenerateRequest
+from motet.routing.workers.worker_share import WaitingWeights, WorkerShare
+from motet.types import EngineInfo, GenerateRequest
 
 
 def have_capacity(
@@ -38,7 +38,7 @@ def have_capacity(
                 held_blocks=load.trunk_blocks + load.tail_blocks,
                 num_blocks=info.num_blocks,
                 choices=largest_part,
-                prompt_blocks=-(-prompt_tokens // info.block_size),
+                prompt_blocks=_prompt_blocks(prompt_tokens, info),
             )
         )
         busy = busy or open_choices > 0
@@ -49,9 +49,9 @@ def have_capacity(
 
 
 class CapacityCache:
-    """Remembers the sizes of groups for which there was no capacity in one turn of the event loop, in which capacity
-    only decreases. If a group did not fit, a group with at least as many choices and prompt tokens does not fit either.
-    So the time for a long queue grows with the number of different group sizes in it."""
+    """Remembers the sizes of groups for which there was no capacity in one iteration of the event loop: within it,
+    capacity only decreases. If a group did not fit, a group with at least as many choices and prompt tokens does not
+    fit either. So the time for a long queue grows with the number of different group sizes in it."""
 
     def __init__(self) -> None:
         self._too_large: list[tuple[int, int]] = []
@@ -69,13 +69,13 @@ class CapacityCache:
 
 
 class ClientCapacity:
-    """Decides what clients can start on workers without free capacity, in one turn of the event loop."""
+    """Decides which groups can start on workers without free capacity, in one round of admission."""
 
-    def __init__(self, members: Sequence[Member], weights: WaitingWeights, *, turn: int) -> None:
-        """`members`: the workers that may get the groups. `turn`: number of earlier turns. Each turn checks other
-        workers of a fleet with more than `COMPARE_ALL`."""
+    def __init__(self, members: Sequence[Member], weights: WaitingWeights, *, round_number: int) -> None:
+        """`members`: the workers that may get the groups. If there are more than `COMPARE_ALL`, each round checks other
+        workers, which depend on `round_number`."""
         count = len(members)
-        window = [members[(turn * COMPARE_ALL + step) % count] for step in range(min(count, COMPARE_ALL))]
+        window = [members[(round_number * COMPARE_ALL + step) % count] for step in range(min(count, COMPARE_ALL))]
         self._members = [(m, m.worker.engine.info) for m in window if m.worker is not None and not m.faults.refused]
         self._weights = weights
         self._in_share = defaultdict[object, CapacityCache](CapacityCache)
@@ -87,17 +87,17 @@ class ClientCapacity:
 
         def has_capacity(choices: int, prompt_tokens: int) -> bool:
             return any(
-                within_share(
+                can_start_in_share(
                     self._share(request, member, prefilling=prefilling),
                     max_choices=info.max_num_seqs,
                     num_blocks=info.num_blocks,
                     choices=choices,
-                    prompt_blocks=-(-prompt_tokens // info.block_size),
+                    prompt_blocks=_prompt_blocks(prompt_tokens, info),
                 )
                 for member, info in self._members
             )
 
-        cache = self._in_share[self._equals(request, prefilling=prefilling)]
+        cache = self._in_share[self._cache_key(request, prefilling=prefilling)]
         return cache.fits(choices, len(request.prompt), has_capacity=has_capacity)
 
     def in_parts(self, request: GenerateRequest, choices: int) -> bool:
@@ -112,20 +112,25 @@ class ClientCapacity:
                     held_blocks=member.load.trunk_blocks + member.load.tail_blocks,
                     num_blocks=info.num_blocks,
                     choices=choices,
-                    prompt_blocks=-(-prompt_tokens // info.block_size),
+                    prompt_blocks=_prompt_blocks(prompt_tokens, info),
                 )
                 for member, info in self._members
             )
 
-        cache = self._in_parts[self._equals(request)]
+        cache = self._in_parts[self._cache_key(request)]
         return cache.fits(choices, len(request.prompt), has_capacity=has_capacity)
 
-    def _share(self, request: GenerateRequest, member: Member, *, prefilling: int = 0) -> ClientShare:
-        share = self._weights.share_of(request.client, request.share, member=member)
+    def _share(self, request: GenerateRequest, member: Member, *, prefilling: int = 0) -> WorkerShare:
+        share = self._weights.share_of(request.client, request.client_weight, member=member)
         return replace(share, open_choices=share.open_choices + prefilling) if prefilling else share
 
-    def _equals(self, request: GenerateRequest, *, prefilling: int = 0) -> object:
-        """Returns the same value for all clients with equal capacity: the clients of one weight that hold nothing."""
+    def _cache_key(self, request: GenerateRequest, *, prefilling: int = 0) -> object:
+        """Returns the key of the client's `CapacityCache`. All clients with one weight that hold nothing have the same
+        capacity, and one key."""
         client = request.client
         holds = prefilling or any(client in member.load.clients for member, _ in self._members)
-        return client if holds else request.share
+        return client if holds else request.client_weight
+
+
+def _prompt_blocks(prompt_tokens: int, info: EngineInfo) -> int:
+    return -(-prompt_tokens // info.block_size)

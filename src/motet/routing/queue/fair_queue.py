@@ -2,34 +2,35 @@
 is an argument.
 
     order      priority (lower first), then what the client holds relative to its weight (less first), then
-               tag = arrival + head start (n), then arrival
-               head start (n) = the smaller of n x PER_CHOICE_S and MAX_HEAD_START_S, which other groups have over a
-               group of n choices
-    capacity   the first group in order that may start starts:
-               - it fits, or it has not fitted for PATIENCE_S and fits in parts; but see "reserved"
+               tag = arrival + delay (n), then arrival
+               delay (n) = the smaller of n x PER_CHOICE_S and MAX_DELAY_S: a group of n choices is ranked as if it had
+               arrived later by this time
+    start      the first group in order that can start:
+               - it fits, unless the capacity is reserved
+               - it has not fitted for PATIENCE_S, and fits in parts, unless the capacity is reserved
                - it is within its client's share (`ClientRules.in_share`), whatever other clients hold or wait for
-    reserved   after a group has not fitted for PATIENCE_S, no later group of its client and none of a lower priority
-               starts before it, and later groups of other clients do so only within their share
-    lanes      items of one lane need the same capacity, which `share_capacity` extends to pairs of lanes. Groups that
-               need other capacity are not affected by a reservation
+    reserved   once a group has not fitted for PATIENCE_S, capacity is reserved for it: later groups of its client and
+               groups of a lower priority wait until it has started, and later groups of other clients start before it
+               only within their shares
+    lanes      items of one lane need the same capacity. Lanes can share capacity (`share_capacity`). A
+               reservation affects only these lanes
 
-Between clients this is max-min fairness: the next one to start is the one that holds the least (Ghodsi et al.,
-"Dominant resource fairness", 2011; `workers.client_share`). Among the groups of a client it is fair queueing (Demers,
-Keshav, Shenker, 1989) with the arrival time instead of virtual time. Both give simple bounds. Among equal priorities, a
-group of n choices that arrived at t, and first did not fit at f, starts
+Between clients this is max-min fairness: the client that holds the least starts the next group (Ghodsi et al.,
+"Dominant resource fairness", 2011; `workers.worker_share`). Among the groups of a client it is fair queueing (Demers,
+Keshav and Shenker, 1989) with the time of arrival instead of virtual time. Both give simple bounds. Among equal
+priorities, a group of n choices that arrived at t, and first did not fit at f, starts
 
-  - before every group of m choices of its client that arrives after t + head start (n) - head start (m), so before all
-    that arrive after t + MAX_HEAD_START_S, if it may start when its turn comes;
-  - before every group of its client after it in order that needs the same capacity, from f + PATIENCE_S on;
-  - before every group of another client after it in order that needs the same capacity and would exceed that client's
-    share, from f + PATIENCE_S on;
-  - at the next `pop` when it is the first of its client and within its client's share. Other clients affect only the
-    size of the share, by their number and weights, and not by what they send or hold.
+  - before every group of m choices of its client that arrives after t + delay (n) - delay (m), if it can start when it
+    is the first; so before every group that arrives after t + MAX_DELAY_S;
+  - from f + PATIENCE_S on, before all groups after it in order that need the same capacity, except groups of other
+    clients within their shares;
+  - at the next `pop`, if it is the first group of its client and within the client's share. Other clients affect only
+    the size of the share, by their number and weights, and not by what they send or hold.
 
-So a group whose blocks are within its client's share starts at the latest when its client's groups before it have
-started and the client has no open choices on one of the workers. A larger group starts when the blocks are free: other
-clients can keep them only within their shares. Groups of a higher priority always start first and can starve groups of
-a lower priority. This is intended.
+So a group whose blocks are within its client's share starts at the latest when the client's groups before it have
+started and the client has no open choices on one of the workers. A larger group starts when its blocks are free, and
+other clients can keep blocks above their shares only until they are needed. Groups of a higher priority always start
+first, and can starve groups of a lower priority. This is intended.
 """
 
 from bisect import bisect_left, insort
@@ -43,9 +44,10 @@ from typing import Any, Generic, TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 PER_CHOICE_S = 0.5
-"""Delay in seconds of a waiting group for each choice. From `bench.router`, as are the next two (docs/log.md)."""
-MAX_HEAD_START_S = 10.0
-"""Maximum delay of a group in seconds: the patience of a client does not grow with n."""
+"""Delay in the order of groups for each choice, in seconds. From `bench.router`, as are the next two values
+(docs/log.md)."""
+MAX_DELAY_S = 10.0
+"""Maximum of this delay in seconds: a client does not wait longer because n is large."""
 PATIENCE_S = 1.0
 """Seconds for which groups that fit can overtake a group that does not fit."""
 
@@ -60,12 +62,12 @@ class _Waiting(Generic[Item]):
     lane: str = field(compare=False)
     arrival_s: float = field(compare=False)
     passed_over_s: float | None = field(default=None, compare=False)
-    """Time at which the item first did not fit. None before."""
+    """Time at which the item first did not fit; None if it has always fitted."""
 
 
 @dataclass(frozen=True)
 class ClientRules(Generic[Item]):
-    """Functions that tell the queue about clients. The defaults are right for a single client."""
+    """What the queue needs to know about clients. The defaults are for a single client."""
 
     held: Callable[[str, float], float] = lambda *_: 0.0
     """Takes a client and its weight, and returns what it holds relative to the weight."""
@@ -86,18 +88,19 @@ class FairQueue(Generic[Item]):
         *,
         max_wait_s: float,
         per_choice_s: float = PER_CHOICE_S,
-        max_head_start_s: float = MAX_HEAD_START_S,
+        max_delay_s: float = MAX_DELAY_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._max_wait_s = max_wait_s
         self._per_choice_s = per_choice_s
-        self._max_head_start_s = max_head_start_s
+        self._max_delay_s = max_delay_s
         self._patience_s = patience_s
-        self._lines: dict[tuple[int, str], list[_Waiting[Item]]] = {}
+        self._queues: dict[tuple[int, str], list[_Waiting[Item]]] = {}
         """Entries by priority and client, in the order of tags."""
         self._by_item: dict[Item, _Waiting[Item]] = {}
         """Entries by item, in order of arrival."""
         self._weights: dict[str, dict[str, float]] = {}
+        """Weights of the clients that have items, by lane and client."""
         self._counts = Counter[tuple[str, str]]()
         """Number of items by lane and client."""
         self._pushed = 0
@@ -111,7 +114,7 @@ class FairQueue(Generic[Item]):
 
     @property
     def weights(self) -> Mapping[str, Mapping[str, float]]:
-        """The weights of the clients that have items, by lane and client. Changes with the queue."""
+        """The weights of the clients that have items, by lane and client: a view that changes with the queue."""
         return self._weights
 
     def push(
@@ -128,13 +131,13 @@ class FairQueue(Generic[Item]):
         """`now_s` never decreases."""
         if item in self._by_item:
             raise ValueError(f"{item} is already in the queue")
-        tag_s = now_s + min(choices * self._per_choice_s, self._max_head_start_s)
+        tag_s = now_s + min(choices * self._per_choice_s, self._max_delay_s)
         waiting = _Waiting(tag_s, self._pushed, item, client, priority, lane, now_s)
         self._pushed += 1
         self._by_item[item] = waiting
         self._counts[lane, client] += 1
         self._weights.setdefault(lane, {})[client] = weight
-        insort(self._lines.setdefault((priority, client), []), waiting)
+        insort(self._queues.setdefault((priority, client), []), waiting)
 
     def pop(
         self,
@@ -144,12 +147,12 @@ class FairQueue(Generic[Item]):
         clients: ClientRules[Item] = ONE_CLIENT,
         share_capacity: Callable[[str, str], bool] = lambda *_: True,
     ) -> Item | None:
-        """Removes and returns the next item that may start, if any. `share_capacity`: returns True if two lanes need
-        the same capacity."""
+        """Removes and returns the next item that can start, if any. `fits`: returns True if there is free capacity for
+        an item. `share_capacity`: returns True if two lanes need the same capacity."""
         reserved: dict[str, int] = {}
-        """Lanes whose capacity is reserved, with the priority of the first item for which it is."""
+        """Lanes whose capacity is reserved, with the priority of the first item for which it is reserved."""
         closed: set[tuple[str, str]] = set()
-        """Lanes and clients whose capacity is reserved for an earlier item of the client."""
+        """Lanes and clients whose other items must wait for an earlier item of the client."""
         for waiting in self._in_order(clients.held):
             lane, item = waiting.lane, waiting.item
             if (lane, waiting.client) in closed or waiting.priority > reserved.get(lane, waiting.priority):
@@ -175,10 +178,10 @@ class FairQueue(Generic[Item]):
         waiting = self._by_item.pop(item, None)
         if waiting is None:
             return
-        line = self._lines[waiting.priority, waiting.client]
-        del line[bisect_left(line, waiting)]
-        if not line:
-            del self._lines[waiting.priority, waiting.client]
+        queue = self._queues[waiting.priority, waiting.client]
+        del queue[bisect_left(queue, waiting)]
+        if not queue:
+            del self._queues[waiting.priority, waiting.client]
         lane, client = waiting.lane, waiting.client
         self._counts[lane, client] -= 1
         if not self._counts[lane, client]:
@@ -202,12 +205,12 @@ class FairQueue(Generic[Item]):
         weights = {client: weight for lane in self._weights.values() for client, weight in lane.items()}
         holdings = {client: held(client, weight) for client, weight in weights.items()}
 
-        def rank(line: tuple[int, str]) -> tuple[int, float]:
-            priority, client = line
+        def rank(key: tuple[int, str]) -> tuple[int, float]:
+            priority, client = key
             return priority, holdings[client]
 
-        for _, equal in groupby(sorted(self._lines, key=rank), key=rank):
-            yield from merge(*(self._lines[line] for line in equal))
+        for _, equal in groupby(sorted(self._queues, key=rank), key=rank):
+            yield from merge(*(self._queues[key] for key in equal))
 
     def _is_impatient(self, waiting: _Waiting[Item], now_s: float) -> bool:
         return waiting.passed_over_s is not None and now_s >= waiting.passed_over_s + self._patience_s

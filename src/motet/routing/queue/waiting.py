@@ -1,9 +1,10 @@
-"""The queue of groups for which no worker has the capacity: for their choices, their trunk, and one tail block of each
-choice. They start in a fair order, each on the first worker that has the capacity, or on which its client stays within
-its share.
+"""The queue of groups for which no worker has free capacity: for their choices, their trunk, and one tail block of each
+choice. They start in a fair order (`fair_queue`), as soon as a worker has the capacity or their client stays within its
+share of a worker.
 
 A group waits for workers that have its model, and blocks only groups that need one of the same workers. Workers have
-queues too, but a group in a worker's queue waits for that worker only. A group that moves does not wait here."""
+queues too, but a group in a worker's queue waits for that worker only. A group that moves does not wait here.
+"""
 
 import asyncio
 import logging
@@ -20,8 +21,8 @@ from motet.routing.groups.journey import Journey
 from motet.routing.groups.prefiller import Prefiller
 from motet.routing.queue.capacity import CapacityCache, ClientCapacity, have_capacity
 from motet.routing.queue.fair_queue import ClientRules, FairQueue
-from motet.routing.workers.client_share import WaitingWeights
 from motet.routing.workers.fleet import Fleet
+from motet.routing.workers.worker_share import WaitingWeights
 from motet.settings.server_config import RoutingConfig
 from motet.types import GenerateRequest
 
@@ -52,7 +53,7 @@ class WaitingGroups:
         self._clock = clock
         self._queue: FairQueue[Journey] = FairQueue(max_wait_s=routing.queue_timeout_s)
         fleet.waiting_weights = self._queue.weights
-        self._turns = 0
+        self._rounds = 0
         self._admitting: asyncio.Task[None] | None = None
         self.paused = False
         """True while no group is admitted."""
@@ -90,7 +91,7 @@ class WaitingGroups:
             now_s=self._clock(),
             lane=request.model,
             client=request.client,
-            weight=request.share,
+            weight=request.client_weight,
         )
         if self._admitting is None:
             self._admitting = asyncio.create_task(self._run())
@@ -131,9 +132,9 @@ class WaitingGroups:
             late.fail(OverloadedError(why, retry_after_s=RETRY_AFTER_S))
         if self.paused:
             return
-        turn = AdmissionTurn(self._fleet, self._prefiller, has_capacity=self._has_capacity, number=self._turns)
-        self._turns += 1
-        pop = partial(self._queue.pop, turn.fits, now_s, clients=turn.rules, share_capacity=self._share_workers)
+        current = AdmissionRound(self._fleet, self._prefiller, has_capacity=self._has_capacity, number=self._rounds)
+        self._rounds += 1
+        pop = partial(self._queue.pop, current.fits, now_s, clients=current.rules, share_capacity=self._share_workers)
         while (group := pop()) is not None:
             if group.ending:
                 continue
@@ -142,7 +143,7 @@ class WaitingGroups:
                 group.start()
             except Exception as error:  # only the group's own reader gets the error
                 group.fail(error)
-            turn.record_start()
+            current.record_start()
 
     def _share_workers(self, model: str, other_model: str) -> bool:
         members = set(self._fleet.catalog.ready(model))
@@ -163,11 +164,11 @@ class HasCapacity(Protocol):
     def __call__(self, choices: int, prompt_tokens: int, *, model: ModelName) -> bool: ...
 
 
-class AdmissionTurn:
-    """Decides which waiting groups can start in one turn of the event loop, in which capacity only decreases."""
+class AdmissionRound:
+    """Decides which waiting groups can start in one iteration of the event loop, in which capacity only decreases."""
 
     def __init__(self, fleet: Fleet, prefiller: Prefiller, *, has_capacity: HasCapacity, number: int) -> None:
-        """`has_capacity`: returns True if a worker has free capacity. `number`: number of earlier turns."""
+        """`has_capacity`: returns True if a worker has free capacity. `number`: number of earlier rounds."""
         self.rules = ClientRules(held=self._held, in_share=self._in_share, in_parts=self._in_parts)
         self._fleet = fleet
         self._prefiller = prefiller
@@ -175,7 +176,7 @@ class AdmissionTurn:
         self._number = number
         self._weights = WaitingWeights(fleet.waiting_weights)
         self._free = defaultdict[ModelName, CapacityCache](CapacityCache)
-        self._of_clients: dict[ModelName, ClientCapacity] = {}
+        self._for_clients: dict[ModelName, ClientCapacity] = {}
         infos = [member.worker.engine.info for member in fleet.catalog.ready() if member.worker is not None]
         self._max_choices = sum(info.max_num_seqs for info in infos)
         self._num_blocks = sum(info.num_blocks for info in infos)
@@ -191,8 +192,8 @@ class AdmissionTurn:
         self._prefilling = self._prefiller.choices_by_client()
 
     def _held(self, client: str, weight: float) -> float:
-        """Returns the larger one of two fractions, relative to the weight: the client's part of all choices that can
-        run on the workers at once, and its part of all KV blocks."""
+        """Returns the larger of two fractions, divided by the weight: the client's part of all choices that the workers
+        can run at once, and its part of all KV blocks."""
         choices, blocks = self._prefilling[client], 0
         if total := self._fleet.client_totals.get(client):
             choices, blocks = choices + total.choices, total.blocks
@@ -207,7 +208,7 @@ class AdmissionTurn:
 
     def _capacity(self, group: Journey) -> ClientCapacity:
         model = group.request.model
-        if (found := self._of_clients.get(model)) is None:
+        if (found := self._for_clients.get(model)) is None:
             members = self._fleet.catalog.ready(model)
-            found = self._of_clients[model] = ClientCapacity(members, self._weights, turn=self._number)
+            found = self._for_clients[model] = ClientCapacity(members, self._weights, round_number=self._number)
         return found

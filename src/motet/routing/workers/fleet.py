@@ -13,7 +13,7 @@ from motet.block_names import LastPrompt
 from motet.engine import ANSWERING, Worker, WorkerReport, WorkerState
 from motet.errors import EngineSilentError, MotetError
 from motet.routing.workers.affinity import SESSION_TTL_S, Affinity
-from motet.routing.workers.client_load import ClientTotal
+from motet.routing.workers.client_holdings import ClientTotal
 from motet.routing.workers.member import Member, WorkerFaults
 from motet.routing.workers.open_groups import OpenGroups, Waiters
 from motet.routing.workers.prefix_index import PrefixIndex

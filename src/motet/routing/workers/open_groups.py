@@ -91,7 +91,7 @@ class OpenGroup:
         prompt_tokens: int | None = None,
     ) -> None:
         """`end`: ends the group on this worker with an error. `use_weights`: called with the digest of new weights with
-        which the group continues. `client`, `weight`: see `GenerateRequest.client` and `GenerateRequest.share`.
+        which the group continues. `client`, `weight`: `client` and `client_weight` of the request.
         `prompt_tokens`: prompt tokens that the worker must compute; None if unknown."""
         self.evicted: MotetError | None = None
         """The error with which the worker's keeper has ended the group."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from motet.block_names import BlockName
-from motet.routing.workers.client_load import ClientHoldings, ClientTotal, SharedBlocks
+from motet.routing.workers.client_holdings import ClientHoldings, ClientTotal, SharedBlocks
 from motet.routing.workers.prefix_index import PrefixIndex
 
 MIN_MEASURED_TOKENS = 128
@@ -94,8 +94,8 @@ class WorkerLoad:
         client_totals: dict[str, ClientTotal],
         clock: Callable[[], float],
     ) -> None:
-        """`worker`: id of the worker. `open_blocks`: the prompt blocks of open groups, and `client_totals`: what each
-        client with open groups holds. Both are of all workers, and this load updates them."""
+        """`worker`: id of the worker. `open_blocks`: the prompt blocks of open groups. `client_totals`: what each
+        client with open groups holds. Both cover all workers, and this load updates them."""
         self.given_choices = 0
         """Open choices that this server gave the worker."""
         self.foreign_choices = 0
@@ -140,7 +140,8 @@ class WorkerLoad:
             self._open_blocks.removed(self._worker, removed)
 
     def enter(self, client: str, *, weight: float) -> ClientHoldings:
-        """Adds an open group of a client. Returns what the client holds here; the group adds its parts."""
+        """Adds an open group of a client. Returns what the client holds here, to which the group adds its choices and
+        blocks."""
         held = self.clients.get(client)
         if held is None:
             held = self.clients[client] = ClientHoldings(client, self._client_totals)
@@ -148,7 +149,7 @@ class WorkerLoad:
         return held
 
     def leave(self, held: ClientHoldings) -> None:
-        """Removes an open group, which has removed its parts. Must be called once for each `enter`."""
+        """Removes an open group that has removed its choices and blocks. Must be called once for each `enter`."""
         held.leave()
         if not held.groups:
             del self.clients[held.client]

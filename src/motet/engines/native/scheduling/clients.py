@@ -92,10 +92,10 @@ class EngineClients:
         """Counts a new group, and sets its finish tag: the cost of the client's work when this prompt would be complete
         if it were the client's next work. So short prompts come before long prompts that arrived shortly before."""
         request = group.request
-        use = self._uses.setdefault(request.client, ClientUse(request.share))
+        use = self._uses.setdefault(request.client, ClientUse(request.client_weight))
         self.several_seen |= len(self._uses) > 1
         if not use.num_groups:
-            use.weight = request.share
+            use.weight = request.client_weight
             lowest = min((other.work_counter for other in self if other.num_groups), default=0.0)
             use.work_counter = max(use.work_counter, lowest)
             self._total_weight += use.weight
@@ -148,9 +148,9 @@ class EngineClients:
         return ordered
 
     def lease_to_end(self, leases: Iterable[Lease], *, spare: str) -> Lease | None:
-        """Returns the oldest lease of the client that exceeds its share the most, relative to its weight, with the
-        blocks of its leases and its groups. Returns None if no client except `spare` exceeds its share. The share of a
-        client without groups is computed as if it had groups."""
+        """Returns the oldest lease of the client whose leases and groups exceed its share by the largest number of
+        blocks for its weight. Returns None if no client except `spare` exceeds its share. The share of a client without
+        groups is computed as if it had groups."""
         held, oldest = Counter[str](), dict[str, Lease]()
         for lease in leases:
             held[lease.client] += len(lease.ticket.remote_block_ids)
@@ -162,9 +162,9 @@ class EngineClients:
             if client != spare:
                 use = self._uses.get(client)
                 has_groups = use is not None and use.num_groups > 0
-                total = self._total_weight if has_groups else self._total_weight + lease.share
+                total = self._total_weight if has_groups else self._total_weight + lease.client_weight
                 blocks = held[client] + (use.num_blocks if use is not None else 0)
-                above[client] = blocks / lease.share - self._num_blocks / total
+                above[client] = blocks / lease.client_weight - self._num_blocks / total
         most = max(above, key=above.__getitem__, default="")
         return oldest[most] if above.get(most, 0.0) > 0 else None
 

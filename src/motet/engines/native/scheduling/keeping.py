@@ -117,7 +117,7 @@ class KeptTrunks:
         kept = Counter[str]()
         for trunk in self._end_of:
             kept[trunk.first.request.client] += len(trunk.blocks)
-        return max(trunks, key=lambda trunk: kept[trunk.first.request.client] / trunk.first.request.share)
+        return max(trunks, key=lambda trunk: kept[trunk.first.request.client] / trunk.first.request.client_weight)
 
     def _end_early(self, trunk: SharedTrunk) -> None:
         self._counters.trunks_given_up += 1

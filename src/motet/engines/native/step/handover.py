@@ -185,7 +185,8 @@ class Handover:
             cached_tokens=group.facts.num_cached or 0,
             weights=self.weights,
         )
-        self.leases.grant(ticket, now_s=self.clock(), client=group.request.client, share=group.request.share)
+        request = group.request
+        self.leases.grant(ticket, now_s=self.clock(), client=request.client, client_weight=request.client_weight)
         self._report_leases()
         self.counters.prefills += 1
         logger.info("prefilled %s for %d: %d tokens", _label(group), group.readers, num_tokens)

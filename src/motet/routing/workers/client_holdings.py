@@ -1,5 +1,5 @@
-"""Counts the open choices and the KV blocks that each client holds on a worker. A block of a prompt counts once for
-each client that uses it, no matter how many of the client's groups share the block."""
+"""The open choices and the KV blocks that each client holds on a worker, as counted by the router. A block of a prompt
+counts once for each client that uses it, no matter how many of the client's groups share the block."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from motet.block_names import BlockName
 
 
 class SharedBlocks:
-    """Blocks that are held once, by any number of groups."""
+    """Prompt blocks of groups. A block that several groups share counts once."""
 
     def __init__(self) -> None:
         self._holders: dict[BlockName, int] = {}
 
     def add(self, names: Sequence[BlockName]) -> list[BlockName]:
-        """Adds the blocks of one group. Returns those that no other group holds."""
+        """Adds the blocks of one group. Returns the blocks that no other group holds."""
         holders, added = self._holders, []
         for name in names:
             if (count := holders.get(name, 0)) == 0:
@@ -23,7 +23,7 @@ class SharedBlocks:
         return added
 
     def remove(self, names: Sequence[BlockName]) -> list[BlockName]:
-        """Removes the blocks of one group. Returns those that no other group holds."""
+        """Removes the blocks of one group. Returns the blocks that no other group holds."""
         holders, removed = self._holders, []
         for name in names:
             if (left := holders.pop(name) - 1) > 0:
@@ -44,10 +44,11 @@ class ClientTotal:
 
 
 class ClientHoldings:
-    """The choices and blocks that a client with open groups holds on one worker. Groups add and remove their parts."""
+    """The choices and blocks that a client with open groups holds on one worker. Each group adds its choices and
+    blocks, and removes them again."""
 
     def __init__(self, client: str, totals: dict[str, ClientTotal]) -> None:
-        """`totals`: what each client holds on all workers, which this load updates."""
+        """`totals`: what each client holds on all workers, which this object updates."""
         self.client = client
         self.weight = 1.0
         self.groups = 0
@@ -63,7 +64,7 @@ class ClientHoldings:
         self._total.groups += 1
 
     def leave(self) -> None:
-        """Removes a group that has removed its parts."""
+        """Removes a group that has removed its choices and blocks."""
         self.groups -= 1
         self._total.groups -= 1
         if not self._total.groups:
