@@ -154,7 +154,7 @@ class Preemption:
 
     The youngest group of that client loses its tails first, the youngest sibling first, and its trunk last. Among the
     groups of one client, older groups never lose blocks to younger groups: a growing sequence loses its own tail
-    before. So the oldest group always continues: `build` checks that a trunk and a tail fit."""
+    before. So one group can always continue: `build` checks that a trunk and a tail fit."""
 
     running: RunningGroups
     counters: EngineStats
