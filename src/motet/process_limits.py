@@ -1,8 +1,8 @@
 """Limits of CPU time and memory of a process that does work which cannot be interrupted.
 
-The operating system enforces them. If it has no such limits (macOS, Windows, a container without /proc), a thread of
-the process does. It checks 20 times a second, so until then the process can take more memory than it is allowed. Work
-that holds the GIL stops the thread, so the server that waits for the process must limit the time too."""
+The operating system enforces the limits. If it has no such limits (macOS, Windows, a container without /proc), a thread
+of the process checks them 20 times a second. Between two checks, the process can take more memory than is allowed. Work
+that holds the GIL stops this thread, so the server that waits for the process must limit the time too."""
 
 import importlib
 import math
@@ -15,13 +15,14 @@ from typing import Any, Final
 from motet.machine import process_memory
 
 TOO_LONG_CODE: Final = 75
-"""Exit code of a process that has exceeded its CPU time."""
+"""Exit code of a process that the thread has ended because of its CPU time."""
 TOO_LONG_CODES: Final = (
     TOO_LONG_CODE,
     *(-getattr(signal, name) for name in ("SIGXCPU", "SIGKILL") if hasattr(signal, name)),
 )
+"""Return codes of a process that took too long: the system or the thread ended it, or its server killed it."""
 TOO_LARGE_CODE: Final = 76
-"""Exit code of a process that has exceeded its memory, if the thread found it."""
+"""Exit code of a process that has exceeded its memory."""
 CHECK_S: Final = 0.05
 """Time in seconds between two checks of the thread."""
 
@@ -47,15 +48,15 @@ class ProcessLimits:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
         else:
-            threading.Thread(target=self._end, daemon=True).start()
+            threading.Thread(target=self._watch, daemon=True).start()
 
     def allow_cpu(self, cpu_s: int) -> None:
-        """The process can use this CPU time from now on."""
+        """Lets the process use this CPU time from now on."""
         self._max_cpu_s = math.ceil(time.process_time()) + cpu_s
         if self._by_system:
             resource.setrlimit(resource.RLIMIT_CPU, (self._max_cpu_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
-    def _end(self) -> None:
+    def _watch(self) -> None:
         """Ends this process when it exceeds a limit."""
         while time.process_time() <= self._max_cpu_s:
             if process_memory().resident_bytes > self._max_resident_bytes:

@@ -465,7 +465,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_block: int = 0
     max_num_seqs: int
     num_weights: int = 0
-    """Number of elements of all tensors that a checkpoint of the model can have; 0 if the engine does not report it."""
+    """Number of elements in all tensors of a complete checkpoint; 0 if the engine does not report it."""
     role: Role
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = ""

@@ -6,7 +6,7 @@ import tracemalloc
 import msgspec
 
 from motet.api.generation.collect import CollectedChoice
-from motet.api.generation.json_pieces import json_arrays, json_pieces
+from motet.api.generation.json_pieces import encode_arrays, encode_json
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import chat_logprobs, completion_logprobs, echo
 from motet.text.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ def test_log_probabilities_of_prompt_and_steps_are_joined(tokenizer: Tokenizer) 
     repeated = echo(tokenizer, prompt)
     entries = [None, TokenLogprob(B, -1.0, 1, ((B, -1.0),))]
     form = completion_logprobs(tokenizer, prompt, logprobs=entries, offsets=repeated.offsets, num_top=1)
-    first = json_arrays(len(prompt), lambda part: {name: values[part] for name, values in form.items()})
+    first = encode_arrays(len(prompt), lambda part: {name: values[part] for name, values in form.items()})
     choice = CollectedChoice(0)
     for token, offset in ((C, 2), (A, 3)):
         logprobs = (TokenLogprob(token, -2.0, 1),)
@@ -91,7 +91,7 @@ def test_log_probabilities_of_prompt_and_steps_are_joined(tokenizer: Tokenizer) 
         choice.feed(event, completion_logprobs(tokenizer, [token], logprobs=logprobs, offsets=(offset,), num_top=0))
     nothing = completion_logprobs(tokenizer, [], logprobs=[], offsets=(), num_top=0)  # a step without tokens
     choice.feed(ChoiceEvent(0, "", (), (), (), FinishReason.LENGTH), nothing)
-    assert msgspec.json.decode(b"".join(json_pieces(choice.logprob_fields(before=first)))) == {
+    assert msgspec.json.decode(b"".join(encode_json(choice.logprob_fields(before=first)))) == {
         "tokens": ["a", "b", "c", "a"],
         "token_logprobs": [None, -1.0, -2.0, -2.0],
         "top_logprobs": [None, {"b": -1.0}, {"c": -2.0}, {"a": -2.0}],
@@ -114,6 +114,6 @@ def test_alternatives_of_an_answer_are_collected_as_the_bytes_of_its_json(tokeni
         kept_after = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    content = b"".join(json_pieces(choice.logprob_fields()["content"]))
+    content = b"".join(encode_json(choice.logprob_fields()["content"]))
     assert len(msgspec.json.decode(content)) == 300
     assert kept_after < kept < 1.5 * len(content)

@@ -213,7 +213,7 @@ def test_after_a_limit_the_next_prompt_gets_a_new_process(monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_a_process_ends_with_its_server() -> None:
     process = RenderProcess("a")
-    assert process.render(render_process.as_plain({"messages": []})) == "a"
+    assert process.render(render_process.marshalled({"messages": []})) == "a"
     running = process._process  # noqa: SLF001
     assert running is not None and running.stdin is not None
     running.stdin.close()
@@ -227,4 +227,4 @@ def test_a_process_that_cannot_run_is_an_error_of_the_server(
 ) -> None:
     monkeypatch.setattr(render_process, "COMMAND", command)
     with pytest.raises(EngineError, match="process that renders chat templates"):
-        RenderProcess("a").render(render_process.as_plain({"messages": []}))
+        RenderProcess("a").render(render_process.marshalled({"messages": []}))

@@ -28,8 +28,8 @@ from motet.types import ChoiceStart, FinishReason
 MAX_KEPT = 1024
 """Maximum number of groups that are known after the end of their answers."""
 MAX_KEPT_BYTES = 256 * 2**20
-"""Maximum memory of these groups. Above a limit, the client with the most groups, or with the most memory, loses its
-oldest group."""
+"""Maximum memory of these groups. If there are too many groups, or if they take too much memory, the client with the
+highest number or the most memory loses its oldest group."""
 GROUP_BYTES, BODY_FACTOR, CHOICE_BYTES = 4096, 40, 200
 """Estimated bytes per group, per byte of its request (8 KiB of stop strings compile to 320 KiB), and per choice."""
 MAX_CHOICES = 16_384
@@ -76,7 +76,7 @@ class OpenAnswer(Protocol):
     """An answer in progress, with some choices of a group. The implementations are `TokenGroup` and `SteeredPrompt`."""
 
     def choices(self) -> Iterator[ChoiceReport]:
-        """Yields the choices at the moment of the first report, in the order of their indices."""
+        """Yields the state of each choice, in the order of indices. The first `next` determines all states."""
         ...
 
     def has_choice(self, index: int) -> bool: ...
@@ -145,8 +145,8 @@ class KnownGroup:
         return GROUP_BYTES + BODY_FACTOR * self.body_bytes + CHOICE_BYTES * len(self.over)
 
     def choices(self) -> Iterator[ChoiceReport]:
-        """Yields all choices at the moment of the first report, in the order of their indices. Answers in progress make
-        each report when it is needed: a group can have thousands."""
+        """Yields the state of each choice, in the order of indices. The first `next` determines all states, but each
+        report is made when it is needed: a group can have thousands."""
         over = [self.over[index] for index in sorted(self.over)]
         yield from heapq.merge(over, *(answer.choices() for answer in self.open), key=_INDEX)
 

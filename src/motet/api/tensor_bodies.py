@@ -1,5 +1,5 @@
-"""Tensors that requests bring: bodies with a safetensors file, which are written to memory as they arrive, and never to
-disk, and the limit of the memory for all of them."""
+"""Tensors that arrive with requests: bodies with a safetensors file, which are written to memory as they arrive and
+never to disk, and the limit on the memory of all of them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,11 +18,11 @@ MAX_LENGTH_DIGITS = 18
 
 
 class TensorMemory:
-    """Memory of the tensors that requests bring, from the announcement until the engines have applied or dropped them.
-    Together they can have the size of one checkpoint in float32, so that several requests cannot fill the machine."""
+    """Limits the memory of the tensors that arrive with requests, from the announcement of their size until the engines
+    have applied or dropped them. All together can have the size of one checkpoint in float32."""
 
     def __init__(self, *, minimum_bytes: int, num_weights: Callable[[], int]) -> None:
-        """`minimum_bytes`: limit for a small or unknown model. `num_weights`: returns the number of the model's
+        """`minimum_bytes`: minimum of the limit, for small models. `num_weights`: returns the number of the model's
         weights; 0 if it is not known."""
         self._minimum_bytes = minimum_bytes
         self._num_weights = num_weights

@@ -22,13 +22,13 @@ class ControlledEngines:
         """`on_other_servers`: True if engines on other servers take the orders too."""
         self.lock = asyncio.Lock()
         """Held while weights or their memory change, and while an engine joins, so that none joins in the middle of an
-        order. These can read files, which takes any time."""
+        order. It can be held for a long time, because files are read."""
         self.step_lock = asyncio.Lock()
-        """Held while engines are paused, continue, or apply weights that they have read. Never held during a read of a
-        file, so a trainer can always end a pause. Acquired after the other locks, if several are needed."""
+        """Held while engines are paused, continue, or apply weights that they have read. It is never held while a file
+        is read, so a trainer can always end a pause. Acquired after the other locks, if several are needed."""
         self.weights_lock = asyncio.Lock()
-        """Held while the weights that serve are replaced, released, or read for checksums. Never held during a read of
-        a file. Acquired after `lock`."""
+        """Held while the weights that serve are replaced, released, or read for checksums. It is never held while a
+        file is read. Acquired after `lock`."""
         self.paused = False
         self._router = router
         self._on_other_servers = on_other_servers
@@ -40,7 +40,7 @@ class ControlledEngines:
 
     @property
     def pause_s(self) -> float | None:
-        """Time for which new groups have waited because of a pause; None if there is no pause."""
+        """Duration of the present pause, in which new groups wait; None if there is no pause."""
         return None if self._pause_start_s is None else self._clock() - self._pause_start_s
 
     def all(self) -> list[NamedEngine]:
@@ -74,7 +74,7 @@ class ControlledEngines:
 
     @contextlib.contextmanager
     def joining(self, engine: Engine) -> Iterator[None]:
-        """Gives pauses and their ends also to an engine that is not in the fleet yet. The caller holds `lock`."""
+        """Includes an engine that is not in the fleet yet in pauses and their ends. The caller holds `lock`."""
         self._joining = engine
         try:
             yield

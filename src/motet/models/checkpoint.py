@@ -84,7 +84,7 @@ class Checkpoint:
         return cls(CheckpointKind.MEMORY, tuple(file.path for file in memory), memory)
 
     def settle(self) -> None:
-        """Called when the weights serve."""
+        """Called when the weights of this checkpoint serve."""
         for file in self.memory:
             file.settle()
 

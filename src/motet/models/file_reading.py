@@ -1,11 +1,11 @@
-"""Reads files in threads of their own, and gives up if nothing arrives: a file on a network mount that hangs would
-otherwise hold the reading thread, and what waits for it, for ever.
+"""Reads files in daemon threads, and raises an error if nothing arrives for some time: a read from a network mount that
+hangs never returns.
 
     thread that waits                      daemon threads
-    run, ahead, wait_for  ◄── results ───  read_into, pieces: report each piece that was read
+    run, ahead, wait_for  ◄── results ───  read_into, pieces: call `note` for each piece that was read
 
-A slow read reports pieces, so it can take any time. A read that hangs cannot be ended: its thread remains until the
-system answers, and then ends at its next piece. It holds nothing but the piece or the tensor that it reads."""
+A read that is slow, but continues, can take any time. A read that hangs cannot be ended: its thread remains until the
+system answers, and then ends at its next piece. It keeps only the memory of the piece or the tensor that it reads."""
 
 import threading
 from collections import deque
@@ -26,15 +26,15 @@ STALL_S = 60.0
 change of servers in less."""
 PIECE_BYTES = 4 * 2**20
 CHECKS = 4
-"""Number of looks at a silent read in `STALL_S`. All must find nothing, so that the time in which the complete process
-was stopped does not count."""
+"""Number of checks in `STALL_S`. A read hangs if no check finds a new piece. Several checks are necessary because the
+entire process can be stopped for a while, which delays at most one of them."""
 AHEAD = 1
 """Number of items that are read while one is used."""
 
 
 class FileReading:
-    """The reads of one checkpoint. `note` is called by the reading threads, all other state belongs to the thread that
-    waits."""
+    """The reads of one checkpoint. Daemon threads call `note`, `read_into` and `pieces`. The thread that waits calls
+    the other methods."""
 
     def __init__(self, *, stall_s: float | None = None) -> None:
         self._check_s = (STALL_S if stall_s is None else stall_s) / CHECKS
@@ -43,9 +43,10 @@ class FileReading:
         self._over = False
 
     def note(self, file: Path) -> None:
-        """Called before a file is opened, and after each piece. Raises ModelLoadError if nothing waits any more."""
+        """Called before a file is opened, and after each piece. Raises ModelLoadError after `close`, to end the
+        thread."""
         self._file = file
-        self._pieces += 1  # several threads can lose a count; only a change matters
+        self._pieces += 1  # several threads can lose a count, but the number changes
         if self._over:
             raise ModelLoadError(f"{file} is not needed any more")
 
@@ -54,18 +55,18 @@ class FileReading:
         self._over = True
 
     def run(self, work: Callable[[], T]) -> T:
-        """Returns the result of `work`, which reads files in a thread. Raises its error, and ModelLoadError if it
-        hangs."""
+        """Runs `work`, which reads files, in a daemon thread. Returns its result. Raises its error, and ModelLoadError
+        if it hangs."""
         return self.wait_for(in_daemon_thread(work, name="read"))
 
     def wait_for(self, future: "Future[T]") -> T:
-        """Returns the result of a thread that reads. Raises its error, and ModelLoadError if it hangs."""
+        """Returns the result of a daemon thread that reads files. Raises its error, and ModelLoadError if it hangs."""
         self._await(lambda timeout_s: bool(wait([future], timeout_s).done))
         return future.result()
 
     def ahead(self, items: Iterator[T]) -> Generator[T]:
-        """Yields items that are read in a thread, while the item before is used. Raises the iterator's error, and
-        ModelLoadError if it hangs."""
+        """Yields items. The next item is read in a daemon thread while the caller uses the last one. Raises the
+        iterator's error, and ModelLoadError if it hangs."""
         read: deque[T] = deque()
         room, arrived, stopped = threading.Semaphore(AHEAD), threading.Semaphore(0), threading.Event()
 
@@ -117,12 +118,12 @@ class FileReading:
         self.note(file)
 
     def _await(self, arrived: Callable[[float], bool]) -> None:
-        """Waits until `arrived`, whose argument is the time in seconds to wait, returns True."""
-        silent, seen = 0, self._pieces
+        """Waits until `arrived` returns True. It takes the time in seconds for which it waits."""
+        num_silent, seen = 0, self._pieces
         while not arrived(self._check_s):
-            silent = silent + 1 if self._pieces == seen else 0
+            num_silent = num_silent + 1 if self._pieces == seen else 0
             seen = self._pieces
-            if silent == CHECKS:
+            if num_silent == CHECKS:
                 self.close()
                 raise ModelLoadError(
                     f"{self._file} cannot be read: nothing has arrived for {self._check_s * CHECKS:g} s, as from a "

@@ -13,7 +13,7 @@ from motet.models.safetensors_header import check_safetensors
 INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 MAX_JSON_BYTES = 16 * 2**20
-"""Maximum size of a config or an index. The index of a model with 140,000 tensors has 15 MB."""
+"""Maximum size of a JSON file. The index of a model with 140,000 tensors has 15 MB."""
 
 
 class WeightIndex(msgspec.Struct):
@@ -82,7 +82,8 @@ def _content(file: Path) -> bytes:
 
 
 def _check_files(folder: Path) -> None:
-    """Raises ModelLoadError if a library that reads the folder could wait for ever for one of its files."""
+    """Raises ModelLoadError for an entry that is neither a regular file nor a folder, because a library that reads it
+    could block for ever."""
     try:
         check_folder(folder)
     except OSError as exc:

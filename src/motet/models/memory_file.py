@@ -171,7 +171,7 @@ class MemoryFile:
             self.path.chmod(stat.S_IRUSR)
 
     def settle(self) -> None:
-        """Called when the file has become a part of the weights that serve, or is closed. Can be called twice."""
+        """Called when the weights of the file serve, or when the file is closed. Can be called twice."""
         settled, self.on_settled = self.on_settled, None
         if settled is not None:
             settled()

@@ -1,5 +1,5 @@
 """Opens files whose names come from requests or model folders. Only regular files are opened: opening or reading a
-FIFO, a socket or a device can take for ever, and some devices act when they are opened."""
+FIFO, a socket or a device can block for ever, and opening some devices has an effect."""
 
 import errno
 import os
@@ -13,8 +13,7 @@ _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Opens a regular file for reading. Raises OSError if there is no such file, or a file of another
-    kind."""
+    """Opens a regular file for reading. Raises OSError if there is no such file, or if it is of another kind."""
     if "\0" in str(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     _check_mode(os.stat(path), path)

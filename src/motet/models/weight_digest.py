@@ -43,7 +43,8 @@ def start_weights_digest(
 
 def weights_digest(paths: Sequence[Path], cache: Path | None, *, reading: FileReading | None = None) -> str:
     """Returns 64 hexadecimal digits for the tensors in folders or files. `cache`: folder in which digests of large
-    files are kept; None if they are not kept. Raises ModelLoadError for files that are missing or broken, or hang."""
+    files are kept; None if they are not kept. Raises ModelLoadError for files that are missing or broken, or whose
+    reading hangs."""
     reading = reading or FileReading()
     try:
         return _kept_or_computed(paths, cache, reading=reading)

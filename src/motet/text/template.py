@@ -2,8 +2,9 @@
 
 1. The arguments of earlier calls become objects, as templates expect.
 2. For a template without tools, tools and earlier calls become text in messages.
-3. The template is rendered: a short prompt here, if the template does only what is known to be cheap (`jinja`), and
-   every other prompt in a process with limits of time and memory (`render_process`). The result is the same.
+3. The template is rendered: a short prompt in this process, if the template uses only operations that are known to be
+   cheap (`jinja`), and every other prompt in a process with limits of time and memory (`render_process`). The result
+   is the same.
 """
 
 import json
@@ -15,7 +16,7 @@ from jinja2 import TemplateSyntaxError
 
 from motet.errors import ModelLoadError, RequestError
 from motet.text.rendering.jinja import TEMPLATE_ERRORS, Arguments, MeteredTemplate, NeedsProcess, metered
-from motet.text.rendering.render_process import RenderError, RenderProcess, as_plain, render_process
+from motet.text.rendering.render_process import RenderError, RenderProcess, marshalled, render_process
 from motet.text.tokenizer import Tokenizer
 from motet.text.tools.json_formats import HERMES_BEGIN, HERMES_END
 
@@ -62,9 +63,9 @@ class ChatTemplate:
         template_kwargs: Mapping[str, object] | None = None,
         in_process: bool | None = None,
     ) -> str:
-        """Returns the text of the prompt. `in_process`: True to wait for a process that renders it, False to raise
-        `NeedsProcess` instead, within 50 ms; None to wait only if it is needed. Raises a `RequestError` that names the
-        invalid field, or that the template exceeds a limit."""
+        """Returns the text of the prompt. `in_process`: True to render it in the process of the template and wait,
+        False to raise `NeedsProcess` instead, within 50 ms; None to use the process only if it is needed. Raises a
+        `RequestError` that names the invalid field, or the limit that the template exceeds."""
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt cannot both be true; set add_generation_prompt to "
@@ -92,7 +93,7 @@ class ChatTemplate:
 
     def _text(self, variables: dict[str, Any], in_process: bool | None) -> str:
         assert self._process is not None
-        request = as_plain(variables)
+        request = marshalled(variables)
         if self._template is not None and not in_process and len(request) <= MAX_BYTES_HERE:
             try:
                 return self._template.render(variables)

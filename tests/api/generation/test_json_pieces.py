@@ -6,12 +6,12 @@ import pytest
 from motet.api.generation.json_pieces import (
     CHUNK_BYTES,
     PIECE_BYTES,
+    EncodedJson,
     JsonArray,
-    JsonPieces,
     around_choices,
-    in_pieces,
-    json_arrays,
-    json_pieces,
+    encode_answer,
+    encode_arrays,
+    encode_json,
 )
 
 NUMBERS = [*range(100_000)]
@@ -51,7 +51,7 @@ def test_values_in_pieces_are_inside_of_an_object() -> None:
         "inner": [{"second": array.json()}, None],
         "raw": msgspec.Raw(b"7"),
     }
-    joined = b"".join(json_pieces(value))
+    joined = b"".join(encode_json(value))
     entries = [{"a": "\0", "b": "é"}]
     expected = {"text": "\0 \\u0000", "first": entries, "inner": [{"second": entries}, None], "raw": 7}
     assert msgspec.json.decode(joined) == expected
@@ -60,7 +60,7 @@ def test_values_in_pieces_are_inside_of_an_object() -> None:
 
 def test_an_object_without_json_is_an_error() -> None:
     with pytest.raises(NotImplementedError, match="object"):
-        list(json_pieces({"a": object()}))
+        list(encode_json({"a": object()}))
 
 
 def test_complete_arrays_are_made_part_by_part() -> None:
@@ -70,7 +70,7 @@ def test_complete_arrays_are_made_part_by_part() -> None:
         parts.append(len(NUMBERS[part]))
         return {"a": NUMBERS[part], "b": [-number for number in NUMBERS[part]]}
 
-    arrays = json_arrays(1000, entries)
+    arrays = encode_arrays(1000, entries)
     assert max(parts) <= 32
     assert msgspec.json.decode(b"".join(arrays["a"].json().pieces)) == NUMBERS[:1024]
 
@@ -80,7 +80,7 @@ def test_an_answer_is_sent_in_pieces_of_bounded_size(count: int) -> None:
     array = array_of(NUMBERS, each=10)
     opening, closing = around_choices(b'{"id":"x"', {"usage": None, "scores": array.json()})
     items = [{"index": index, "ids": array.json()} for index in range(count)]
-    pieces = in_pieces(opening, items, closing=closing)
+    pieces = encode_answer(opening, items, closing=closing)
     whole = {"id": "x", "choices": [{"index": index, "ids": NUMBERS} for index in range(count)]}
     assert b"".join(pieces) == msgspec.json.encode(whole | {"usage": None, "scores": NUMBERS})
     assert max(map(len, pieces)) <= PIECE_BYTES + CHUNK_BYTES + 100
@@ -88,4 +88,4 @@ def test_an_answer_is_sent_in_pieces_of_bounded_size(count: int) -> None:
 
 
 def test_pieces_can_be_bytes_of_any_json() -> None:
-    assert b"".join(json_pieces(JsonPieces([b"[", b"]"]))) == b"[]"
+    assert b"".join(encode_json(EncodedJson([b"[", b"]"]))) == b"[]"

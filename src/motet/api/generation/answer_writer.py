@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from motet.api.generation.json_pieces import Buffer, json_pieces
+from motet.api.generation.json_pieces import Buffer, encode_json
 from motet.api.generation.plan import Plan
 from motet.api.generation.request_fields import SamplingFields
 from motet.api.http.failure import error_json
@@ -26,6 +26,8 @@ event loop (`loop_budget`)."""
 
 FEED_LOGPROBS = 512
 """Approximate number of log-probabilities in one `feed`. They take about a millisecond."""
+LOGPROB_BYTES = 110
+"""Approximate memory of a log-probability of a prompt, or of a Response, that is kept until the end of the answer."""
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 
@@ -104,7 +106,7 @@ class NamedEvent(msgspec.Struct, frozen=True):
     def pieces(self, **numbers: int) -> Iterator[Buffer]:
         """Yields the event's bytes in pieces. `numbers`: members that come first in its data."""
         yield b"event: %b\ndata: " % self.name.encode()
-        yield from json_pieces({**numbers, "type": self.name, **self.fields})
+        yield from encode_json({**numbers, "type": self.name, **self.fields})
         yield b"\n\n"
 
     def encode(self, **numbers: int) -> bytes:

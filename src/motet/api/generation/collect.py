@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from motet.api.generation.answer_writer import GroupsWriter, divide_logprobs
-from motet.api.generation.json_pieces import JsonArray, JsonPieces, around_choices, in_pieces, json_arrays
+from motet.api.generation.answer_writer import LOGPROB_BYTES, GroupsWriter, divide_logprobs
+from motet.api.generation.json_pieces import EncodedJson, JsonArray, around_choices, encode_answer, encode_arrays
 from motet.api.generation.plan import Plan
 from motet.api.http.long_work import LONG_WORK
 from motet.policies.steering import GroupReport, Keep
@@ -28,8 +28,6 @@ NO_TOKENS = msgspec.Raw(b"[]")
 LogprobFields = Mapping[str, Sequence[object]]
 """The arrays of a choice's `logprobs`, by their names; each event adds entries to each."""
 PROMPT_LOGPROBS = "prompt_logprobs"
-PROMPT_LOGPROB_BYTES = 110
-"""Memory of one log-probability of a prompt."""
 TOKEN_BYTES = 8
 """Memory of an output token, without its text."""
 
@@ -57,15 +55,15 @@ class CollectedEvents:
         """The parts of the text; None until the first event with parts."""
         self.token_ids = array("q")
 
-    def add_parts(self) -> tuple[GrowingText, GrowingText]:
-        """Returns the texts of the parts."""
+    def part_texts(self) -> tuple[GrowingText, GrowingText]:
+        """Returns the texts of the content and of the reasoning."""
         if self.content is None or self.reasoning is None:
             self.content, self.reasoning = GrowingText(), GrowingText()
         return self.content, self.reasoning
 
 
 class ChoiceEnd(msgspec.Struct, frozen=True, gc=False):
-    """How a choice ended."""
+    """The end of a choice."""
 
     finish: FinishReason
     stop_reason: str | int | None
@@ -104,7 +102,7 @@ class CollectedChoice(msgspec.Struct, gc=False):
     end: ChoiceEnd | None = None
     """How the choice ended; None before its end."""
     logprob_mean: LogprobMean = msgspec.field(default_factory=LogprobMean)
-    pieces: CollectedEvents | None = None
+    events: CollectedEvents | None = None
     """The events so far; None before the first event and after the end."""
 
     def end_fields(self) -> dict[str, object]:
@@ -118,21 +116,21 @@ class CollectedChoice(msgspec.Struct, gc=False):
         spans = self.end.weight_versions if self.end is not None else ()
         return {"weight_versions": spans} if spans else {}
 
-    def logprob_fields(self, *, before: Mapping[str, JsonArray] | None = None) -> dict[str, JsonPieces]:
+    def logprob_fields(self, *, before: Mapping[str, JsonArray] | None = None) -> dict[str, EncodedJson]:
         """Returns the arrays as JSON. `before`: entries that come first."""
         first = before or {}
         return {name: own.json(before=first.get(name)) for name, own in (self.logprobs or {}).items()}
 
     def feed(self, event: ChoiceEvent, fields: LogprobFields | None = None) -> int:
-        """Returns the number of bytes that the event adds. `fields`: the event's log-probabilities in the shape of the
-        route, if the request has them."""
-        pieces, num_tokens = self.pieces, len(event.token_ids)
-        if pieces is None:
-            pieces = self.pieces = CollectedEvents()
-        pieces.text.write(event.text)
+        """Adds an event. Returns the number of bytes that it adds. `fields`: the event's log-probabilities in the shape
+        of the route, if the request has them."""
+        events, num_tokens = self.events, len(event.token_ids)
+        if events is None:
+            events = self.events = CollectedEvents()
+        events.text.write(event.text)
         added = len(event.text) + TOKEN_BYTES * num_tokens
         if num_tokens:
-            pieces.token_ids.extend(event.token_ids)
+            events.token_ids.extend(event.token_ids)
             self.num_tokens += num_tokens
             self.last_token = event.token_ids[-1]
         if event.logprobs is not None:
@@ -142,11 +140,11 @@ class CollectedChoice(msgspec.Struct, gc=False):
             added += self._add_logprobs(fields)
         if event.parts is not None:
             added += len(event.text)
-            self._add_parts(event.parts, pieces)
+            self._add_parts(event.parts, events)
         if event.finish is not None:
             self.end = ChoiceEnd(event.finish, event.stop_reason, event.weight_versions)
-            self.join(pieces)
-            self.pieces = None
+            self.join(events)
+            self.events = None
         return added
 
     def _add_logprobs(self, fields: LogprobFields) -> int:
@@ -155,8 +153,8 @@ class CollectedChoice(msgspec.Struct, gc=False):
         arrays = self.logprobs
         return sum(arrays[name].add(entries) for name, entries in fields.items())
 
-    def _add_parts(self, parts: Sequence[Part], pieces: CollectedEvents) -> None:
-        content, reasoning = pieces.add_parts()
+    def _add_parts(self, parts: Sequence[Part], events: CollectedEvents) -> None:
+        content, reasoning = events.part_texts()
         for part in parts:
             match part:
                 case Content(text):
@@ -171,21 +169,21 @@ class CollectedChoice(msgspec.Struct, gc=False):
     def so_far(self) -> "CollectedChoice":
         """Returns the choice with the content of its events so far, even before its end. Its log-probabilities must be
         encoded before the choice has more of them."""
-        if self.pieces is None:
+        if self.events is None:
             return self
-        joined = msgspec.structs.replace(self, pieces=None)
-        joined.join(self.pieces)
+        joined = msgspec.structs.replace(self, events=None)
+        joined.join(self.events)
         return joined
 
-    def join(self, pieces: CollectedEvents) -> None:
-        """Sets the fields to the content of `pieces`."""
-        self.text = self.content = pieces.text.joined()
-        if pieces.content is not None and pieces.reasoning is not None:
-            self.content, self.reasoning = pieces.content.joined(), pieces.reasoning.joined()
-        self.token_ids = msgspec.Raw(msgspec.json.encode(pieces.token_ids.tolist()))
+    def join(self, events: CollectedEvents) -> None:
+        """Sets the fields to the content of the events."""
+        self.text = self.content = events.text.joined()
+        if events.content is not None and events.reasoning is not None:
+            self.content, self.reasoning = events.content.joined(), events.reasoning.joined()
+        self.token_ids = msgspec.Raw(msgspec.json.encode(events.token_ids.tolist()))
 
     def free(self) -> None:
-        """Drops the content of a choice whose JSON has been made, which takes its place."""
+        """Drops the content of a choice whose JSON has been made."""
         self.text = self.content = self.reasoning = ""
         self.token_ids, self.logprobs, self.calls = NO_TOKENS, None, ()
 
@@ -223,11 +221,11 @@ class CollectedGroup:
         return self._by_index[index]
 
     def feed(self, step: GroupStep) -> int:
-        """Returns the number of bytes that the step adds."""
+        """Adds a step. Returns the number of bytes that it adds."""
         added = 0
         if step.prompt is not None:
             self.prompt = step.prompt
-            added += PROMPT_LOGPROB_BYTES * num_logprobs(step.prompt)
+            added += LOGPROB_BYTES * num_logprobs(step.prompt)
         self.ticket = step.ticket or self.ticket
         self.report = step.report or self.report
         for event in step.events:
@@ -249,8 +247,9 @@ class CollectedAnswer:
         ]
         self.num_bytes = 0
         """Approximate memory of the events so far."""
-        self._ranked: tuple[int, JsonPieces] | None = None
-        """The last prompt whose log-probabilities were written: all choices of a completion repeat them."""
+        self._ranked: tuple[int, EncodedJson] | None = None
+        """The last prompt whose log-probabilities were encoded, and their JSON: all choices of a completion repeat
+        them."""
 
     def feed(self, steps: Sequence[GroupStep]) -> None:
         for step in steps:
@@ -271,7 +270,7 @@ class CollectedAnswer:
             return {}
         if self._ranked is None or self._ranked[0] != group:
             scored, ranked = report.logprobs, partial(ranked_logprobs, self.plan.served.tokenizer, num_top=num_top)
-            arrays = json_arrays(len(scored), lambda part: {PROMPT_LOGPROBS: ranked(scored[part])})
+            arrays = encode_arrays(len(scored), lambda part: {PROMPT_LOGPROBS: ranked(scored[part])})
             self._ranked = group, arrays[PROMPT_LOGPROBS].json()
         return {PROMPT_LOGPROBS: self._ranked[1]}
 
@@ -280,8 +279,8 @@ class CollectedAnswer:
         reports = [group.report for group in self.groups if group.report is not None]
         return {"groups": reports} if reports else {}
 
-    def written(self, shape: Callable[[CollectedChoice], object]) -> Iterator[object]:
-        """Yields the object of each choice of the only group, and frees the choice afterwards."""
+    def take_choices(self, shape: Callable[[CollectedChoice], object]) -> Iterator[object]:
+        """Yields the object of each choice of the only group, and frees the content of the choice afterwards."""
         for choice in self.groups[0].choices:
             yield shape(choice)
             choice.free()
@@ -292,7 +291,7 @@ class CollectedAnswer:
         """Returns the answer in OpenAI's shape; the answer to a prefill includes the ticket."""
         rest = {"usage": usage, "kv_transfer_params": self.groups[0].ticket, **more, **self.reports()}
         opening, closing = around_choices(self.plan.head.json(kind), rest)
-        return in_pieces(opening, choices, closing=closing)
+        return encode_answer(opening, choices, closing=closing)
 
 
 class BodyShape(Protocol):

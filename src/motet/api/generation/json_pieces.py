@@ -1,9 +1,11 @@
 """JSON in pieces of bounded size. One call that encodes or copies megabytes holds the GIL, and delays every stream.
 
-JsonArray     an array that grows, as bytes: objects would take seven times as much memory
-JsonPieces    a value inside of an object that is encoded: its JSON, in pieces
-json_pieces   encodes an object that has such values
-in_pieces     encodes an answer with an array of objects; `around_choices` makes what is around its choices
+JsonArray        an array that grows, as JSON: Python objects would take seven times as much memory
+encode_arrays    encodes complete arrays as `JsonArray`s, a few entries at a time
+EncodedJson      a part of an object that is already JSON, in pieces
+encode_json      encodes an object that can have such parts
+encode_answer    encodes an answer with an array of objects, one object at a time
+around_choices   encodes the fields of an answer before and after the array of its choices
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,11 +21,11 @@ CHUNK_BYTES = 1 << 16
 ENTRIES = 32
 """Number of entries of complete arrays that are made and encoded at a time."""
 MARK = b"\0"
-"""Stands for a `JsonPieces` while the object around it is encoded. Otherwise JSON has no such byte, only its escape."""
+"""Stands for an `EncodedJson` while the object around it is encoded. JSON never contains this byte, only its escape."""
 
 
-class JsonPieces:
-    """The JSON of a value, in pieces."""
+class EncodedJson:
+    """The JSON of a value in pieces, which is a part of an object."""
 
     def __init__(self, pieces: Sequence[Buffer]) -> None:
         self.pieces = pieces
@@ -50,16 +52,16 @@ class JsonArray:
         chunks[-1] += memoryview(encoded)[1:-1]
         return len(encoded)
 
-    def json(self, *, before: "JsonArray | None" = None) -> JsonPieces:
-        """Returns the JSON of the array so far. It must be encoded before the array grows again. `before`: an array
-        whose entries come first."""
+    def json(self, *, before: "JsonArray | None" = None) -> EncodedJson:
+        """Returns the JSON of the array so far. It must be used before the array grows again. `before`: an array whose
+        entries come first."""
         first = before.chunks if before is not None else []
         between = [b","] if first and self.chunks else []
-        return JsonPieces([b"[", *first, *between, *self.chunks, b"]"])
+        return EncodedJson([b"[", *first, *between, *self.chunks, b"]"])
 
 
-def json_arrays(length: int, entries: Callable[[slice], Mapping[str, Sequence[object]]]) -> dict[str, JsonArray]:
-    """Returns arrays of `length` entries by their names. `entries`: returns the entries of a part of the arrays."""
+def encode_arrays(length: int, entries: Callable[[slice], Mapping[str, Sequence[object]]]) -> dict[str, JsonArray]:
+    """Returns arrays of `length` entries by their names. `entries`: returns the entries of a slice of each array."""
     arrays = dict[str, JsonArray]()
     for start in range(0, length, ENTRIES):
         for name, added in entries(slice(start, start + ENTRIES)).items():
@@ -67,12 +69,12 @@ def json_arrays(length: int, entries: Callable[[slice], Mapping[str, Sequence[ob
     return arrays
 
 
-def json_pieces(value: object) -> Iterator[Buffer]:
-    """Yields the JSON of an object. Values inside it can be `JsonPieces`."""
-    inside: list[JsonPieces] = []
+def encode_json(value: object) -> Iterator[Buffer]:
+    """Yields the JSON of an object in pieces. Its parts can be `EncodedJson`."""
+    inside: list[EncodedJson] = []
 
     def mark(value: object) -> msgspec.Raw:
-        if not isinstance(value, JsonPieces):
+        if not isinstance(value, EncodedJson):
             raise NotImplementedError(f"{type(value)} has no JSON")
         inside.append(value)
         return msgspec.Raw(MARK)
@@ -88,8 +90,8 @@ def json_pieces(value: object) -> Iterator[Buffer]:
         yield rest
 
 
-def gathered(parts: Iterable[Buffer]) -> Iterator[bytes]:
-    """Yields the parts, joined to pieces of about `PIECE_BYTES`."""
+def joined_pieces(parts: Iterable[Buffer]) -> Iterator[bytes]:
+    """Yields pieces of about `PIECE_BYTES`, which are joined from smaller ones."""
     piece = bytearray()
     for part in parts:
         piece += part
@@ -99,8 +101,8 @@ def gathered(parts: Iterable[Buffer]) -> Iterator[bytes]:
     yield bytes(piece)
 
 
-def in_pieces(opening: bytes, items: Iterable[object], *, closing: Iterable[Buffer]) -> Sequence[bytes]:
-    """Returns the JSON of an answer with an array of `items` between `opening` and `closing`. Each item is encoded
+def encode_answer(opening: bytes, items: Iterable[object], *, closing: Iterable[Buffer]) -> Sequence[bytes]:
+    """Returns the JSON of an answer in pieces: `opening`, the items of an array, and `closing`. Each item is encoded
     separately."""
 
     def parts() -> Iterator[Buffer]:
@@ -108,17 +110,18 @@ def in_pieces(opening: bytes, items: Iterable[object], *, closing: Iterable[Buff
         for number, item in enumerate(items):
             if number:
                 yield b","
-            yield from json_pieces(item)
+            yield from encode_json(item)
         yield from closing
 
-    return [*gathered(parts())]
+    return [*joined_pieces(parts())]
 
 
 def around_choices(head: bytes, rest: Mapping[str, object]) -> tuple[bytes, Iterator[Buffer]]:
-    """Returns the JSON before and after the choices of an answer. `head`: its first fields, without the brace."""
+    """Returns the JSON before and after the choices of an answer. `head`: its first fields, without the closing
+    brace."""
 
     def closing() -> Iterator[Buffer]:
-        first, *others = json_pieces(rest)
+        first, *others = encode_json(rest)
         yield b"]," + first[1:]
         yield from others
 

@@ -31,11 +31,11 @@ from motet.text.stop_strings import StopStrings
 from motet.types import VERBATIM_FIELDS, GenerateRequest, Grammar, LogprobsMode, SamplingParams, choice_starts
 
 MAX_PROMPT_LOGPROBS = 2_000_000
-"""Maximum number of prompt log-probabilities in one request, including alternatives. Each takes up to 110
-bytes in an answer."""
+"""Maximum number of prompt log-probabilities in one request, including alternatives. Each takes up to 110 bytes in an
+answer."""
 MAX_STREAMED_PROMPT_LOGPROBS = 200_000
-"""The same for a streamed answer, whose first chunks have all of them (`echo`)."""
-LOGPROB_BYTES = 20
+"""The same for a streamed answer, whose first chunks contain all of them (`echo`)."""
+MIN_LOGPROB_BYTES = 20
 """Minimum size of a log-probability in an answer."""
 MAX_KEYS, MAX_KEY_CHARS = 10, 50
 """Limits on the number and the length of wrong keys that an error lists."""
@@ -116,7 +116,7 @@ class RouteOptions:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_repeats: int = 1
-    """Number of times that the answer has the log-probabilities of each prompt."""
+    """Number of times that the answer contains the log-probabilities of each prompt."""
     logprobs_mode: LogprobsMode | None = None
     """None for the server's setting."""
     prompt_only: bool = False
@@ -205,7 +205,7 @@ def _check_priority(priority: int, minimum: int | None) -> None:
 
 def _policy(fields: SamplingFields, options: RouteOptions, *, max_top: int) -> GroupPolicy | None:
     """Returns the policy of the groups, if there is one. Raises `RequestError` for a policy that they cannot have, and
-    for more alternatives to each token than `max_top`."""
+    for more than `max_top` alternatives to each token."""
     _check_alternatives(options, max_top)
     if options.group is None or options.context.order is not None:
         return None
@@ -228,8 +228,8 @@ def _check_alternatives(options: RouteOptions, maximum: int) -> None:
 def check_prompt_logprobs(
     num_tokens: int, num_top: int | None, *, prompt_param: str, repeats: int = 1, streamed: bool = False
 ) -> None:
-    """Raises `RequestError` for too many log-probabilities of prompts: they are kept until the answer, and the answer
-    has them `repeats` times."""
+    """Raises `RequestError` for too many log-probabilities of prompts: they are kept until the answer, which contains
+    them `repeats` times."""
     num_logprobs = 0 if num_top is None else num_tokens * (1 + num_top) * repeats
     maximum = MAX_STREAMED_PROMPT_LOGPROBS if streamed else MAX_PROMPT_LOGPROBS
     if num_logprobs > maximum:
@@ -250,12 +250,12 @@ def _check_scores(prompts: Sequence[Sequence[int]], options: RouteOptions) -> No
 
 
 def _check_answer(groups: Sequence[GenerateRequest], options: RouteOptions, *, maximum: int) -> None:
-    """Raises `RequestError` if the log-probabilities of output tokens that the answer will have in any case take more
-    than `maximum` bytes. All others are counted while the answer grows (`AnswerMemory`)."""
+    """Raises `RequestError` if the log-probabilities that the answer will have in any case take more than `maximum`
+    bytes. Apart from this, the bytes of answers are counted while they grow (`AnswerMemory`)."""
     if options.logprobs is None or options.streaming.stream or options.group is not None:
         return
     logprobs = sum(len(group.choices) * _min_tokens(group) * _num_listed(group.sampling) for group in groups)
-    if (num_bytes := LOGPROB_BYTES * logprobs) > maximum:
+    if (num_bytes := MIN_LOGPROB_BYTES * logprobs) > maximum:
         why = f"its {logprobs} log-probabilities take at least {num_bytes} bytes"
         raise answer_too_large(why, maximum=maximum, param=f"{options.param}max_tokens")
 
@@ -263,8 +263,8 @@ def _check_answer(groups: Sequence[GenerateRequest], options: RouteOptions, *, m
 def _min_tokens(group: GenerateRequest) -> int:
     """Returns the minimum number of output tokens of a choice."""
     sampling = group.sampling
-    runs_on = sampling.ignore_eos and sampling.grammar is None and not (group.stops or sampling.stop_token_ids)
-    return sampling.max_tokens if runs_on else sampling.min_tokens
+    uses_all_tokens = sampling.ignore_eos and sampling.grammar is None and not (group.stops or sampling.stop_token_ids)
+    return sampling.max_tokens if uses_all_tokens else sampling.min_tokens
 
 
 def _num_listed(sampling: SamplingParams) -> int:

@@ -1,5 +1,5 @@
-"""The prompts of a request: texts and token ids in its body become token ids for the engine, in the thread for long
-work if the body is long."""
+"""The prompts of a request: texts and token ids in its body become token ids for the engine. This is done in the thread
+for long work if the body is long."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +50,7 @@ async def text_prompt(
 
 
 async def rendered_text(template: ChatTemplate, render: Callable[[bool], str], *, caller: Caller) -> str:
-    """Returns the text of a chat. `render` gets True to wait for the template's process, and False to raise
+    """Returns the text of a chat. `render`: takes True to wait for the process of the template, and False to raise
     `NeedsProcess` instead."""
     if caller.work_size < LONG_WORK:
         try:
@@ -84,7 +84,8 @@ async def completion_prompts(
 
 
 def _pieces(prompts: Sequence[Prompt]) -> Iterator[range]:
-    """Yields the numbers of the prompts of each piece of work: one prompt, or several that are short together."""
+    """Yields the numbers of the prompts of each piece of work: one long prompt, or several prompts that are together
+    shorter than `LONG_WORK`."""
     first = size = 0
     for number, prompt in enumerate(prompts):
         prompt_size = PROMPT_CHARS + len(prompt)

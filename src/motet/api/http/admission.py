@@ -1,13 +1,13 @@
 """Which requests a server accepts, decided before the first byte of an answer.
 
-Rights         the permissions of one API key's requests, and the salt of its cached prompts
-KeyLimits      the maximum numbers of unanswered requests and choices of one API key
+Rights         the permissions of one API key's requests, its weight, and the salt of its cached prompts
 Admission      the maximum number of groups that wait for their first token; refuses all groups while the server drains
-AnswerMemory   the maximum memory of answers that are kept, which is counted while they grow
+KeyLimits      the maximum numbers of unanswered requests and choices of one API key
+AnswerMemory   the maximum memory of answers that are kept, counted while they grow
 
-One client cannot fill the server: while several clients wait, each is entitled to a share of the maximum by its weight,
-even when other clients have reached it, and to one group in any case. So all waiting groups together can exceed the
-maximum, but the groups of one client never do. The memory of answers is shared in equal parts.
+One client cannot take all places of waiting groups: while groups of several clients wait, each client is entitled to a
+share of the maximum by its weight, and at least to one group, even when all places are taken. So all waiting groups
+together can exceed the maximum, but the groups of one client never do. The memory of answers has equal shares.
 """
 
 import asyncio
@@ -114,7 +114,7 @@ OTHER_CLIENTS = "other"
 
 @dataclass(frozen=True)
 class Rights:
-    """The permissions of one client's requests."""
+    """The permissions and the weight of one client's requests."""
 
     cache_salt: str = ""
     """The start of the salt of its cached prompts. Prompts without any salt are shared with all other such prompts."""
@@ -161,11 +161,11 @@ class ClientLoad(NamedTuple):
 
 
 class AnswerMemory:
-    """Counts the bytes of answers that are kept until their end, because they are sent in one piece or repeat
-    themselves, and of tokens that wait for slower choices (`policies.lockstep`).
+    """Counts the bytes of answers that are kept until their end, because they are not streamed, or repeat their content
+    at the end. It also counts tokens that wait for slower choices (`policies.lockstep`).
 
-    They are counted while the answers grow. A maximum number of tokens says little before: it is the model's limit if a
-    request has none, and few choices reach it."""
+    The bytes are counted while the answers grow. They cannot be estimated from `max_tokens`, which few choices reach,
+    and which is the model's maximum if a request has none."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -174,9 +174,9 @@ class AnswerMemory:
         """Bytes of each client that has any."""
 
     def grow(self, client: str, more: int, *, answer_bytes: int) -> None:
-        """Counts `more` bytes of an answer, which has `answer_bytes` with them; a negative number if it has shrunk.
-        Raises `RequestError` if the answer is too large, and `OverloadedError` if all answers are, and its client has
-        more than an equal share."""
+        """Counts `more` bytes of an answer, which has `answer_bytes` now. `more` is negative if it has shrunk. Raises
+        `RequestError` if this answer exceeds the maximum, and `OverloadedError` if all together exceed it and the
+        client has more than an equal share."""
         self.num_bytes += more
         self._bytes_of[client] += more
         if more <= 0 or self.num_bytes <= self.max_bytes:

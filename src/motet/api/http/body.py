@@ -1,11 +1,15 @@
 """Limits the size of bodies, and turns JSON into an object of its schema, without delaying other streams:
 
-    1. count    objects, arrays and members, before decoding: the time to check a schema grows with their number
+    1. count    the parts of a long body (objects, arrays, members, strings, values), before decoding: the time to
+                check a schema grows with their number
     2. decode   with json if the body is short; with msgspec, which is several times as fast, if it is long
-    3. check    the schema; for a long body in the one thread for long work, so that the event loop continues
+    3. check    the schema
 
-Token ids and letters are cheap, so only the size of the body limits them. Other numbers are not: reading or writing
-one takes up to a microsecond, in which no other thread runs. JSON in strings of a body has the same limits."""
+For a long body, all three are done in the thread for long work, so that the event loop continues.
+
+Token ids and the characters of strings take little time, so their limits are high. Other numbers are slower: decoding
+or encoding one takes up to a microsecond, in which no other thread runs. JSON in strings of a body has the same limits
+as JSON without token ids."""
 
 import json
 import re
@@ -113,14 +117,15 @@ def is_tensors(headers: Headers) -> bool:
 
 
 async def read_json(raw: bytes, schema: type[Body], *, client: str) -> Body:
-    """Returns the checked body. `client`: client in whose turn a long body is read (`long_work`). Raises RequestError
-    for a body that does not match its schema or has too many parts, ValueError and RecursionError if it is not JSON."""
+    """Returns the checked body. `client`: client in whose turn a long body is checked (`long_work`). Raises
+    RequestError for a body that does not match its schema or has too many parts, ValueError and RecursionError if it is
+    not JSON."""
     work = partial(_checked, raw, schema)
     return work() if is_short(raw) else await in_thread(work, client=client)
 
 
 def is_short(raw: bytes) -> bool:
-    """Returns True for JSON that is read on the event loop, with json, and without limits on its parts."""
+    """Returns True for JSON that is decoded on the event loop, with json, and without limits on its parts."""
     return len(raw) <= SHORT_BYTES and raw.count(b"{") + raw.count(b"[") <= SHORT_CONTAINERS
 
 
@@ -129,7 +134,7 @@ def _checked(raw: bytes, schema: type[Body]) -> Body:
         check_counts(raw, max_values=MAX_TOKEN_IDS if schema.has_token_ids else MAX_VALUES)
     try:
         return schema.model_validate(json_value(raw))
-    except ValidationError as error:  # with up to thousands of errors; the client gets the first one
+    except ValidationError as error:  # it can contain thousands of errors, and the client gets the first one
         raise schema_failure(error) from error
 
 
@@ -156,7 +161,7 @@ def check_json_strings(texts: Mapping[str, str]) -> None:
     raw = "\n".join(texts.values()).encode()
     if is_short(raw) or _is_small(raw, MAX_VALUES):
         return
-    # Text with a quote too many is not JSON, which is noticed later. It must not hide the texts after it.
+    # A text with an odd number of quotes is not JSON, which is noticed later. It must not hide the texts after it.
     pieces = [
         piece + b'"' * (piece.count(b'"') % 2) for piece in map(_without_escapes, map(str.encode, texts.values()))
     ]

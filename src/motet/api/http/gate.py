@@ -3,8 +3,9 @@
     routes                        opened by                              if the server has no such key
     OPEN_ROUTES, the page's files no key
     /engine                       the worker key, and no other           local callers
-    ADMINS, changes of WORKERS    the admin key, and no other            local callers; with API keys, no caller
-    reading WORKERS               the admin key, else an API key         local callers
+    ADMIN_ROUTES                  the admin key, and no other            local callers; with API keys, no caller
+    /workers, other than GET      the same                               the same
+    GET /workers                  the admin key, else an API key         local callers
     all others                    an API key                             all callers
 
 A caller is local if the other end of its socket is this machine, unless a header shows that it forwards a request: a
@@ -33,8 +34,7 @@ from motet.settings.server_config import ServerConfig
 from motet.transfer.ticket import is_loopback
 
 OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ping", "/liveness", "/ready", "/version"})
-WORKERS = "/workers"
-ADMINS = (
+ADMIN_ROUTES = (
     "/drain",
     # for trainers
     *("/pause", "/resume", "/is_paused", "/abort_requests", "/weight_info", "/weight_checker"),
@@ -75,7 +75,7 @@ ONLY_LOCAL_WORKERS = (
     "Without a worker key, /engine is open to callers on this machine only, not through a proxy and not from a web "
     "page. Start this server and its gateways with the same --worker-key."
 )
-ONLY_LOCAL_OPERATORS = (
+ONLY_LOCAL_ADMINS = (
     "Without a key, this route is open to callers on this machine only, not through a proxy and not from a web page. "
     "Start the server with --admin-key, and send that key."
 )
@@ -112,7 +112,7 @@ class KeyCheck:
 
 
 class ClosedRoute:
-    """Refuses every caller: the server has API keys, and no admin key."""
+    """Refuses every caller of an admin route, because the server has API keys and no admin key."""
 
     def check(self, scope: Scope, headers: Headers) -> None:
         raise ForbiddenError(CLOSED, code="admin_key_required")
@@ -136,12 +136,12 @@ class Gate:
             code=WORKER_KEY_CODE,
             only_local=ONLY_LOCAL_WORKERS,
         )
-        self._operators = self._clients
+        self._worker_readers = self._clients
         if admin:
-            self._operators = KeyCheck(client="admin", keys=admin, missing=NO_ADMIN_KEY, wrong=WRONG_ADMIN_KEY)
+            self._worker_readers = KeyCheck(client="admin", keys=admin, missing=NO_ADMIN_KEY, wrong=WRONG_ADMIN_KEY)
         elif not api:
-            self._operators = replace(self._clients, only_local=ONLY_LOCAL_OPERATORS, code="admin_key_required")
-        self._admins = ClosedRoute() if api and not admin else self._operators
+            self._worker_readers = replace(self._clients, only_local=ONLY_LOCAL_ADMINS, code="admin_key_required")
+        self._admins = ClosedRoute() if api and not admin else self._worker_readers
         self._hosts = {*LOOPBACK, config.host.lower(), *map(str.lower, config.allowed_hosts)}
         self._any_host = not is_loopback(config.host)
 
@@ -175,10 +175,10 @@ class Gate:
             return None
         if is_below(path, "/engine"):
             return self._workers
-        if is_below(path, *ADMINS):
+        if is_below(path, *ADMIN_ROUTES):
             return self._admins
-        if is_below(path, WORKERS):
-            return self._operators if method in SAFE_METHODS else self._admins
+        if is_below(path, "/workers"):
+            return self._worker_readers if method in SAFE_METHODS else self._admins
         return self._clients
 
 

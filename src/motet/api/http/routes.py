@@ -32,7 +32,8 @@ Answer = Callable[[Body, Request], Awaitable[Response]]
 
 
 class CheckedRoute(APIRoute):
-    """A route whose body FastAPI reads on the event loop, if it has one. A long body is checked before."""
+    """A route whose body, if it has one, is read by FastAPI on the event loop. The parts of a long body are counted
+    before, in the thread for long work."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

@@ -51,7 +51,7 @@ class Schema(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     has_token_ids: ClassVar[bool] = False
-    """True for a body that can have as many values as a request may have token ids."""
+    """True for a body with token ids, which can have more values (`body.MAX_TOKEN_IDS`)."""
     ignored: ClassVar[frozenset[str]] = frozenset()
     neutral: ClassVar[Neutral] = {}
     """Unsupported fields, and the values with which they have no effect."""
@@ -125,8 +125,8 @@ def schema_text(schema: object) -> str:
 
 
 def _check_num_values(value: object) -> None:
-    """Raises FieldError for too many values, before json is called with them: in a body with token ids a schema can
-    have a million numbers, and writing them takes a quarter of a second, in which no other thread runs."""
+    """Raises FieldError if there are more than `MAX_VALUES` values. In a body with token ids, a schema can have a
+    million numbers. Encoding them with json takes a quarter of a second, in which no other thread runs."""
     parts, left = [value], MAX_VALUES
     while parts:
         part = parts.pop()

@@ -81,7 +81,7 @@ class ChatBody(BodyShape):
         if request.return_token_ids:
             prompt["prompt_token_ids"] = answer.plan.groups[0].prompt
         prompt |= answer.prompt_logprobs(0, request.prompt_logprobs)
-        choices = answer.written(self._choice)
+        choices = answer.take_choices(self._choice)
         return answer.openai_body("chat.completion", choices, usage=usage_shape(usage, reasoning=True), **prompt)
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:

@@ -228,6 +228,7 @@ class ChatPrompt(Schema):
 
     @model_validator(mode="after")
     def check_arguments(self) -> Self:
+        """Limits the JSON in the arguments of earlier calls."""
         check_json_strings(
             {
                 f"messages[{i}].tool_calls[{j}].function.arguments": call.function.arguments

@@ -13,7 +13,7 @@ from motet.api.generation.answer_writer import GroupsWriter, num_listed, usage_j
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
 from motet.api.generation.group_schema import SteeredFields, check_keep
-from motet.api.generation.json_pieces import JsonArray, json_arrays, json_pieces
+from motet.api.generation.json_pieces import JsonArray, encode_arrays, encode_json
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
@@ -202,7 +202,7 @@ class CompletionTexts:
                 shown = echo(self._tokenizer, group.prompt, skip_special_tokens=plan.rules.skip_special_tokens)
                 self._echoes.append(PromptEcho(prompt, shown.offsets) if isinstance(prompt, str) else shown)
         self._scored: tuple[int, Mapping[str, JsonArray]] | None = None
-        """The last prompt whose log-probabilities were written, which all its choices repeat."""
+        """The last prompt whose log-probabilities were encoded, and their arrays, which all its choices repeat."""
 
     def prompt(self, group: int) -> str:
         """Returns the text of the prompt if it is repeated, else an empty text."""
@@ -219,7 +219,7 @@ class CompletionTexts:
             def entries(part: slice) -> CompletionLogprobs:
                 return self._form(ids[part], scored[part], offsets=offsets[part], num_top=num_top)
 
-            self._scored = group, json_arrays(len(ids), entries)
+            self._scored = group, encode_arrays(len(ids), entries)
         return self._scored[1]
 
     def logprobs(self, group: int, event: ChoiceEvent) -> CompletionLogprobs | None:
@@ -304,7 +304,7 @@ class CompletionChunks(ChunkShape):
         scored = self._texts.prompt_logprobs(group, self._prompts.get(group))
         rest = b'%b,"logprobs":%b,"finish_reason":null%b}]%b' % (
             json_bytes(self._texts.prompt(group)),
-            b"null" if scored is None else b"".join(json_pieces({name: own.json() for name, own in scored.items()})),
+            b"null" if scored is None else b"".join(encode_json({name: own.json() for name, own in scored.items()})),
             ids,
             closing,
         )

@@ -13,7 +13,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from motet.api.generation.json_pieces import JsonArray, json_pieces
+from motet.api.generation.json_pieces import JsonArray, encode_json
 from motet.api.generation.request_fields import StreamingFields
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import unsupported_parameter
@@ -53,7 +53,7 @@ def group_router(service: Service) -> APIRouter:
         choices = JsonArray()
         for reports in await batched_within_loop_budget(group.choices(), REPORTS):
             await within_loop_budget(partial(choices.add, reports))
-        body = await within_loop_budget(lambda: b"".join(json_pieces({**report, "choices": choices.json()})))
+        body = await within_loop_budget(lambda: b"".join(encode_json({**report, "choices": choices.json()})))
         return Response(body, media_type="application/json")
 
     @post(router, "/v1/groups/{id}/more", body=MoreChoicesBody, summary="More choices of the group's prompt")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from motet.api.generation.answer_writer import NamedEvent
+from motet.api.generation.answer_writer import LOGPROB_BYTES, NamedEvent
 from motet.api.generation.json_pieces import JsonArray
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import ChatLogprob, chat_logprobs
@@ -40,8 +40,6 @@ class ItemStatus(StrEnum):
     FAILED = "failed"
 
 
-TOP_BYTES = 110
-"""Memory of a log-probability."""
 Members = dict[str, object]
 """The members of a JSON object."""
 
@@ -151,7 +149,7 @@ class ResponseOutput:
         self.num_bytes += len(event.text)
         if self._num_top is not None:
             self._logprobs.feed(event)
-            self.num_bytes += TOP_BYTES * sum(1 + len(token.top) for token in event.logprobs or ())
+            self.num_bytes += LOGPROB_BYTES * sum(1 + len(token.top) for token in event.logprobs or ())
         shown: Sequence[Part] = ((Content(event.text),) if event.text else ()) if event.parts is None else event.parts
         events = [item_event for part in shown for item_event in self._add(part)]
         if event.finish is not None:

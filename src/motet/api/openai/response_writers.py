@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from motet.api.generation.answer_writer import GroupsWriter, NamedEvent
-from motet.api.generation.json_pieces import PIECE_BYTES, Buffer, JsonPieces, gathered, json_pieces
+from motet.api.generation.json_pieces import PIECE_BYTES, Buffer, EncodedJson, encode_json, joined_pieces
 from motet.api.generation.plan import AnswerHead
 from motet.api.http.failure import error_body, invalid_value
 from motet.api.openai.response_output import INCOMPLETE, ItemStatus, Members, ResponseOutput
@@ -28,12 +28,12 @@ class ResponseObject:
     def status(self) -> ItemStatus:
         return ItemStatus.INCOMPLETE if self.output.finish in INCOMPLETE else ItemStatus.COMPLETED
 
-    def ended(self, usage: Usage) -> JsonPieces:
+    def ended(self, usage: Usage) -> EncodedJson:
         reason = INCOMPLETE.get(self.output.finish or FinishReason.STOP)
         details: Members | None = None if reason is None else {"reason": reason}
         return self.json(self.status, incomplete_details=details, usage=response_usage(usage))
 
-    def json(self, status: ItemStatus, **members: Members | None) -> JsonPieces:
+    def json(self, status: ItemStatus, **members: Members | None) -> EncodedJson:
         """Returns the JSON of the Response with its output so far. `members`: values for members that are null here."""
         state = {
             "id": self._head.id,
@@ -46,8 +46,8 @@ class ResponseObject:
             "output": self.output.items,
             "usage": None,
         }
-        *pieces, last = json_pieces(state | members)
-        return JsonPieces([*pieces, last[:-1], b",", self._echo[1:]])
+        *pieces, last = encode_json(state | members)
+        return EncodedJson([*pieces, last[:-1], b",", self._echo[1:]])
 
 
 class ResponseBody(GroupsWriter):
@@ -71,7 +71,7 @@ class ResponseBody(GroupsWriter):
         return self.held_bytes >= PIECE_BYTES
 
     def close(self, usage: Usage) -> Iterable[bytes]:
-        return [*gathered(self._response.ended(usage).pieces)]
+        return [*joined_pieces(self._response.ended(usage).pieces)]
 
 
 class ResponseEvents(GroupsWriter):
@@ -104,7 +104,7 @@ class ResponseEvents(GroupsWriter):
 
     def close(self, usage: Usage) -> Iterable[bytes]:
         ended = _state_event(self._response.status, self._response.ended(usage))
-        return gathered(self._pieces([*self._last, ended]))
+        return joined_pieces(self._pieces([*self._last, ended]))
 
     def fail(self, error: Exception) -> bytes:
         """Returns an `error` event with Motet's code, and the failed Response with OpenAI's only code that fits."""
@@ -119,7 +119,7 @@ class ResponseEvents(GroupsWriter):
             self._num_sent += 1
 
 
-def _state_event(state: str, json: JsonPieces) -> NamedEvent:
+def _state_event(state: str, json: EncodedJson) -> NamedEvent:
     return NamedEvent(f"response.{state}", {"response": json})
 
 

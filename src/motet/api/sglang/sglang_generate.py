@@ -20,7 +20,7 @@ from motet.api.generation.collect import (
     CollectedGroup,
     LogprobFields,
 )
-from motet.api.generation.json_pieces import Buffer, in_pieces, json_arrays, json_pieces
+from motet.api.generation.json_pieces import Buffer, encode_answer, encode_arrays, encode_json
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
@@ -110,11 +110,11 @@ class SglangBody(BodyShape):
         self._request = body
         self._tokenizer = plan.served.tokenizer
         self._prompt_scores: tuple[int, dict[str, object]] | None = None
-        """The last prompt whose log-probabilities were written, which all its choices repeat."""
+        """The last prompt whose log-probabilities were encoded, and their fields, which all its choices repeat."""
 
     def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
         opening, closing = (b"[", b"]") if self._request.in_list else (b"", b"")
-        return in_pieces(opening, self._choices(answer), closing=[closing])
+        return encode_answer(opening, self._choices(answer), closing=[closing])
 
     def _choices(self, answer: CollectedAnswer) -> Iterator[object]:
         for number, group in enumerate(answer.groups):
@@ -183,7 +183,7 @@ class SglangBody(BodyShape):
             top = [None if one is None else self._top(one) for one in scored[part]] if has_top else []
             return {"input_token_logprobs": own} | ({"input_top_logprobs": top} if has_top else {})
 
-        return {name: array.json() for name, array in json_arrays(len(scored), entries).items()}
+        return {name: array.json() for name, array in encode_arrays(len(scored), entries).items()}
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         return self._output_logprobs(event.logprobs or ()) if self._request.return_logprob else None
@@ -211,8 +211,8 @@ class SglangBody(BodyShape):
 
 
 class SglangEvents(GroupsWriter):
-    """Writes a stream: each event has one choice so far. While the client has not received the events before, several
-    steps are one event for each choice."""
+    """Writes a stream: each event has one choice so far. While the client has not received earlier events, several
+    steps become one event for each choice."""
 
     takes_all_steps = True
     keeps_answer = True
@@ -237,7 +237,7 @@ class SglangEvents(GroupsWriter):
     def _event(self, number: int, index: int) -> Iterator[Buffer]:
         group = self._answer.groups[number]
         yield b"data: "
-        yield from json_pieces(self._shape.event(number, group, choice=group.choice(index).so_far()))
+        yield from encode_json(self._shape.event(number, group, choice=group.choice(index).so_far()))
         yield b"\n\n"
 
 

@@ -21,10 +21,11 @@ ENTIRE_PROMPT, NO_PROMPT = 0, -1
 """The accepted values of `logprob_start_len`."""
 
 MAX_STREAMED_BYTES = 256 * 1024
-TOKEN_BYTES, LOGPROB_BYTES = 12, 40
-"""Maximum size of the last events of all choices of a stream, and the estimated bytes of an output token and of each of
-its log-probabilities. Each event repeats its choice so far, so the time of a step grows with the length of the choices,
-up to 1 ms at this limit, and the size of the stream with its square."""
+"""Maximum size of the last events of all choices of a stream together. Each event repeats its choice so far. So the
+time of a step grows with the length of the choices, up to 1 ms at this limit, and the size of the stream grows with its
+square."""
+EVENT_TOKEN_BYTES, EVENT_LOGPROB_BYTES = 12, 40
+"""Estimated size of an output token, and of each of its log-probabilities, in an event."""
 OTHER_DATA = (
     *("return_bytes", "return_entropy", "return_flat_raw_top_logprobs", "return_hidden_states", "return_indexer_topk"),
     *("return_prompt_token_ids", "return_routed_experts", "return_sampling_mask"),
@@ -188,7 +189,7 @@ class SglangRequest(RequestFields, StreamingFields):
         if self.stream:
             listed = 1 + self.top_logprobs_num + len(self.token_ids_logprob) if self.return_logprob else 0
             tokens = len(self.given.prompts) * self.sampling_params.n * (self.sampling_params.max_tokens or 0)
-            if (num_bytes := tokens * (TOKEN_BYTES + LOGPROB_BYTES * listed)) > MAX_STREAMED_BYTES:
+            if (num_bytes := tokens * (EVENT_TOKEN_BYTES + EVENT_LOGPROB_BYTES * listed)) > MAX_STREAMED_BYTES:
                 events = f"each event repeats its choice, and the last ones of {tokens} tokens (prompts x n x"
                 why = f"{events} 'max_new_tokens') have about {num_bytes} bytes; the maximum is {MAX_STREAMED_BYTES}"
                 raise FieldError(invalid_value, "stream", f"{why}; /v1/completions streams more")

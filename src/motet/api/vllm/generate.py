@@ -23,7 +23,7 @@ from motet.api.generation.answer_writer import GroupsWriter, num_listed, usage_j
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
 from motet.api.generation.group_schema import SteeredFields, check_keep
-from motet.api.generation.json_pieces import around_choices, in_pieces
+from motet.api.generation.json_pieces import around_choices, encode_answer
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import PARAM, RequestContext, request_context
 from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
@@ -233,7 +233,7 @@ class TokensBody(BodyShape):
             **answer.reports(),
         }
         opening, closing = around_choices(json_bytes({"request_id": self._request_id})[:-1], rest)
-        return in_pieces(opening, answer.written(self._choice), closing=closing)
+        return encode_answer(opening, answer.take_choices(self._choice), closing=closing)
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         return token_logprobs(event.logprobs or (), self._sampling)

@@ -27,6 +27,7 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Types of RoPE whose angles depend on the longest sequence of a batch, so choices would depend on other sequences."""
 
 MAX_SIZE = 2**31
+"""Maximum of a size or a token id in a config."""
 MAX_VALUE_CHARS, MAX_REASON_CHARS = 100, 1000
 """Maximum length of a value of a config, and of an error of transformers, in messages."""
 

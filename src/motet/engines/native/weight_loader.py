@@ -277,10 +277,9 @@ def missing_names(names: set[str], live: ModelWeights) -> set[str]:
 def _tensors(
     headers: Mapping[Path, tuple[Header, int]], reading: FileReading, *, tied: list[list[str]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields all tensors of the files, each in memory that is used again after the next one. Raises RequestError if two
-    names of a tied tensor have different numbers."""
+    """Yields all tensors of the files. A tensor is valid until the next one is requested, because its memory is used
+    again. Raises RequestError if two names of a tied tensor have different numbers."""
     places = {name: (file, at, entry) for file, (header, at) in headers.items() for name, entry in header.items()}
-
     largest = max(entry.num_bytes for _, _, entry in places.values())
     memory = cycle([torch.empty(largest, dtype=torch.uint8) for _ in range(AHEAD + 1)])  # new memory costs more time
 
@@ -301,7 +300,8 @@ def _tensors(
 
 
 def _read_through(folder: Path, reading: FileReading) -> None:
-    """Reads all weights, so that the model's own loader, which cannot give up, finds them in the system's cache."""
+    """Reads all weights once with `FileReading`. The model's own loader, which would wait for ever if a read hangs,
+    then finds them in the system's page cache."""
     for file in checkpoint_files([folder]):
         for _ in reading.pieces(file, begin=0, end=file.stat().st_size):
             pass

@@ -2,23 +2,24 @@
 that transformers provides, so a template has the same result here.
 
 A template is a program, and Jinja's sandbox limits neither its time nor its memory: three nested loops, or one
-`'a' * 10**10`, stop the process in which it is rendered. So there are two environments:
+`'a' * 10**10`, stop the process in which it is rendered. So a template is rendered in one of two ways:
 
-    `compiled`          without limits, for a process of its own (`render_process`)
-    `MeteredTemplate`   for the event loop: renders short prompts with the usual means of templates, and otherwise stops
+    `compiled`          without limits, in a process of its own (`render_process`)
+    `MeteredTemplate`   on the event loop, within a budget of cost (`BUDGET`) and of CPU time (`CPU_S`)
 
-The metered environment allows what is listed here, and raises `NeedsProcess` for everything else. Its rules bound time
-and memory together, whatever a template does:
+A metered template can use only what is listed here. Everything else, and the end of the budget, raises `NeedsProcess`.
+The rules bound time and memory for every template:
 
     loops, macros       each round costs its number of nodes, and the characters that it always outputs
     + ~ *               cost the size of their result, as do join, replace, tojson, and each output
-    numbers             `**` is not allowed, and numbers that do not fit into 64 bits are not
-    lists, dicts        cost the size of their elements, counted as often as they occur
-    methods             of str, dict and list whose result is not larger than the object; join and replace
-    functions           range costs its length; namespace, raise_exception and strftime_now
+    numbers             without `**`, and only numbers that fit into 64 bits
+    lists, dicts        cost the size of their elements, each counted as often as it occurs
+    methods             methods of str, dict and list whose result is not larger than the object; join and replace
+    functions           namespace, raise_exception and strftime_now; range, which costs its length
     filters             `FILTERS`, whose result is not larger than the value; join, map, replace and tojson
 
-Comparisons, tests, filters, slices and calls take a time that grows with the size of a value. Each checks the time.
+The time of comparisons, tests, filters, slices and calls grows with the size of a value, so the CPU time is checked
+before each of them.
 """
 
 import json
@@ -48,7 +49,7 @@ BUDGET: Final = 2**18
 CPU_S: Final = 0.02
 """Maximum CPU time of a metered rendering, in seconds."""
 MAX_SOURCE: Final = 2**15
-"""Maximum length of a template that is compiled in this process: the interpreter compiles its code in one step."""
+"""Maximum length of a metered template: the interpreter compiles its code in one step, which cannot be interrupted."""
 MAX_NUMBER: Final = 2**62
 ITEM_COST: Final = 8
 """Cost of an element of a container, or of a number."""
@@ -88,7 +89,7 @@ VARIABLE_ARGUMENTS: Final = ("varargs", "kwargs")
 
 
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""All errors that a template can raise: its own errors, and Python's errors for unexpected values."""
+"""All errors that a template can raise: Jinja's errors, and Python's errors for unexpected values."""
 
 
 class NeedsProcess(BaseException):
@@ -167,7 +168,8 @@ metered = lru_cache(maxsize=32)(MeteredTemplate)
 
 
 class MeteredCode(CodeGenerator):
-    """Generates code that checks the time before everything that takes a time in the size of a value."""
+    """Generates code that checks the CPU time before each operation whose time grows with the size of a value, and
+    counts the size of each result that can be larger than its operands."""
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
         self._checked(super().visit_Compare, node, frame=frame, is_fast=_is_fast(node))
@@ -215,7 +217,7 @@ class MeteredCode(CodeGenerator):
             super().visit_Tuple(node, frame)
 
     def _checked(self, visit: Callable[[Any, Frame], None], node: nodes.Node, *, frame: Frame, is_fast: bool) -> None:
-        self.write("(" if is_fast else "(environment.check() or ")
+        self.write("(" if is_fast else "(environment.check() or ")  # `check` returns None
         visit(node, frame)
         self.write(")")
 
@@ -226,7 +228,8 @@ class MeteredCode(CodeGenerator):
 
 
 class MeteredEnvironment(ChatEnvironment):
-    """An environment whose templates stop when they exceed a limit, or do something that is not known to be cheap."""
+    """An environment whose templates raise NeedsProcess when they exceed the budget, or use an operation that is not
+    known to be cheap."""
 
     code_generator_class = MeteredCode
     intercepted_binops = _words("+ - * / // % **")
@@ -234,7 +237,11 @@ class MeteredEnvironment(ChatEnvironment):
     def __init__(self) -> None:
         super().__init__(finalize=self.counted)
         self._left = 0
-        self._until_s = self._cpu_end_s = 0.0
+        """The cost that the present rendering can still spend."""
+        self._cpu_end_s = 0.0
+        """CPU time of this thread at which the rendering stops."""
+        self._next_check_s = 0.0
+        """Wall time before which the CPU time cannot be spent, and is not read, because reading it takes longer."""
         allowed = {name: self.filters[name] for name in FILTERS}
         self.filters = dict.fromkeys(self.filters, _refuse) | allowed | METERED_FILTERS
 
@@ -254,19 +261,20 @@ class MeteredEnvironment(ChatEnvironment):
         return template
 
     def start(self, *, cpu_s: float) -> None:
+        """Starts a rendering with a new budget."""
         self._left = BUDGET
-        self._until_s = time.perf_counter() + cpu_s
+        self._next_check_s = time.perf_counter() + cpu_s
         self._cpu_end_s = time.thread_time() + cpu_s
 
     def check(self) -> None:
-        """Raises NeedsProcess if the time is over."""
-        if time.perf_counter() > self._until_s:
+        """Raises NeedsProcess if the CPU time is spent."""
+        if time.perf_counter() > self._next_check_s:
             if (left_s := self._cpu_end_s - time.thread_time()) <= 0:
                 raise NeedsProcess
-            self._until_s = time.perf_counter() + left_s  # this thread had to wait for a processor
+            self._next_check_s = time.perf_counter() + left_s  # this thread had to wait for a processor
 
     def spend(self, cost: int) -> None:
-        """Raises NeedsProcess if the budget is over."""
+        """Raises NeedsProcess if the budget is spent."""
         self._left -= cost
         if self._left < 0:
             raise NeedsProcess
@@ -299,7 +307,7 @@ class MeteredEnvironment(ChatEnvironment):
         return total
 
     def counted(self, value: Any) -> Any:
-        """Returns a value, whose size it spends."""
+        """Spends the size of a value, and returns the value."""
         self._left -= len(value) if type(value) is str else self.size(value)
         if self._left < 0:
             raise NeedsProcess
@@ -318,7 +326,8 @@ class MeteredEnvironment(ChatEnvironment):
             return reduce(partial(self.call_binop, context, "+"), parts)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Returns what the sandbox returns, for a dict without an exception for the attribute that it does not have."""
+        """Returns what the sandbox returns. For a key of a dict this is faster, because the sandbox first raises and
+        catches an AttributeError."""
         if type(obj) is dict and attribute not in DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
@@ -395,7 +404,7 @@ DICT_ATTRIBUTES: Final = frozenset(dir(dict))
 
 
 def _cost(node: nodes.Node) -> int:
-    """Returns the number of nodes in a loop or a macro, and of characters that it can output in each round."""
+    """Returns the cost of a round of a loop or a macro: its number of nodes, and of characters in its constants."""
     total = 0
     for inner in node.find_all(nodes.Node):
         text = getattr(inner, "data", None) or getattr(inner, "value", None)
@@ -436,7 +445,7 @@ def _replace(  # sizes: templates pass these by position
 def _metered_tojson(  # sizes: templates pass these by position
     context: nodes.EvalContext, value: object, ensure_ascii: bool = False, indent: Any = None
 ) -> str:
-    """Separators and sorted keys need the process."""
+    """Works like `_tojson` without separators and sorted keys, which need the process."""
     if not (indent is None or (type(indent) is int and indent <= MAX_INDENT)):
         raise NeedsProcess
     text = _tojson(value, ensure_ascii, indent)

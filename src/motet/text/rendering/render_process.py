@@ -1,12 +1,12 @@
 """Renders a chat template in a process of its own, under limits of time and memory (`process_limits`).
 
-1. The first prompt that needs the process starts it. It gets the source of the template, then one request at a time:
-   the variables, in the interpreter's own format, which has every value that JSON can contain.
-2. It sends the text, or the template's error.
-3. If it exceeds a limit, it is ended, and the next prompt starts another process.
+1. The first prompt that needs the process starts it. The process receives the source of the template, then the
+   variables of one prompt at a time, in marshal's format, which has every value that JSON can contain.
+2. For each prompt, it sends the text, or the template's error.
+3. If it exceeds a limit, it is killed, and the next prompt starts another process.
 
-The process ends with its standard input, at the latest when the server ends. A server that ends kills it, so that no
-request delays the end (`end_renderings`)."""
+The process ends at the end of its standard input, at the latest when the server ends. A server that shuts down kills
+it, so that no rendering delays the shutdown (`end_renderings`)."""
 
 import contextlib
 import functools
@@ -40,7 +40,7 @@ SOURCE, VARIABLES, TEXT, ERROR = b"s", b"v", b"t", b"e"
 
 
 started: dict["subprocess.Popen[bytes]", int] = {}
-"""The processes that were started and not ended, each with the id of the process that started it."""
+"""The processes that have not been ended, each with the id of the process that started it."""
 
 
 class RenderError(Exception):
@@ -55,12 +55,12 @@ class RenderProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pid = 0
-        """Id of the process that started it. The process of a forked server is not its own."""
+        """Id of the process that started `_process`: a fork of the server must not use it."""
 
     def render(self, variables: bytes) -> str:
-        """Returns the text. Blocks. `variables` are in marshal's format. Raises RenderError for an error of the
-        template, RequestError if it exceeds a limit, EngineClosedError if the server ends, and EngineError if the
-        process does not work."""
+        """Returns the text. Blocks. `variables`: in marshal's format (`marshalled`). Raises RenderError for an error of
+        the template, RequestError if it exceeds a limit, EngineClosedError if the server shuts down, and EngineError if
+        the process cannot run."""
         with self._lock:
             process = self._running() or self._start()
             timer = threading.Timer(TIMEOUT_S, process.kill)
@@ -156,8 +156,8 @@ def receive(stream: IO[bytes] | None) -> tuple[bytes, bytes]:
     return kind, content
 
 
-def as_plain(variables: dict[str, Any]) -> bytes:
-    """Returns variables in marshal's format, which does not have `Arguments`."""
+def marshalled(variables: dict[str, Any]) -> bytes:
+    """Returns variables in marshal's format. It does not have `Arguments`, which become plain dicts."""
     messages = variables["messages"]
     if any("tool_calls" in message for message in messages):
         variables = {**variables, "messages": [_with_calls(message, dict) for message in messages]}
@@ -165,7 +165,7 @@ def as_plain(variables: dict[str, Any]) -> bytes:
 
 
 def _with_calls(message: dict[str, Any], kind: type[dict[str, object]]) -> dict[str, Any]:
-    """Returns the message with the arguments of its calls as dicts of this type."""
+    """Returns the message with the arguments of its calls converted to `kind`."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -178,7 +178,7 @@ def _with_calls(message: dict[str, Any], kind: type[dict[str, object]]) -> dict[
 
 
 def main() -> None:
-    """Answers requests on standard input."""
+    """Renders the prompts that arrive on standard input."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # service managers send it to all processes of a server
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     limits = ProcessLimits(MEMORY_MB << 20)
