@@ -229,7 +229,7 @@ class ServerConfig:
     )
     key_share: tuple[str, ...] = limit(
         (),
-        "Weight of one API key's share of a worker, while clients want more than it has: KEY=WEIGHT; repeatable.",
+        "Weight of one API key if clients request more than a worker can do at once: KEY=WEIGHT; repeatable.",
         unset="1 for every key",
         read=weights_by_key,
         must="KEY=WEIGHT with a weight from 0.01 to 100, such as secret=2.5",
@@ -247,8 +247,8 @@ class ServerConfig:
     )
     max_open_answer_bytes: int = limit(
         2**31,
-        "Maximum memory for the answers of all open requests that are not streamed; an answer that grows above it ends "
-        "with 400, or with 503 if others take the memory.",
+        "Maximum memory for all answers that are not streamed. An answer that alone exceeds it ends with 400. If all "
+        "together exceed it, an answer of a client with more than an equal share ends with 503.",
         unit="bytes",
         minimum=1,
     )

@@ -190,8 +190,10 @@ class SglangRequest(RequestFields, StreamingFields):
             listed = 1 + self.top_logprobs_num + len(self.token_ids_logprob) if self.return_logprob else 0
             tokens = len(self.given.prompts) * self.sampling_params.n * (self.sampling_params.max_tokens or 0)
             if (num_bytes := tokens * (EVENT_TOKEN_BYTES + EVENT_LOGPROB_BYTES * listed)) > MAX_STREAMED_BYTES:
-                events = f"each event repeats its choice, and the last ones of {tokens} tokens (prompts x n x"
-                why = f"{events} 'max_new_tokens') have about {num_bytes} bytes; the maximum is {MAX_STREAMED_BYTES}"
+                size = f"{tokens} tokens (prompts x n x 'max_new_tokens') have about {num_bytes} bytes"
+                why = (
+                    f"each event repeats its choice, and the last events of {size}; the maximum is {MAX_STREAMED_BYTES}"
+                )
                 raise FieldError(invalid_value, "stream", f"{why}; /v1/completions streams more")
         return self
 
