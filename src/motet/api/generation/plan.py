@@ -149,7 +149,7 @@ def make_plan(
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
     options = replace(options, logprobs_mode=options.logprobs_mode or service.config.logprobs_mode)
     policy = _policy(sampling, options, max_top=service.config.max_logprobs)
-    client = rights.client_id or client_id_of(request.cache_salt or caller.address)
+    client = rights.client_id or client_id_of(caller.work_client)
     sampling_of = cache(partial(_sampling, fields=sampling, options=options, logit_bias=bias, policy=policy))
     groups = tuple(
         GenerateRequest(

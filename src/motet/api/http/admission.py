@@ -148,8 +148,7 @@ def rights_of(config: ServerConfig) -> Mapping[str, Rights]:
 
 
 def client_id_of(text: str) -> str:
-    """Returns a `GenerateRequest.client`. `text`: the API key of the request; without a key, its `cache_salt`, or the
-    address from which it was sent if it has no salt."""
+    """Returns a `GenerateRequest.client`. `text`: the API key of the request, or without one `Caller.work_client`."""
     return hashlib.sha256(b"motet share\0" + text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 

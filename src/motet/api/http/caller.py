@@ -30,14 +30,14 @@ class Caller:
     session_id: str
     """The client's `x-session-id`; empty without one."""
     client: str
-    """Name of the client whose limits apply. It contains the number of the client's API key, not the key itself."""
-    address: str = ""
-    """IP address of the other end of the connection; empty if it is not known."""
+    """Name of the client whose limits apply. It contains the number of the API key, not the key itself. All requests
+    without a key have one name."""
     body_bytes: int = 0
     work_size: int = 0
     """Size of the work of rendering and tokenising the body."""
     work_client: str = ""
-    """Client in whose turns long work for the request is done (`long_work`)."""
+    """Client in whose turns long work for the request is done (`long_work`). Without an API key, the request belongs to
+    this client also in the shares of workers."""
     span: RequestSpan = NO_REQUEST_SPAN
 
     async def in_thread_if_long(self, work: Callable[[], T], size: int | None = None) -> T:
@@ -67,7 +67,6 @@ def caller_of(
         trace,
         session_id=next(sessions, session_in_body),
         client=state.get("client", ANONYMOUS),
-        address=request.client.host if request.client is not None else "",
         body_bytes=len(body),
         work_size=work_size(body),
         work_client=work_client(request.scope, cache_salt),

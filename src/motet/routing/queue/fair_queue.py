@@ -28,9 +28,9 @@ priorities, a group of n choices that arrived at t, and first did not fit at f, 
     the size of the share, by their number and weights, and not by what they send or hold.
 
 So a group whose blocks are within its client's share starts at the latest when the client's groups before it have
-started and the client has no open choices on one of the workers. A larger group starts when its blocks are free, and
-other clients can keep blocks above their shares only until they are needed. Groups of a higher priority always start
-first, and can starve groups of a lower priority. This is intended.
+started and the client has no open choices on one of the workers. A larger group starts when its blocks are free: from
+f + PATIENCE_S on, other clients start groups before it only within their shares. Groups of a higher priority always
+start first, and can starve groups of a lower priority. This is intended.
 """
 
 from bisect import bisect_left, insort
