@@ -19,6 +19,7 @@ from motet.types import Usage
 
 StepT = TypeVar("StepT")
 UsedT = TypeVar("UsedT")
+ValueT = TypeVar("ValueT")
 
 Divide = Callable[[Sequence[StepT]], Iterable[Sequence[StepT]]]
 """Divides steps into parts, each for one `feed`. The feeds of all such answers share the time of an iteration of the
@@ -95,6 +96,20 @@ def divide_logprobs(plan: Plan) -> Divide[GroupStep] | None:
         return None
     size = max(1, FEED_LOGPROBS // max(1, listed))
     return lambda steps: ((part,) for step in steps for part in split_step(step, size))
+
+
+class OncePerPrompt(Generic[ValueT]):
+    """Makes a value once for each prompt, such as its encoded log-probabilities, because all choices repeat it. Keeps
+    only the value of the last prompt: answers are encoded prompt by prompt."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, ValueT] | None = None
+
+    def value(self, number: int, make: Callable[[], ValueT]) -> ValueT:
+        """Returns the value of the prompt with this number, which `make` makes once."""
+        if self._last is None or self._last[0] != number:
+            self._last = number, make()
+        return self._last[1]
 
 
 class NamedEvent(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from motet.api.generation.answer_writer import LOGPROB_BYTES, GroupsWriter, divide_logprobs
+from motet.api.generation.answer_writer import LOGPROB_BYTES, GroupsWriter, OncePerPrompt, divide_logprobs
 from motet.api.generation.json_pieces import EncodedJson, JsonArray, around_choices, encode_answer, encode_arrays
 from motet.api.generation.plan import Plan
 from motet.api.http.long_work import LONG_WORK
@@ -247,9 +247,7 @@ class CollectedAnswer:
         ]
         self.num_bytes = 0
         """Approximate memory of the events so far."""
-        self._ranked: tuple[int, EncodedJson] | None = None
-        """The last prompt whose log-probabilities were encoded, and their JSON: all choices of a completion repeat
-        them."""
+        self._prompt_logprobs = OncePerPrompt[EncodedJson]()
 
     def feed(self, steps: Sequence[GroupStep]) -> None:
         for step in steps:
@@ -268,11 +266,13 @@ class CollectedAnswer:
         report = self.groups[group].prompt
         if num_top is None or report is None or report.logprobs is None:
             return {}
-        if self._ranked is None or self._ranked[0] != group:
-            scored, ranked = report.logprobs, partial(ranked_logprobs, self.plan.served.tokenizer, num_top=num_top)
+        scored, ranked = report.logprobs, partial(ranked_logprobs, self.plan.served.tokenizer, num_top=num_top)
+
+        def encode() -> EncodedJson:
             arrays = encode_arrays(len(scored), lambda part: {PROMPT_LOGPROBS: ranked(scored[part])})
-            self._ranked = group, arrays[PROMPT_LOGPROBS].json()
-        return {PROMPT_LOGPROBS: self._ranked[1]}
+            return arrays[PROMPT_LOGPROBS].json()
+
+        return {PROMPT_LOGPROBS: self._prompt_logprobs.value(group, encode)}
 
     def reports(self) -> dict[str, object]:
         """Returns the field with the reports on groups with a policy, if there are any."""

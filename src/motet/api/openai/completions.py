@@ -9,7 +9,7 @@ from msgspec.json import encode as json_bytes
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import FormattedFields, check_named_logprobs
-from motet.api.generation.answer_writer import GroupsWriter, num_listed, usage_json, usage_shape
+from motet.api.generation.answer_writer import GroupsWriter, OncePerPrompt, num_listed, usage_json, usage_shape
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
 from motet.api.generation.group_schema import SteeredFields, check_keep
@@ -201,8 +201,7 @@ class CompletionTexts:
             for group, prompt in zip(plan.groups, body.prompt, strict=True):
                 shown = echo(self._tokenizer, group.prompt, skip_special_tokens=plan.rules.skip_special_tokens)
                 self._echoes.append(PromptEcho(prompt, shown.offsets) if isinstance(prompt, str) else shown)
-        self._scored: tuple[int, Mapping[str, JsonArray]] | None = None
-        """The last prompt whose log-probabilities were encoded, and their arrays, which all its choices repeat."""
+        self._prompt_logprobs = OncePerPrompt[Mapping[str, JsonArray]]()
 
     def prompt(self, group: int) -> str:
         """Returns the text of the prompt if it is repeated, else an empty text."""
@@ -213,14 +212,12 @@ class CompletionTexts:
         num_top = self._num_prompt_top
         if not self._echoes or num_top is None or report is None or report.logprobs is None:
             return None
-        if self._scored is None or self._scored[0] != group:
-            ids, scored, offsets = self._plan.groups[group].prompt, report.logprobs, self._echoes[group].offsets
+        ids, scored, offsets = self._plan.groups[group].prompt, report.logprobs, self._echoes[group].offsets
 
-            def entries(part: slice) -> CompletionLogprobs:
-                return self._form(ids[part], scored[part], offsets=offsets[part], num_top=num_top)
+        def entries(part: slice) -> CompletionLogprobs:
+            return self._form(ids[part], scored[part], offsets=offsets[part], num_top=num_top)
 
-            self._scored = group, encode_arrays(len(ids), entries)
-        return self._scored[1]
+        return self._prompt_logprobs.value(group, lambda: encode_arrays(len(ids), entries))
 
     def logprobs(self, group: int, event: ChoiceEvent) -> CompletionLogprobs | None:
         if self.num_top is None:

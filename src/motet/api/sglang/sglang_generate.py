@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from motet.api.generation.answer_writer import DONE, GroupsWriter, undivided
+from motet.api.generation.answer_writer import DONE, GroupsWriter, OncePerPrompt, undivided
 from motet.api.generation.collect import (
     BodyShape,
     BodyWriter,
@@ -109,8 +109,7 @@ class SglangBody(BodyShape):
         self._plan = plan
         self._request = body
         self._tokenizer = plan.served.tokenizer
-        self._prompt_scores: tuple[int, dict[str, object]] | None = None
-        """The last prompt whose log-probabilities were encoded, and their fields, which all its choices repeat."""
+        self._prompt_fields = OncePerPrompt[dict[str, object]]()
 
     def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
         opening, closing = (b"[", b"]") if self._request.in_list else (b"", b"")
@@ -165,10 +164,9 @@ class SglangBody(BodyShape):
             return {}
         prompt: dict[str, object] = {"input_token_logprobs": []}
         if self._request.scores_prompt and group.prompt is not None and group.prompt.logprobs is not None:
-            if self._prompt_scores is None or self._prompt_scores[0] != number:
-                first = self._plan.groups[number].prompt[0]
-                self._prompt_scores = number, self._prompt_logprobs(group.prompt.logprobs, first=first)
-            prompt = self._prompt_scores[1]
+            first = self._plan.groups[number].prompt[0]
+            encode = partial(self._prompt_logprobs, group.prompt.logprobs, first=first)
+            prompt = self._prompt_fields.value(number, encode)
         output = {**self._output_logprobs(()), **choice.logprob_fields()}
         return {**prompt, **output, "output_token_logprobs_length": choice.logprob_mean.count}
 
