@@ -36,6 +36,8 @@ MAX_TEXT_BYTES: Final = 32 * 2**20
 COMMAND: Final = (sys.executable, "-m", "motet.text.rendering.render_process")
 HEADER: Final = struct.Struct("<cI")
 """Header of each message: its kind, and the number of bytes that follow."""
+KILLED_CODE: Final = -getattr(signal, "SIGKILL", 1)
+"""Return code of a process that was killed, as after `TIMEOUT_S`."""
 SOURCE, VARIABLES, TEXT, ERROR = b"s", b"v", b"t", b"e"
 
 
@@ -129,7 +131,9 @@ def end_renderings() -> None:
 
 
 def _error_of(code: int) -> RequestError | EngineError:
-    if code in TOO_LONG_CODES:
+    if code == KILLED_CODE:
+        what = f"{TIMEOUT_S:g} s"
+    elif code in TOO_LONG_CODES:
         what = f"{CPU_S} s of CPU time"
     elif code == TOO_LARGE_CODE:
         what = f"{MEMORY_MB} MB of memory"
