@@ -31,8 +31,8 @@ class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
     paths: tuple[str, ...] = ()
     """Folders or files. Over HTTP, files in memory are uploaded before the order, one for each path."""
     base: str = ""
-    """Digest of the weights to which tensors of a part of the model are added, as reported by the engines that added
-    them before. Empty for the weights that serve."""
+    """For a checkpoint with some of the model's tensors: digest of the weights that have the other tensors, as reported
+    by the engines that have applied the checkpoint before. Empty means the weights that serve."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, *, base: str = "") -> "PrepareWeights":

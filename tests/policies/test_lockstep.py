@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.ids import RequestId
-from motet.policies.lockstep import LOGPROB_BYTES, TOKEN_BYTES, Lockstep
+from motet.policies.lockstep import WAITING_LOGPROB_BYTES, WAITING_TOKEN_BYTES, Lockstep
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport, TokenLogprob
 
 GROUP = RequestId("r")
@@ -48,7 +48,7 @@ def test_several_tokens_of_a_step_are_several_steps_each_with_its_log_probabilit
     lockstep = started(3)
     scores = tuple(TokenLogprob(token, -1.0, 1) for token in (5, 6))
     lockstep.feed(delta(ChoiceDelta(3, (5, 6), scores, STOP)))
-    assert lockstep.held_bytes == 2 * (TOKEN_BYTES + LOGPROB_BYTES)
+    assert lockstep.waiting_bytes == 2 * (WAITING_TOKEN_BYTES + WAITING_LOGPROB_BYTES)
     assert steps_of(lockstep) == [
         delta(ChoiceDelta(3, (5,), scores[:1])),
         delta(ChoiceDelta(3, (6,), scores[1:], STOP)),
@@ -60,9 +60,9 @@ def test_a_choice_that_has_been_ended_delays_no_other_and_gets_no_more_tokens() 
     lockstep.feed(delta(ChoiceDelta(0, (10, 11))))
     assert lockstep.next() is None
     lockstep.feed(delta(ChoiceDelta(2, (30,))))
-    assert lockstep.held_bytes == 3 * TOKEN_BYTES
+    assert lockstep.waiting_bytes == 3 * WAITING_TOKEN_BYTES
     lockstep.end(2)
-    assert lockstep.held_bytes == 2 * TOKEN_BYTES
+    assert lockstep.waiting_bytes == 2 * WAITING_TOKEN_BYTES
     lockstep.end(1)
     lockstep.feed(delta(ChoiceDelta(1, (20,))))
     assert steps_of(lockstep) == [delta(ChoiceDelta(0, (10,))), delta(ChoiceDelta(0, (11,)))]
@@ -109,7 +109,7 @@ def test_the_steps_do_not_depend_on_the_bundles(data: st.DataObject, lengths: Se
         if data.draw(st.booleans()):
             steps += steps_of(lockstep)
     steps += steps_of(lockstep)
-    assert lockstep.held_bytes == 0
+    assert lockstep.waiting_bytes == 0
     assert [[(one.index, *one.token_ids) for one in step.choices] for step in steps] == [
         [(index, 100 * index + place) for index, length in enumerate(lengths) if place < length]
         for place in range(max(lengths))

@@ -51,7 +51,7 @@ class AppliedCheckpoint:
     """The `model_digest` of engines that have applied it."""
     prepared: PreparedWeights
     base: str
-    """Digest of the weights to which it was added; empty for the weights of the start."""
+    """If it has some of the model's tensors: digest of the weights before it; empty for the weights of the start."""
 
     @property
     def complete(self) -> bool:
@@ -60,9 +60,9 @@ class AppliedCheckpoint:
 
 
 class WeightHistory:
-    """The checkpoints that a restarted engine must read: the last one with all tensors, and later ones with some
-    tensors, unless still later ones have all their tensors. Owned by `WeightUpdates`. Checkpoints in memory are kept as
-    long as a restarted engine needs them."""
+    """The checkpoints that a restarted engine must read: the last one with all tensors, and later ones with some of the
+    tensors. A checkpoint whose tensors are all in later checkpoints is left out. Owned by `WeightUpdates`. Checkpoints
+    in memory are kept as long as a restarted engine needs them."""
 
     def __init__(self) -> None:
         self.version: str = FIRST_VERSION
@@ -101,8 +101,8 @@ class WeightHistory:
             raise RequestError(f"{why}: send all tensors of the model", code=INVALID_WEIGHTS)
 
     def _needed_before(self, prepared: PreparedWeights) -> list[AppliedCheckpoint]:
-        """Returns the checkpoints that a restarted engine reads before these weights: not those whose tensors are all
-        replaced later."""
+        """Returns the checkpoints that a restarted engine must read before these weights. A checkpoint whose tensors
+        are all replaced later is left out."""
         replaced, needed = set(prepared.names), list[AppliedCheckpoint]()
         for earlier in reversed(self._applied):
             names = earlier.prepared.names

@@ -13,15 +13,13 @@ from motet.models.folder import weight_files
 from motet.models.memory_file import MemoryFile
 from motet.models.safetensors_header import ITEM_BYTES, MAX_HEADER_BYTES
 
-MAX_ITEM_BYTES = 4
-"""Bytes per element of the largest dtype that weights can have."""
-MAX_LARGE_HEADERS = 16
-"""Number of files of one checkpoint whose headers can all have the maximum size."""
+MAX_HEADERS_BYTES = 16 * MAX_HEADER_BYTES
+"""Maximum size of the headers of all files of one checkpoint."""
 
 
 def max_checkpoint_bytes(num_weights: int) -> int:
-    """Returns the maximum size of a checkpoint's files: this number of weights in float32."""
-    return num_weights * MAX_ITEM_BYTES + MAX_LARGE_HEADERS * MAX_HEADER_BYTES
+    """Returns the maximum size of a checkpoint's files with this number of weights: the size in float32."""
+    return num_weights * max(ITEM_BYTES.values()) + MAX_HEADERS_BYTES
 
 
 class TensorFacts(msgspec.Struct, frozen=True):

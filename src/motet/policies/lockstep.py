@@ -6,8 +6,8 @@ So decisions after a step are the same under any load, and however the engine bu
     engine    0: a b c . .      choice 1 was preempted      returned    a A | b B | c C
               1: A . . B C                                  step         1     2     3
 
-A choice that starts later joins with its first token at the next step. Choices can be ahead of the slowest one by all
-their tokens, as when the engine has no row for it, so the memory of the tokens that wait is counted.
+A choice that starts later joins with its first token at the next step. Choices can be ahead of the slowest choice by
+all their tokens, for example if the engine has no row for it. So the memory of the tokens that wait is counted.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from motet.ids import RequestId
 from motet.types import ChoiceDelta, GroupDelta, PromptReport
 
-TOKEN_BYTES, LOGPROB_BYTES = 130, 120
+WAITING_TOKEN_BYTES, WAITING_LOGPROB_BYTES = 130, 120
 """Approximate memory of a token that waits, and of each of its log-probabilities."""
 
 
@@ -27,7 +27,7 @@ class Lockstep:
         self._group = group
         self._held: dict[int, deque[ChoiceDelta]] = {}
         """Deltas of one token each that wait to be returned, for every running choice."""
-        self.held_bytes = 0
+        self.waiting_bytes = 0
         """Approximate memory of these deltas."""
         self._missing: set[int] = set()
         """Running choices whose next token has not arrived."""
@@ -43,7 +43,7 @@ class Lockstep:
 
     def end(self, index: int) -> None:
         """Removes a choice that ends at the current step. Its tokens after this step are dropped."""
-        self.held_bytes -= sum(map(_num_bytes, self._held.pop(index, ())))
+        self.waiting_bytes -= sum(map(_num_bytes, self._held.pop(index, ())))
         self._missing.discard(index)
 
     def feed(self, delta: GroupDelta) -> None:
@@ -52,9 +52,9 @@ class Lockstep:
         self._weight_version = delta.weight_version or self._weight_version
         for added in delta.choices:
             if (held := self._held.get(added.index)) is not None:
-                for delta_of_one in added.single_tokens():
-                    held.append(delta_of_one)
-                    self.held_bytes += _num_bytes(delta_of_one)
+                for single in added.single_tokens():
+                    held.append(single)
+                    self.waiting_bytes += _num_bytes(single)
                 if held:
                     self._missing.discard(added.index)
 
@@ -64,7 +64,7 @@ class Lockstep:
             return None
         step = [self._held[index].popleft() for index in sorted(self._held)]
         for delta in step:
-            self.held_bytes -= _num_bytes(delta)
+            self.waiting_bytes -= _num_bytes(delta)
             if delta.finish is not None:
                 self.end(delta.index)
             elif not self._held[delta.index]:
@@ -76,4 +76,4 @@ class Lockstep:
 
 
 def _num_bytes(delta: ChoiceDelta) -> int:
-    return TOKEN_BYTES + LOGPROB_BYTES * sum(1 + len(logprob.top) for logprob in delta.logprobs or ())
+    return WAITING_TOKEN_BYTES + WAITING_LOGPROB_BYTES * sum(1 + len(logprob.top) for logprob in delta.logprobs or ())

@@ -82,10 +82,16 @@ class SteeredStream(AsyncIterator[GroupDelta]):
     """A `GroupStream` that can be read again after its end if more choices have started."""
 
     def __init__(
-        self, engine: Engine, request: GenerateRequest, *, first: int, lockstep: bool, hold: Callable[[int], None]
+        self,
+        engine: Engine,
+        request: GenerateRequest,
+        *,
+        first: int,
+        lockstep: bool,
+        count_waiting_bytes: Callable[[int], None],
     ) -> None:
-        """Submits the first `first` choices at once. Raises the errors of `Engine.generate`. `hold`: called with the
-        memory of the tokens that wait for slower choices, in bytes. The reader gets its errors."""
+        """Submits the first `first` choices at once. Raises the errors of `Engine.generate`. `count_waiting_bytes`:
+        called with the memory of the tokens that wait for slower choices. The reader of the stream gets its errors."""
         self._engine = engine
         self._request = request
         self._waiting = deque(request.choices)
@@ -94,7 +100,7 @@ class SteeredStream(AsyncIterator[GroupDelta]):
         """Batch of each choice that has started, by index."""
         self._deltas = Merge[GroupDelta](HELD_DELTAS)
         self._lockstep = Lockstep(request.request_id) if lockstep else None
-        self._hold = hold
+        self._count_waiting_bytes = count_waiting_bytes
         self._prompt = PromptOnce()
         self._closing: asyncio.Task[None] | None = None
         self.start(first)
@@ -138,7 +144,7 @@ class SteeredStream(AsyncIterator[GroupDelta]):
             if self._lockstep is not None:
                 if (step := self._lockstep.next()) is not None:
                     return step
-                self._hold(self._lockstep.held_bytes)
+                self._count_waiting_bytes(self._lockstep.waiting_bytes)
             delta = await anext(self._deltas)
             if delta.prompt is not None:
                 delta = msgspec.structs.replace(delta, prompt=self._prompt.first(delta.prompt))

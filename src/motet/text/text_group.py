@@ -92,10 +92,10 @@ class TextGroup:
         rules: TextRules,
         policy: GroupPolicy | None = None,
         number: int = 0,
-        hold: Callable[[int], None] = lambda _: None,
+        count_waiting_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`number`: number of the prompt in its request. `hold`: see `SteeredStream`. Raises the errors of
-        `Engine.generate`."""
+        """`number`: number of the prompt in its request. `count_waiting_bytes`: see `SteeredStream`. Raises the errors
+        of `Engine.generate`."""
         indices = [start.index for start in request.choices]
         self._engine = engine
         self._request = request
@@ -112,7 +112,9 @@ class TextGroup:
         """The stream, if choices start later, or if steps are not the engine's."""
         if policy is not None and (policy.deterministic or policy.start is not None):
             first = policy.num_first(len(indices))
-            self._steered = SteeredStream(engine, request, first=first, lockstep=policy.deterministic, hold=hold)
+            self._steered = SteeredStream(
+                engine, request, first=first, lockstep=policy.deterministic, count_waiting_bytes=count_waiting_bytes
+            )
         self._stream: GroupStream | None = self._steered or engine.generate(request)
         """None once it is closed, so that its memory is freed before the request ends."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from motet.api.http.admission import ANONYMOUS, KeyLimits, KeySlot
+from motet.api.http.admission import ANONYMOUS, AnswerBytes, AnswerMemory
 from motet.errors import OverloadedError, RequestError
 from motet.testing.fake_engine import FakeGroup
 from motet.types import ChoiceDelta, ChoiceStart, GenerateRequest
@@ -35,37 +35,33 @@ def with_logprobs(path: str, *, n: int, num_top: int = 5, **fields: Any) -> dict
     return ROUTES[path] | fields
 
 
-def slot(limits: KeyLimits, client: str) -> KeySlot:
-    return KeySlot(limits, client, num_choices=1)
-
-
 def test_an_answer_above_the_limit_is_an_error_of_its_request() -> None:
-    limits = KeyLimits(max_requests=0, max_choices=0, max_answer_bytes=100)
-    answer = slot(limits, "a")
-    answer.hold(60)
-    answer.hold(100)
+    memory = AnswerMemory(100)
+    answer = AnswerBytes(memory, "a")
+    answer.set(60)
+    answer.set(100)
     with pytest.raises(RequestError, match="101 bytes, while this server keeps 100 bytes") as error:
-        answer.hold(101)
+        answer.set(101)
     assert error.value.code == "answer_too_large"
-    answer.leave()
-    answer.leave()
-    assert limits.answers.num_bytes == 0
+    answer.free()
+    answer.free()
+    assert memory.num_bytes == 0
 
 
 def test_one_client_cannot_take_the_memory_of_others() -> None:
-    limits = KeyLimits(max_requests=0, max_choices=0, max_answer_bytes=100)
-    greedy, other, second = slot(limits, "a"), slot(limits, "b"), slot(limits, "a")
-    greedy.hold(60)
-    second.hold(40)
-    other.hold(50)  # its share, although the memory is taken
+    memory = AnswerMemory(100)
+    greedy, other, second = (AnswerBytes(memory, client) for client in "aba")
+    greedy.set(60)
+    second.set(40)
+    other.set(50)  # its share, although the memory is taken
     for answer, num_bytes in ((greedy, 61), (other, 51)):
         with pytest.raises(OverloadedError, match="--max-open-answer-bytes"):
-            answer.hold(num_bytes)
-    greedy.leave()
-    other.hold(60)
-    second.leave()
-    other.leave()
-    assert limits.answers.num_bytes == 0
+            answer.set(num_bytes)
+    greedy.free()
+    other.set(60)
+    second.free()
+    other.free()
+    assert memory.num_bytes == 0
 
 
 @every_route

@@ -144,9 +144,9 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         return take_in_parts
 
     def _feed_and_count(self, steps: Sequence[StepT], usage: Callable[[], UsedT]) -> bytes:
-        """Feeds a writer that keeps the answer, and counts the answer's memory. Raises the errors of `KeySlot.hold`."""
+        """Feeds a writer that keeps the answer, and counts its memory. Raises the errors of `AnswerMemory.grow`."""
         data = self._writer.feed(steps, usage)
-        self._key_slot.hold(self._writer.held_bytes)
+        self._key_slot.answer_bytes.set(self._writer.held_bytes)
         return data
 
     async def _send_first(self, data: bytes) -> None:

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Generic, Self, TypeVar
 
 from motet.api.generation.plan import Plan
-from motet.api.http.admission import AdmissionSlot, KeySlot
+from motet.api.http.admission import AdmissionSlot, AnswerBytes
 from motet.api.http.request_spans import end_group_span, error_of, group_span_of
 from motet.api.known_groups import ChoiceReport, ChoiceState, KnownGroup, choice_state
 from motet.api.served import ServedModel, TextModel
@@ -156,8 +156,8 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         self._account: GroupAccount | None = None
         """None before `open`."""
         self._span: Span = NO_SPAN
-        self._held = KeySlot(service.key_limits, plan.client, num_choices=0)
-        """Counts the memory of tokens that wait for slower choices."""
+        self._waiting_bytes = AnswerBytes(service.key_limits.answers, plan.client)
+        """The memory of tokens that wait for slower choices."""
 
     def open(self, slot: AdmissionSlot) -> None:
         plan, served, number = self._plan, self._plan.served, self._number
@@ -171,7 +171,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
                 rules=plan.rules,
                 policy=plan.policy,
                 number=number,
-                hold=self._held.hold,
+                count_waiting_bytes=self._waiting_bytes.set,
             )
         self._account = GroupAccount.of_tokens(self._service, served, request=request, slot=slot, span=span)
         if self._text is not None:
@@ -238,7 +238,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
         async with AsyncExitStack() as closing:  # each step runs even if an earlier step fails
             if unused is not None:
                 closing.push_async_callback(self._plan.served.engine.release, unused, trace=request.trace)
-            closing.callback(self._held.leave)
+            closing.callback(self._waiting_bytes.free)
             if text is not None:
                 closing.push_async_callback(text.aclose)
             if self._account is None:

@@ -244,6 +244,27 @@ def answer_too_large(why: str, *, maximum: int, param: str | None = None) -> Req
     return RequestError(f"{message} {advice}.", param=param, code="answer_too_large")
 
 
+class AnswerBytes:
+    """The bytes of one answer in `AnswerMemory`."""
+
+    def __init__(self, memory: AnswerMemory, client: str | None) -> None:
+        """`client`: None for another Motet server."""
+        self._memory = memory
+        self._client = client or ANOTHER_SERVER
+        self._num_bytes = 0
+
+    def set(self, num_bytes: int) -> None:
+        """Counts the answer's bytes, which are `num_bytes` now. Raises the errors of `AnswerMemory.grow`."""
+        more, self._num_bytes = num_bytes - self._num_bytes, num_bytes
+        self._memory.grow(self._client, more, answer_bytes=num_bytes)
+
+    def free(self) -> None:
+        """Stops counting the answer. Can be called repeatedly."""
+        if self._num_bytes:
+            self._memory.free(self._client, self._num_bytes)
+            self._num_bytes = 0
+
+
 class KeySlot:
     """One request in the counts of its client."""
 
@@ -254,7 +275,7 @@ class KeySlot:
         self._num_choices = num_choices
         self._limited = client is not None
         self._entered = False
-        self._held_bytes = 0
+        self.answer_bytes = AnswerBytes(limits.answers, self.client)
 
     def enter(self) -> None:
         """Raises the errors of `KeyLimits.enter`."""
@@ -262,19 +283,12 @@ class KeySlot:
             self._limits.enter(self.client, self._num_choices)
             self._entered = True
 
-    def hold(self, num_bytes: int) -> None:
-        """Counts the answer's bytes, which are `num_bytes` now. Raises the errors of `AnswerMemory.grow`."""
-        more, self._held_bytes = num_bytes - self._held_bytes, num_bytes
-        self._limits.answers.grow(self.client, more, answer_bytes=num_bytes)
-
     def leave(self) -> None:
         """Stops counting the request. Can be called repeatedly, and without `enter`."""
         if self._entered:
             self._entered = False
             self._limits.leave(self.client, self._num_choices)
-        if self._held_bytes:
-            self._limits.answers.free(self.client, self._held_bytes)
-            self._held_bytes = 0
+        self.answer_bytes.free()
 
 
 def _above(what: str, client: str, *, now: int, more: int, limit: int) -> RequestError | OverloadedError:

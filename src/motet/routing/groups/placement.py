@@ -28,7 +28,7 @@ from motet.types import (
 
 logger = logging.getLogger(__name__)
 
-SCORE_BYTES, TOP_BYTES = 40, 20
+MAX_SCORE_BYTES, MAX_TOP_BYTES = 40, 20
 """Maximum sizes of the encoded score of a prompt token, without alternatives, and of an alternative."""
 
 
@@ -92,7 +92,7 @@ class ResponseCheck:
             return
         if len(parts) != -(-self._prompt_tokens // SCORES_PER_PART):
             raise WorkerFaultError("the worker left out log-probabilities of the prompt")
-        if max(map(len, parts)) > SCORES_PER_PART * (SCORE_BYTES + TOP_BYTES * num_top):
+        if max(map(len, parts)) > SCORES_PER_PART * (MAX_SCORE_BYTES + MAX_TOP_BYTES * num_top):
             raise WorkerFaultError("the worker sent more log-probabilities of the prompt than were requested")
         self._num_prompt_top = None  # on the first delta only
 
