@@ -118,7 +118,7 @@ class FunctionField(OpenSchema):
     name: FunctionName
     description: Annotated[str, UNICODE] | None = None
     parameters: JsonObject = Field(default_factory=dict)
-    """A JSON Schema of an object; empty for any object."""
+    """A JSON Schema of an object. Without one, the function has no parameters."""
     strict: bool = False
 
     @model_validator(mode="after")
@@ -127,6 +127,9 @@ class FunctionField(OpenSchema):
         if kind != "object":
             raise FieldError(partial(_no_object, kind=repr(kind)), "parameters", self.name)
         return self
+
+
+NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def _no_object(param: str, name: str, *, kind: str) -> RequestError:
@@ -148,7 +151,7 @@ class ToolField(OpenSchema):
         parameters = self.function.parameters
         return Tool(
             name=self.function.name,
-            parameters={"type": "object", **parameters} if parameters else {},
+            parameters={"type": "object", **parameters} if parameters else NO_PARAMETERS,
             strict=self.function.strict,
         )
 
