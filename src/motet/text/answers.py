@@ -48,6 +48,19 @@ class ReasoningRules:
     """True if reasoning is separated from the content. If not, it is content, but its tokens are counted."""
 
 
+class ForcedCalls(Enum):
+    """Where the grammar of a request allows only tool calls. Other text there is the start of a call."""
+
+    NOWHERE = auto()
+    """The request has no grammar with calls."""
+    AFTER_TAG = auto()
+    """After the opening tag of the format, and after the first character of calls without a tag."""
+    OR_JSON = auto()
+    """The answer is either calls or JSON."""
+    EVERYWHERE = auto()
+    """The answer has reasoning and calls, and nothing else."""
+
+
 @dataclass(frozen=True)
 class CallRules:
     """The tool calls in the answers of a request."""
@@ -56,6 +69,8 @@ class CallRules:
     callable: tuple[Tool, ...]
     parallel: bool = True
     """True if an answer can have several calls. If not, calls after the first one are dropped, as in vLLM."""
+    forced: ForcedCalls = ForcedCalls.NOWHERE
+    """An answer that is cut off before the arguments of a forced call start does not show the call."""
 
 
 def tagged_format(
@@ -101,8 +116,10 @@ class TaggedParser:
 
     def close(self, *, cut: bool) -> list[Part]:
         if self._reasoning is None or self._reasoning.ended:
-            return self._content.close(cut=cut)
-        return self._reasoning.close()
+            parts = self._content.close(cut=cut)
+        else:
+            parts = self._reasoning.close()
+        return without_content(parts) if cut and self._content.ends_in_forced_call(parts) else parts
 
 
 class ReasoningReader:
@@ -157,6 +174,9 @@ class ContentReader:
         self._bare = calls.rules.form.bare if calls else None
         """Character that opens a region of calls at the start of the text; None after the start."""
         self._region: CallRegion | None = None
+        self._tag = ""
+        """Tag that opened the region; empty if calls have no tags."""
+        self._has_content = False
         self._search = StopMatcher(ends)
         self._margins = Margins(after_tag=False, before_tag=ends.longest > 0)
 
@@ -164,7 +184,26 @@ class ContentReader:
         """Drops white space at the start of the next text, since a tag has been read."""
         self._margins = Margins(after_tag=True, before_tag=self._margins.before_tag)
 
+    def ends_in_forced_call(self, last: Sequence[Part]) -> bool:
+        """Returns True if the content in `last`, the parts held back at the end, is the start of a forced call."""
+        if self._calls is None:
+            return False
+        is_open, first_tag = self._region is not None, self._calls.rules.form.opening_tags[0]
+        match self._calls.rules.forced:
+            case ForcedCalls.AFTER_TAG:
+                return is_open and self._tag in ("", first_tag)
+            case ForcedCalls.OR_JSON:
+                text = "".join(part.text for part in last if isinstance(part, Content)).lstrip()
+                return not self._has_content and (text.startswith("<") or (is_open and self._tag == first_tag))
+            case forced:
+                return forced is ForcedCalls.EVERYWHERE
+
     def feed(self, text: str) -> list[Part]:
+        parts = self._feed(text)
+        self._has_content = self._has_content or any(isinstance(part, Content) for part in parts)
+        return parts
+
+    def _feed(self, text: str) -> list[Part]:
         parts: list[Part] = []
         while text:
             if self._region is not None:
@@ -198,7 +237,7 @@ class ContentReader:
         """Opens a region of calls, or drops a tag around the content. `tag`: empty if calls have no tags."""
         space = self._margins.close()
         if self._calls is not None and tag in ("", *self._calls.rules.form.opening_tags):
-            self._region = CallRegion(self._calls, space + tag)
+            self._region, self._tag = CallRegion(self._calls, space + tag), tag
         else:
             self.follow_tag()
 
@@ -359,6 +398,10 @@ class Margins:
         """Returns held white space at the end of the answer, where no tag follows."""
         held, self._held = self._held, ""
         return held
+
+
+def without_content(parts: Sequence[Part]) -> list[Part]:
+    return [part for part in parts if not isinstance(part, Content)]
 
 
 def _content(text: str) -> list[Part]:

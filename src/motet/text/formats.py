@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from motet.errors import ConfigError
-from motet.text.answers import CallRules, ReasoningRules, ReasoningState, tagged_format
+from motet.text.answers import CallRules, ForcedCalls, ReasoningRules, ReasoningState, tagged_format
 from motet.text.harmony import HARMONY, HARMONY_THINKING, harmony_format
 from motet.text.parts import AnswerFormat
 from motet.text.reasoning import GPT_OSS, ReasoningTags, tags_named, tags_of_template
@@ -116,12 +116,16 @@ class ModelFormats:
         *,
         continued: str = "",
         tools: ToolRules | None = None,
+        forced: ForcedCalls = ForcedCalls.NOWHERE,
         separate_reasoning: bool = True,
     ) -> AnswerFormat | None:
         """Returns the format of the answers to one chat prompt; None if answers are content only. `continued`: text of
         the assistant message that the answers continue; empty if they start a message. `tools`: None if no tool may be
-        called. Without `separate_reasoning`, reasoning is part of the content, but its tokens are counted."""
-        calls = None if self.tools is None or tools is None else CallRules(self.tools, tools.callable, tools.parallel)
+        called. `forced`: where the grammar of the request allows only calls. Without `separate_reasoning`, reasoning is
+        part of the content, but its tokens are counted."""
+        calls = None
+        if self.tools is not None and tools is not None:
+            calls = CallRules(self.tools, tools.callable, tools.parallel, forced)
         if self.harmony:
             return harmony_format(calls, self._special_in_calls)
         at_start, tags = self._reasoning_state(prompt, continued), self.reasoning

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
-from motet.text.answers import CallRegion, CallRules, ShownCalls
+from motet.text.answers import CallRegion, CallRules, ForcedCalls, ShownCalls, without_content
 from motet.text.parts import AnswerFormat, Content, Part, Reasoning
 from motet.text.stop_strings import StopMatcher, StopStrings
 from motet.text.tools.cursor import Cursor
@@ -126,6 +126,11 @@ class HarmonyParser:
             text = found.rest
 
     def close(self, *, cut: bool) -> list[Part]:
+        parts, forced = self._close(cut=cut), self._calls.rules.forced
+        is_forced = forced is ForcedCalls.EVERYWHERE or (forced is ForcedCalls.AFTER_TAG and self._region is not None)
+        return without_content(parts) if cut and is_forced else parts
+
+    def _close(self, *, cut: bool) -> list[Part]:
         parts = self._text(self._search.close())
         if self._region is not None:
             return parts + self._region.close(cut=cut)

@@ -22,6 +22,7 @@ from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import chat_logprobs
 from motet.text.parts import Content, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.text_group import GroupStep
+from motet.text.tools.tool_format import ToolMode
 from motet.types import Usage
 
 
@@ -70,10 +71,16 @@ def chat_writer(plan: Plan, body: ChatRequest, *, stream: bool) -> GroupsWriter:
     )
 
 
+def requires_call(body: ChatRequest) -> bool:
+    return body.tool_rules is not None and body.tool_rules.mode is ToolMode.REQUIRED
+
+
 class ChatBody(BodyShape):
     def __init__(self, plan: Plan, body: ChatRequest) -> None:
         self._tokenizer = plan.served.tokenizer
         self._request = body
+        self._no_content = None if requires_call(body) else ""
+        """Content of an answer without any text."""
 
     def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
         request = self._request
@@ -109,7 +116,7 @@ class ChatBody(BodyShape):
             calls.append({"id": call.id, "type": "function", "function": function})
         return {
             "role": "assistant",
-            "content": choice.content or (None if calls else ""),
+            "content": choice.content or (None if calls else self._no_content),
             # Some clients read one name of the field, some the other.
             **({"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}),
             **({"tool_calls": calls} if calls else {}),
@@ -142,7 +149,8 @@ class ChatChunks(ChunkShape):
         self._reasoning = body.include_reasoning
         self._calls = body.tool_rules is not None
         """True if an answer can have tool calls."""
-        self._undecided = {start.index for start in plan.groups[0].choices} if self._calls else set[int]()
+        undecided = self._calls and not requires_call(body)
+        self._undecided = {start.index for start in plan.groups[0].choices} if undecided else set[int]()
         """Choices without content and tool calls so far: their content can still become a string, or stay null."""
 
     def openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:

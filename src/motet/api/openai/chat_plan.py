@@ -22,6 +22,7 @@ from motet.api.service import Service
 from motet.errors import GrammarError, RequestError
 from motet.grammar.closed import closed_schema, closed_source
 from motet.log import ONCE_A_MINUTE
+from motet.text.answers import ForcedCalls
 from motet.text.prepare import PromptPreparer
 from motet.text.tools.grammar import json_rule
 from motet.text.tools.tool_format import ToolFormat, ToolMode, ToolRules
@@ -114,8 +115,6 @@ async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt
         return options
     formats, rules = options.context.served.formats, chat.tool_rules
     start = chat.messages[-1].text if chat.continue_final_message else ""
-    format = formats.for_request(prompt, continued=start, tools=rules, separate_reasoning=chat.separate_reasoning)
-    options = options if format is None else replace(options, format=format)
     caller, has_form = options.context.caller, chat.structured_outputs is not None or chat.response_format is not None
 
     def form_and_calls() -> tuple[AnswerForm | None, bool]:
@@ -124,6 +123,14 @@ async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt
 
     size = max(caller.work_size, len(chat.tools) * TOOL_CHARS) if has_form or chat.tools else 0
     form, calls = await caller.in_thread_if_long(form_and_calls, size)
+    format = formats.for_request(
+        prompt,
+        continued=start,
+        tools=rules,
+        forced=_forced_calls(chat, rules) if calls else ForcedCalls.NOWHERE,
+        separate_reasoning=chat.separate_reasoning,
+    )
+    options = options if format is None else replace(options, format=format)
     if form is None:
         return options
     thinking = formats.thinking(prompt, continued=start, calls=calls)
@@ -134,6 +141,13 @@ async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt
         if rules is not None:
             await _check_each(chat, rules, options=options)
         raise
+
+
+def _forced_calls(chat: ChatRequest, rules: ToolRules | None) -> ForcedCalls:
+    """Returns where the grammar of a request whose answers can have calls allows nothing else."""
+    if rules is not None and rules.mode is ToolMode.REQUIRED:
+        return ForcedCalls.EVERYWHERE
+    return ForcedCalls.AFTER_TAG if chat.form is None else ForcedCalls.OR_JSON
 
 
 async def _check_each(chat: ChatRequest, rules: ToolRules, *, options: RouteOptions) -> None:
