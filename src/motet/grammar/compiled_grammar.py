@@ -71,6 +71,11 @@ class Matcher:
         return GrammarError(f"The grammar cannot be followed any further: {_error_of(self.inner)}")
 
     @property
+    def accepting(self) -> bool:
+        """True if the tokens so far are a complete answer, although more can follow."""
+        return bool(self.inner.is_accepting())
+
+    @property
     def stopped(self) -> bool:
         """True if only end-of-sequence can follow; for a model without end-of-sequence, if nothing can follow."""
         return bool(self.inner.is_stopped())

@@ -3,6 +3,7 @@
 Log-probabilities need logits, so choices with log-probabilities sample every token. They are the reference.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from motet.types import ChoiceStart, Finish, FinishReason, GenerateRequest, Gram
 from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run
 from tests.engines.native.grammars import (
     FORM,
+    LONG,
     NUMBER,
     PERSON,
     STOP,
@@ -120,10 +122,12 @@ def test_a_run_ends_at_the_context_limit(model: Path) -> None:
 
 
 @pytest.mark.parametrize("min_tokens", [0, 60])
-def test_a_stop_token_inside_a_run_ends_its_choice(model: Path, min_tokens: int) -> None:
+@pytest.mark.parametrize("draft_tokens", [0, 4])
+def test_a_stop_token_inside_a_run_does_not_end_its_choice(model: Path, min_tokens: int, draft_tokens: int) -> None:
     request = form("g", 20, n=3, stop_token_ids=(token_of("x"),), min_tokens=min_tokens)
-    outcome = run(make_core(model, draft_tokens=0), [request])["g"]
-    assert {tokens[-1] for tokens in outcome.tokens.values()} == {token_of("x")}
+    outcome = run(make_core(model, draft_tokens=draft_tokens), [request])["g"]
+    for tokens in outcome.tokens.values():
+        assert json.loads(text_of(tokens[:-1]).rstrip("x"))["introduction"] == LONG
     assert_same(outcome, sampled_fully(make_core(model, draft_tokens=0), request))
 
 

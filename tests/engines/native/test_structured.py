@@ -170,7 +170,7 @@ def test_a_choice_does_not_end_before_it_must_if_the_request_forbids_it(model: P
     assert set(held.finish.values()) == {STOP}
 
 
-def test_a_stop_token_ends_a_choice_only_where_its_grammar_allows_it(model: Path) -> None:
+def test_a_stop_token_ends_a_choice_only_where_its_grammar_allows_the_end(model: Path) -> None:
     five, letter = token_of("5"), token_of("a")
     bias = {five: 5.0, letter: 100.0}
     requests = [
@@ -178,10 +178,11 @@ def test_a_stop_token_ends_a_choice_only_where_its_grammar_allows_it(model: Path
         group("h", prompt_of(20), n=6, grammar=NUMBER, stop_token_ids=(five,), logit_bias=bias, min_tokens=4),
     ]
     outcomes = run(make_core(model), requests)
-    assert Finish(FinishReason.STOP, five) in outcomes["g"].finish.values()
+    assert set(outcomes["g"].finish.values()) == {Finish(FinishReason.STOP, letter)}
+    assert Finish(FinishReason.STOP, five) in outcomes["h"].finish.values()
     for outcome in outcomes.values():
         for index, tokens in outcome.tokens.items():
-            assert letter not in tokens
+            assert letter not in tokens[:-1] and len(tokens) > 4
             assert five not in tokens[:-1] and (tokens[-1] == five) == (outcome.finish[index].stop_token_id == five)
     assert min(len(tokens) for tokens in outcomes["h"].tokens.values()) > 4
 

@@ -121,6 +121,7 @@ class GrammarMasks:
         bits = np.zeros((len(lanes), self._words), np.int32)
         failed = fill_masks([state.matcher for state in constrained if state.matcher is not None], bits)
         for row, state in enumerate(constrained):
+            _add_stop_tokens(bits[row], state, vocab_size=self._vocab_size)
             state.bias.mask_disallowed(bits[row])
             _remove_early_endings(bits[row], state, vocab_size=self._vocab_size)
             if row in failed:
@@ -150,6 +151,15 @@ class GrammarMasks:
         """Addends [256, 8] float32 for the logits of eight tokens, by the value of their byte in the bits."""
         allowed = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         return uploaded(np.where(allowed, np.float32(0), np.float32(-np.inf)), self._device)
+
+
+def _add_stop_tokens(bits: npt.NDArray[np.int32], state: ChoiceSampling, *, vocab_size: int) -> None:
+    """Adds the stop tokens to the mask `bits` [words] of a choice whose grammar allows the end."""
+    if state.params.stop_token_ids and state.can_end:
+        words = bits.view(np.uint32)
+        for token_id in state.params.stop_token_ids:
+            if token_id < vocab_size:
+                words[token_id // _WORD] |= np.uint32(1 << (token_id % _WORD))
 
 
 def _remove_early_endings(bits: npt.NDArray[np.int32], state: ChoiceSampling, *, vocab_size: int) -> None:

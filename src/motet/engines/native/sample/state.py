@@ -7,6 +7,7 @@ choice is resumed, its state is built again from its output tokens, and the choi
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +100,8 @@ class ChoiceSampling:
         if repetition or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
             self.counts = TokenCounts(prompt if repetition else PromptTokens(), output_tokens)
         self.matcher = matcher
+        self.within_form = False
+        """True if the last token is a stop token that does not end the choice, because its grammar allowed no end."""
         self.failure: str | None = None
         """Reason why no further token can be sampled, from its grammar. None if sampling can continue."""
         self._eos_token_ids = eos_token_ids
@@ -119,12 +122,20 @@ class ChoiceSampling:
         """True if the grammar allows no further token, and the model has no end-of-sequence token."""
         return self.matcher is not None and not self._eos_token_ids and self.matcher.stopped
 
+    @property
+    def can_end(self) -> bool:
+        """True if the choice has no grammar, or its output tokens are a complete answer."""
+        return self.matcher is None or self.matcher.accepting
+
     def append(self, token_id: int) -> None:
         """Updates the state after an output token. Must be called for every output token, including the last."""
         self.num_output_tokens += 1
         if self.counts is not None:
             self.counts.add(token_id)
+        self.within_form = token_id in self.params.stop_token_ids and not self.can_end
         if self.matcher is not None and token_id not in self._eos_token_ids:
+            if token_id in self.params.stop_token_ids and not self.within_form:
+                return  # the choice ends
             try:
                 self.matcher.consume(token_id)
             except GrammarError as error:  # reported only if another token is sampled
@@ -139,9 +150,10 @@ class ChoiceSampling:
         shorter than the actual sequence of forced tokens."""
         if self.matcher is None or self.failure or self.params.allowed_token_ids:
             return []
+        stop_ids = self.params.stop_token_ids
         if self.matcher.stopped:
-            return [*self._eos_token_ids] if len(self._eos_token_ids) == 1 else []
-        return self.matcher.forced()
+            return [*self._eos_token_ids] if len(self._eos_token_ids) == 1 and not stop_ids else []
+        return [*takewhile(lambda token_id: token_id not in stop_ids, self.matcher.forced())]
 
     def after(self, token_id: int) -> "ChoiceSampling | None":
         """Returns a copy of the state after one more token, or None if the grammar does not allow this token."""
@@ -160,11 +172,14 @@ class ChoiceSampling:
         self.failure = self.failure or reason
 
     def forbidden_ids(self) -> tuple[int, ...]:
-        """Returns the tokens that must not end the choice now: before `min_tokens`, all tokens that can end it. A
-        grammar that allows only these tokens has precedence over `min_tokens` and `ignore_eos`."""
+        """Returns the tokens that must not end the choice now: before `min_tokens`, all tokens that can end it; before
+        the end of its grammar, stop tokens. A grammar that allows only these tokens has precedence."""
         if self.num_output_tokens < self.params.min_tokens:
             return self._ending_ids
-        return self._eos_token_ids if self.matcher is not None and self.params.ignore_eos else ()
+        if self.matcher is None:
+            return ()
+        stop_ids = () if not self.params.stop_token_ids or self.can_end else self.params.stop_token_ids
+        return (*stop_ids, *self._eos_token_ids) if self.params.ignore_eos else stop_ids
 
 
 class TokenCounts:

@@ -193,13 +193,14 @@ class Commit:
         process finds them, and then stops the choice.
 
         End-of-sequence and stop tokens cannot be sampled before `min_tokens`. A choice with a grammar and `ignore_eos`
-        samples end-of-sequence only if the grammar allows nothing else. Neither needs a check here."""
+        samples end-of-sequence only if the grammar allows nothing else. Neither needs a check here. Where a grammar
+        allows only stop tokens before its end, they are text and do not end the choice."""
         sampling, output_tokens = sequence.group.request.sampling, sequence.output_tokens
         if sequence.sampling.complete:
             return Finish(FinishReason.STOP)
         if output_tokens[-1] in self.eos_token_ids and (not sampling.ignore_eos or sampling.grammar is not None):
             return Finish(FinishReason.STOP)
-        if output_tokens[-1] in sampling.stop_token_ids:
+        if output_tokens[-1] in sampling.stop_token_ids and not sequence.sampling.within_form:
             return Finish(FinishReason.STOP, output_tokens[-1])
         num_tokens = len(sequence.group.prompt) + len(output_tokens)
         if len(output_tokens) >= sampling.max_tokens or num_tokens >= self.max_model_len:
