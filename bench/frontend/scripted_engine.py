@@ -7,7 +7,7 @@ as a group waits. With bursts, a number of pulses follow each other at once, and
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -63,7 +63,9 @@ class PulsedEngine(FakeEngine):
         super().__init__(lambda request, start: tokens, info=info)
         self.died = asyncio.Event()
         self.pulse = pulse
-        self.steps = cache(lambda indices, max_tokens, scored: scripted(tokens, indices, max_tokens, scored=scored))
+        self.steps = cache(
+            lambda indices, max_tokens, scored: ScriptedSteps(tokens, indices, max_tokens=max_tokens, scored=scored)
+        )
 
     def generate(self, request: GenerateRequest) -> "PulsedGroup":
         group = PulsedGroup(self, request)
@@ -97,17 +99,25 @@ class PulsedGroup(FakeGroup):
             raise StopAsyncIteration from None
 
 
-def scripted(
-    tokens: Sequence[int], indices: Sequence[int], max_tokens: int, *, scored: bool = False
-) -> list[tuple[ChoiceDelta, ...]]:
-    """Returns the deltas of the choices for each step, with a log-probability for each token if `scored` is set."""
+class ScriptedSteps:
+    """The deltas of the choices for each step, with a log-probability for each token if `scored` is set. The deltas of
+    a step are made when the first group takes it, and kept: making all at once would hold the event loop for 50 ms."""
 
-    ids = list(itertools.islice(itertools.cycle(tokens), max(indices) * STRIDE + max_tokens))
-    end = Finish(FinishReason.LENGTH)
+    def __init__(self, tokens: Sequence[int], indices: Sequence[int], *, max_tokens: int, scored: bool) -> None:
+        self._tokens = tokens
+        self._indices = indices
+        self._max_tokens = max_tokens
+        self._scored = scored
+        self._made: list[tuple[ChoiceDelta, ...]] = []
 
-    def delta(index: int, step: int) -> ChoiceDelta:
-        token_id = ids[index * STRIDE + step]
-        logprobs = (TokenLogprob(token_id, -LOGPROB * (step + 1), 1),) if scored else None
-        return ChoiceDelta(index, (token_id,), logprobs, end if step == max_tokens - 1 else None)
+    def __iter__(self) -> Iterator[tuple[ChoiceDelta, ...]]:
+        for step in range(self._max_tokens):
+            if step == len(self._made):
+                self._made.append(tuple(self._delta(index, step) for index in self._indices))
+            yield self._made[step]
 
-    return [tuple(delta(index, step) for index in indices) for step in range(max_tokens)]
+    def _delta(self, index: int, step: int) -> ChoiceDelta:
+        token_id = self._tokens[(index * STRIDE + step) % len(self._tokens)]
+        logprobs = (TokenLogprob(token_id, -LOGPROB * (step + 1), 1),) if self._scored else None
+        finish = Finish(FinishReason.LENGTH) if step == self._max_tokens - 1 else None
+        return ChoiceDelta(index, (token_id,), logprobs, finish)

@@ -13,7 +13,7 @@ from bench.frontend.__main__ import main
 from bench.frontend.costs import ApiCost, BurstGaps, FrontendReport, FrontendRow, best_of, percentile
 from bench.frontend.part_costs import engine_us, group, pipe_us
 from bench.frontend.raw_client import LoadCase, RawClients, Received, request_bytes
-from bench.frontend.scripted_engine import Pulse, PulsedEngine, scripted
+from bench.frontend.scripted_engine import Pulse, PulsedEngine, ScriptedSteps
 from motet.models.smollm2 import Smollm2
 from motet.settings.server_config import cache_folder, environment
 from motet.types import Finish, FinishReason
@@ -108,7 +108,7 @@ def test_a_missing_token_is_noticed() -> None:
 
 
 def test_scripted_choices_start_in_different_places_and_end_together() -> None:
-    steps = scripted(range(10), indices=(0, 1), max_tokens=3)
+    steps = [*ScriptedSteps(range(10), (0, 1), max_tokens=3, scored=False)]
     assert [[delta.token_ids for delta in step] for step in steps] == [[(0,), (7,)], [(1,), (8,)], [(2,), (9,)]]
     assert [[delta.finish for delta in step] for step in steps] == [
         [None, None],

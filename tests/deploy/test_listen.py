@@ -205,12 +205,32 @@ def test_a_system_without_a_limit_of_descriptors_permits_all_connections(monkeyp
 
 
 @pytest.mark.slow
-def test_the_garbage_collector_skips_objects_that_were_there_at_the_start() -> None:
+@pytest.mark.anyio
+async def test_the_garbage_collector_skips_objects_that_were_there_at_the_start() -> None:
     gc.collect()  # else most objects can be garbage of earlier tests
     tracked, frozen = len(gc.get_objects()), gc.get_freeze_count()
     favour_streams()
     assert gc.get_freeze_count() - frozen > tracked / 2
     assert len(gc.get_objects()) < tracked / 2
+
+
+@pytest.mark.slow
+def test_the_first_answer_loads_no_modules() -> None:
+    """The bug: it loaded anyio's backend, which held the event loop for 20 to 50 ms."""
+    code = """
+import anyio, asyncio, sys
+from motet.deploy.server import favour_streams
+
+async def main():
+    favour_streams()
+    loaded = set(sys.modules)
+    async with anyio.create_task_group():
+        pass
+    assert set(sys.modules) == loaded
+
+asyncio.run(main())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.slow
