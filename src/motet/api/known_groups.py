@@ -62,7 +62,7 @@ def choice_state(
     return ChoiceState.DROPPED
 
 
-class ChoiceReport(msgspec.Struct, frozen=True):
+class ChoiceReport(msgspec.Struct, frozen=True, gc=False):
     index: int
     state: ChoiceState
     tokens: int | None

@@ -153,6 +153,11 @@ class FormattedFields(Schema):
             raise FieldError(invalid_value, "structured_outputs", why, "response_format")
         return self
 
+    def planned(self) -> Self:
+        """Returns the request without the fields that only its plan reads and that can have thousands of objects. A
+        group holds its request as long as it runs or is kept, and full garbage collections visit all objects."""
+        return self.model_copy(update={"structured_outputs": None, "response_format": None})
+
     @property
     def form(self) -> AnswerForm | None:
         if self.response_format is not None:

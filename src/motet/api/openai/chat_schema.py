@@ -327,6 +327,9 @@ class ChatRequest(ChatPrompt, FormattedFields, SamplingFields, SteeredFields, Re
         """Returns the request without the fields about an answer, for a prefill."""
         return self.model_copy(update={"n": 1, "logprobs": False, "top_logprobs": None, "prompt_logprobs": None})
 
+    def planned(self) -> Self:
+        return super().planned().model_copy(update={"messages": [], "chat_template_kwargs": {}})
+
     @model_validator(mode="after")
     def check_top_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:

@@ -131,6 +131,7 @@ async def answer_completions(service: Service, body: CompletionRequest, *, reque
     async with request_context(service, body, caller=caller, num_choices=body.num_generated) as context:
         body = body.without_answer() if context.order else body
         plan = await plan_completions(service, body, context=context)
+        body = body.planned()
 
         def make_writer(plan: Plan, stream: bool) -> GroupsWriter:
             return completion_writer(plan, body, stream=stream)

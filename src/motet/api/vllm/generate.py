@@ -128,6 +128,11 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
         sampling = self.sampling_params.model_copy(update=unset)
         return self.model_copy(update={"sampling_params": sampling, "choices": None})
 
+    def planned(self) -> Self:
+        """See `FormattedFields.planned`."""
+        sampling = self.sampling_params.model_copy(update={"structured_outputs": None})
+        return self.model_copy(update={"sampling_params": sampling, "choices": None})
+
 
 def generate_router(service: Service) -> APIRouter:
     router = new_router()
@@ -138,6 +143,7 @@ def generate_router(service: Service) -> APIRouter:
         async with request_context(service, body, caller=caller, num_choices=body.num_choices) as context:
             body = body.without_answer() if context.order else body
             plan = await _plan(service, body, context=context)
+            body = body.planned()
 
             def make_writer(plan: Plan, stream: bool) -> GroupsWriter:
                 return tokens_writer(plan, body, stream=stream)
