@@ -1,11 +1,17 @@
 """Masks of several matchers, and the limits of their work."""
 
+import json
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 
 from motet.errors import GrammarError
-from motet.grammar.compiled_grammar import Grammars, fill_masks, mask_words
+from motet.grammar import compiled_grammar
+from motet.grammar.compiled_grammar import Grammars, Matcher, fill_masks, mask_words
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, grammars_of, lark, regex
+from tests.grammar.models import json as models_json
 
 pytestmark = pytest.mark.slow
 
@@ -30,33 +36,64 @@ def test_masks_can_be_filled_without_matchers() -> None:
     assert fill_masks([], np.zeros((0, WORDS), np.int32)) == {}
 
 
+def failing(matchers: Sequence[Matcher], tokens: Sequence[int]) -> dict[int, GrammarError]:
+    """Feeds tokens to all matchers until one of them fails, and returns the errors by row."""
+    out = np.zeros((len(matchers), WORDS), np.int32)
+    for token in tokens:
+        if failed := fill_masks(matchers, out):
+            return failed
+        for row, matcher in enumerate(matchers):
+            try:
+                matcher.consume(token)
+            except GrammarError as error:
+                return {row: error}
+    raise AssertionError("no matcher fails")
+
+
 def test_a_matcher_that_exceeds_a_limit_fails_alone() -> None:
     grammars = grammars_of()
     heavy = grammars.get(lark('start: (("a"{1,1000}){1,1000}){1,1000}')).matcher()
-    letter = TOKENIZER.encode("a")[0]
     light = grammars.get(regex("a*")).matcher()
-    out = np.zeros((2, WORDS), np.int32)
-    with pytest.raises(GrammarError, match="cannot be followed any further"):
-        for _ in range(100):
-            assert fill_masks([light, heavy], out) == {}
-            light.consume(letter)
-            heavy.consume(letter)
-    failed = fill_masks([light, heavy], out)
+    failed = failing([light, heavy], TOKENIZER.encode("a", add_special_tokens=False) * 100)
     assert list(failed) == [1]
     assert "cannot be followed any further" in failed[1].message
     assert light.inner.is_accepting()
-    assert out[0].any()
 
 
 @pytest.mark.parametrize(
     "source",
-    ["start: a a a a a a\na: b*\nb: c*\nc: /[a-z ]/*", 'start: a\na: a a | "e" | /[a-z ]/'],
+    ["start: a a a a a a\na: b*\nb: c*\nc: /[a-z ]/*", 'start: a\na: a a a | a a | "e" | /[a-z ]/'],
     ids=["empty parts", "pairs"],
 )
-def test_an_ambiguous_grammar_fails_before_its_masks_take_long(source: str) -> None:
-    matcher, out = grammars_of().get(lark(source)).matcher(), np.zeros((1, WORDS), np.int32)
-    for token in TOKENIZER.encode("the answer to the question " * 20):
-        if failed := fill_masks([matcher], out):
-            break
-        matcher.consume(token)
-    assert "Too many items" in failed[0].message
+def test_an_ambiguous_grammar_fails_before_its_masks_take_long(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_grammar, "MAX_TOKEN_S", 0.005)
+    matcher = grammars_of().get(lark(source)).matcher()
+    failed = failing([matcher], TOKENIZER.encode("the answer to the question " * 20))
+    assert "it is so ambiguous that a token takes more than 0.1 s" in failed[0].message
+    assert matcher.token_s < 0.1
+
+
+def test_the_lexer_of_choices_that_have_failed_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llguidance shares it between all matchers of a grammar."""
+    monkeypatch.setattr(compiled_grammar, "PARSER_LIMITS", LLParserLimits(step_lexer_fuel=2_000))
+    form = json.dumps({"type": "string", "pattern": "^(?:x|[ab]*[^x]{1,600}y)$"})
+    grammar = grammars_of().get(models_json(form))
+    first, second, third = (grammar.matcher(TOKENIZER.encode('"', add_special_tokens=False)) for _ in range(3))
+    failed = failing([first], TOKENIZER.encode("ab" * 40, add_special_tokens=False))
+    assert "lexer error" in failed[0].message
+    copy = second.copy()
+    for matcher in (second, copy, third, grammar.matcher(TOKENIZER.encode('"', add_special_tokens=False))):
+        for token in TOKENIZER.encode('x"', add_special_tokens=False):
+            assert fill_masks([matcher], np.zeros((1, WORDS), np.int32)) == {}
+            matcher.consume(token)
+        assert matcher.inner.is_accepting()
+
+
+def test_a_lexer_that_is_full_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_grammar, "PARSER_LIMITS", LLParserLimits(max_lexer_states=120))
+    grammar = grammars_of().get(regex("(?:abc|[b-z]{1,40}|a[a-z]{40,60})*"))
+    for letter in "bcdefghijk":
+        matcher = grammar.matcher()
+        for token in TOKENIZER.encode(letter * 30, add_special_tokens=False):
+            assert fill_masks([matcher], np.zeros((1, WORDS), np.int32)) == {}
+            matcher.consume(token)

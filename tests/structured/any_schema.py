@@ -1,4 +1,4 @@
-"""Small random schemas with all keywords that are enforced."""
+"""Small random schemas with all keywords that are enforced, or replaced by others that are."""
 
 from hypothesis import strategies as st
 
@@ -50,6 +50,17 @@ leaves: st.SearchStrategy[Schema] = st.one_of(
 )
 
 
+constants = st.lists(values, min_size=1, max_size=3).map(lambda found: {"enum": found})
+required = st.lists(st.sampled_from(NAMES), max_size=2, unique=True)
+simple_objects = of_type(
+    "object", properties=st.dictionaries(st.sampled_from(NAMES), constants, max_size=2), required=required
+)
+name_schemas: st.SearchStrategy[Schema] = st.one_of(
+    st.lists(st.sampled_from(NAMES), min_size=1, max_size=3).map(lambda found: {"enum": found}),
+    st.sampled_from(({"pattern": "^[ab]"}, {"maxLength": 1}, {"minLength": 2}, {"const": "a"}, {"type": "string"})),
+)
+
+
 def arrays(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
     return of_type(
         "array",
@@ -81,8 +92,48 @@ def combination(schema: Schema, keyword: str, parts: list[Schema]) -> Schema:
     return {**schema, keyword: parts}
 
 
+def conditional(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    """Generates schemas with keywords that are replaced. Many of them are refused, because they have a complement that
+    cannot be expressed."""
+    condition = inner | simple_objects
+    return st.one_of(
+        st.fixed_dictionaries({"if": condition}, optional={"then": inner, "else": inner}),
+        st.builds(lambda schema, part: {**schema, "not": part}, leaves, condition),
+        of_type(
+            "object",
+            properties=st.dictionaries(st.sampled_from(NAMES), leaves, max_size=2),
+            dependentRequired=st.dictionaries(st.sampled_from(NAMES), required, max_size=2),
+            dependentSchemas=st.dictionaries(st.sampled_from(NAMES), inner, max_size=1),
+            additionalProperties=st.booleans(),
+        ),
+        of_type(
+            "object",
+            properties=st.dictionaries(st.sampled_from(NAMES), leaves, max_size=2),
+            propertyNames=name_schemas,
+            additionalProperties=leaves | st.booleans(),
+            required=required,
+        ),
+        of_type(
+            "object",
+            properties=st.dictionaries(st.sampled_from(NAMES), leaves, max_size=2),
+            allOf=st.lists(simple_objects, min_size=1, max_size=2),
+            unevaluatedProperties=leaves | st.booleans(),
+        ),
+        of_type(
+            "array",
+            items=constants,
+            uniqueItems=st.booleans(),
+            contains=st.just(True) | constants,
+            minContains=st.integers(0, 2),
+            maxItems=counts,
+        ),
+    )
+
+
 def nested(leaf: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    return st.recursive(leaf, lambda inner: arrays(inner) | objects(inner) | combined(inner), max_leaves=5)
+    return st.recursive(
+        leaf, lambda inner: arrays(inner) | objects(inner) | combined(inner) | conditional(inner), max_leaves=5
+    )
 
 
 schemas = st.tuples(nested(leaves | st.just({"$ref": "#/$defs/part"})), nested(leaves)).map(

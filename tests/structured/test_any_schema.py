@@ -13,7 +13,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from motet.errors import GrammarError
-from motet.grammar.closed import closed_source
+from motet.grammar.schema.client_schema import closed_source
 from motet.types import Grammar, GrammarKind
 from tests.grammar.models import grammars_of
 from tests.property_settings import examples

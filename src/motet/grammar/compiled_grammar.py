@@ -14,6 +14,8 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
 from threading import Lock
 from typing import Final
 
@@ -22,9 +24,11 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from motet.errors import GrammarError
-from motet.grammar.grammar_source import llguidance_source, read_schema, schema_source
-from motet.grammar.json_schema import Path, SchemaPath, inner_schemas, schema_error
-from motet.grammar.limits import PARSER_LIMITS, compiled_mb, with_deep_stack
+from motet.grammar.grammar_source import llguidance_source, schema_source
+from motet.grammar.limits import MAX_TOKEN_S, PARSER_LIMITS, compiled_mb, with_deep_stack
+from motet.grammar.schema.client_schema import read_schema
+from motet.grammar.schema.keywords import Path, SchemaPath, dict_at, inner_schemas, schema_error
+from motet.grammar.schema.references import PREFIX
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind
 
@@ -32,34 +36,65 @@ MAX_CACHED_MB: Final = 512
 """Maximum memory of the compiled grammars that are cached for one model, estimated by `limits.compiled_mb`."""
 MAX_ERROR_CHARS: Final = 300
 """Maximum length of an error of llguidance, which can contain a complete grammar. Longer errors are truncated."""
-ONE_OF: Final = (
-    "it is not certain that the parts of 'oneOf' exclude one another; use 'anyOf', or make each part an object with a "
-    "required property that has a different string ('const') in each part"
+LEXER_ERROR: Final = "lexer error"
+"""Start of the errors after which no copy of a matcher can continue."""
+TOO_MANY_STATES: Final = "too many states"
+"""Part of the error of a lexer that all choices together have filled."""
+TOO_SLOW: Final = (
+    f"The grammar cannot be followed any further: it is so ambiguous that a token takes more than {MAX_TOKEN_S:g} s"
 )
-"""Message that replaces llguidance's error, which names an option that clients do not have."""
 MAX_TRIES: Final = 100
 """Maximum number of parts that the search for the invalid part of a schema compiles."""
 MAX_TRY_SECONDS: Final = 1.0
 """Maximum duration of this search."""
-ROOT_KEY: Final = "x-root-schema"
-"""Key under which a part of a schema contains the root schema, so that references in the part can be resolved."""
+WHOLE: Final = "whole-schema--"
+"""Name of the definition with the whole schema in a part of the schema, so that references in the part can be
+resolved."""
 
 
 class Matcher:
     """The position of one choice in its grammar. It is not thread-safe."""
 
-    def __init__(self, inner: LLMatcher) -> None:
-        self.inner = inner
+    def __init__(self, grammar: "CompiledGrammar", tokens: Sequence[int] = ()) -> None:
+        """Raises `GrammarError` if the grammar does not allow the tokens."""
+        self._grammar = grammar
+        self.tokens = list(tokens)
+        """The tokens so far."""
+        self.token_s = 0.0
+        """CPU time of the last token: to fill its mask, and to consume it."""
+        self._start()
+
+    def _start(self) -> None:
+        """Makes a new copy of the grammar's initial matcher, and consumes the tokens so far."""
+        self._lexer = self._grammar.lexer()
+        self.inner = self._lexer.initial.deep_copy()
         """llguidance's own matcher, for `fill_masks`."""
+        if self.tokens and not self.inner.consume_tokens(self.tokens):
+            raise GrammarError(f"The output tokens of the choice do not follow its grammar: {_error_of(self.inner)}")
 
     def consume(self, token_id: int) -> None:
         """Advances by an output token of the choice. The end-of-sequence token that ends a choice can be omitted.
         Raises `GrammarError` if the grammar does not allow the token, or has exceeded a limit."""
-        if not self.inner.consume_token(token_id):
+        start_s = time.thread_time()
+        consumed = self.inner.consume_token(token_id)
+        if not (consumed or (self._recover() and self.inner.consume_token(token_id))):
             raise self.error()
+        self.tokens.append(token_id)
+        self.token_s += time.thread_time() - start_s
+
+    def mask(self) -> bytes:
+        """Returns the bits of the tokens that can follow. They have no meaning if the matcher then has an error."""
+        start_s = time.thread_time()
+        bits = self.inner.compute_bitmask()
+        if self.inner.is_error() and self._recover():
+            bits = self.inner.compute_bitmask()
+        self.token_s = time.thread_time() - start_s
+        return bits
 
     def copy(self) -> "Matcher":
-        return Matcher(self.inner.deep_copy())
+        other = copy(self)
+        other.inner, other.tokens = self.inner.deep_copy(), [*self.tokens]
+        return other
 
     def forced(self) -> list[int]:
         """Returns the next tokens as long as the grammar allows only one token at each position. The list can end
@@ -80,20 +115,52 @@ class Matcher:
         """True if only end-of-sequence can follow; for a model without end-of-sequence, if nothing can follow."""
         return bool(self.inner.is_stopped())
 
+    def _recover(self) -> bool:
+        """Continues with another lexer if the error is not this choice's own: another choice has made the shared lexer
+        fail, or all choices together have filled it. Returns False if the error is this choice's own."""
+        error = _error_of(self.inner)
+        if not error.startswith(LEXER_ERROR):
+            return False
+        if not self._lexer.failed:
+            self._lexer.failed = True
+            if TOO_MANY_STATES not in error:
+                return False
+        failed = self.inner
+        try:
+            self._start()
+        except GrammarError:
+            self.inner = failed
+        return self.inner is not failed
 
-class CompiledGrammar:
-    """One grammar for one model. Immutable, therefore thread-safe."""
+
+class SharedLexer:
+    """An initial matcher. llguidance shares the lexer of a matcher with all copies: what one copy learns, the others
+    need not compute, and after an error of the lexer, all of them fail."""
 
     def __init__(self, initial: LLMatcher) -> None:
-        self._initial = initial
+        self.initial = initial
         """A matcher without any tokens."""
+        self.failed = False
+
+
+class CompiledGrammar:
+    """One grammar for one model. Thread-safe."""
+
+    def __init__(self, initial: LLMatcher, *, compile_again: Callable[[], LLMatcher]) -> None:
+        self._lexer = SharedLexer(initial)
+        self._compile_again = compile_again
+        self._lock = Lock()
+
+    def lexer(self) -> SharedLexer:
+        """Returns a lexer that has not failed. It can take the time to compile the grammar."""
+        with self._lock:
+            if self._lexer.failed:
+                self._lexer = SharedLexer(self._compile_again())
+            return self._lexer
 
     def matcher(self, output_tokens: Sequence[int] = ()) -> Matcher:
         """Makes a matcher for a choice with these output tokens. Raises `GrammarError` if they are not allowed."""
-        inner = self._initial.deep_copy()
-        if output_tokens and not inner.consume_tokens(list(output_tokens)):
-            raise GrammarError(f"The output tokens of the choice do not follow its grammar: {_error_of(inner)}")
-        return Matcher(inner)
+        return Matcher(self, output_tokens)
 
 
 class Grammars:
@@ -148,9 +215,10 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         vocabulary = self._built_vocabulary()
-        initial = _compiled(vocabulary, llguidance_source(grammar, self._special))
+        source = llguidance_source(grammar, self._special)
+        initial = _compiled(vocabulary, source)
         if not initial.is_error():
-            return CompiledGrammar(initial)
+            return CompiledGrammar(initial, compile_again=partial(_compiled, vocabulary, source))
         error = _error_of(initial)
         if grammar.kind is not GrammarKind.JSON:
             raise GrammarError(error)
@@ -181,11 +249,16 @@ def fill_masks(matchers: Sequence[Matcher], out: NDArray[np.int32]) -> dict[int,
 
     `out`: [len(matchers) or more, mask_words(vocab_size)] int32. All matchers are for one model. They run sequentially:
     a mask takes microseconds, and parallel threads are faster only from 64 masks on."""
+    errors: dict[int, GrammarError] = {}
     for row, matcher in enumerate(matchers):
         # For a model without end-of-sequence, llguidance gets an id for it after the last token, which can be in a word
         # that `out` does not have.
-        out[row] = np.frombuffer(matcher.inner.compute_bitmask(), np.int32)[: out.shape[1]]
-    return {row: matcher.error() for row, matcher in enumerate(matchers) if matcher.inner.is_error()}
+        out[row] = np.frombuffer(matcher.mask(), np.int32)[: out.shape[1]]
+        if matcher.inner.is_error():
+            errors[row] = matcher.error()
+        elif matcher.token_s > MAX_TOKEN_S:
+            errors[row] = GrammarError(TOO_SLOW)
+    return errors
 
 
 def _compiled(vocabulary: LLTokenizer, source: str) -> LLMatcher:
@@ -204,8 +277,6 @@ def _error_of(matcher: LLMatcher) -> str:
     """Returns the error of a matcher as one line, without the parser state that llguidance adds."""
     lines = matcher.get_error().removesuffix("<non-verbose/>").strip().split("\n")
     error = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
-    if "coerce_one_of" in error:
-        return ONE_OF
     return "no value is valid" if error.startswith("NoExtension") else error[:MAX_ERROR_CHARS]
 
 
@@ -221,7 +292,8 @@ def find_invalid_part(
     The search goes from the root down: if a schema inside a failing part fails alone, the search continues in that
     schema. It ends after `MAX_TRIES` parts or `MAX_TRY_SECONDS` with the deepest part found so far. `error_in` returns
     llguidance's error for a schema, or None if it compiles."""
-    root_value = _redirect_refs(root)
+    whole = _redirected(root)
+    defs = {**dict_at(whole, "$defs"), WHOLE: whole}
     deadline = clock() + MAX_TRY_SECONDS
     place, tries = SchemaPath((), root), MAX_TRIES
     while True:
@@ -232,8 +304,7 @@ def find_invalid_part(
             if tries == 0 or clock() > deadline:
                 return place.path, error
             tries -= 1
-            part = {key: _redirect_refs(value, key) for key, value in inner.schema.items()}
-            found = error_in({**part, ROOT_KEY: root_value})
+            found = error_in({**_redirected(inner.schema), "$defs": defs})
             if found is not None and (deeper is None or found == error):
                 deeper = SchemaPath((*place.path, *inner.path), inner.schema), found
             if found == error:
@@ -243,13 +314,17 @@ def find_invalid_part(
         place, error = deeper
 
 
-def _redirect_refs(value: object, key: str = "") -> object:
-    """Returns a schema, or the value of `key`, with every reference redirected to the root schema under `ROOT_KEY`."""
-    if key == "$ref" and isinstance(value, str):  # any other type: the schema of a property with this name
-        return f"#/{ROOT_KEY}" if value in ("#", "#/") else f"#/{ROOT_KEY}/{value[2:]}"
-    if isinstance(value, dict):
-        return {name: _redirect_refs(inner, name) for name, inner in value.items()}
-    return [_redirect_refs(inner) for inner in value] if isinstance(value, list) else value
+def _redirected(schema: Mapping[str, object]) -> dict[str, object]:
+    """Returns a schema whose references to the whole schema lead to the definition `WHOLE`."""
+
+    def inner(value: object, key: str) -> object:
+        if key == "$ref" and value == "#":
+            return PREFIX + WHOLE
+        if isinstance(value, dict):
+            return {name: inner(each, name) for name, each in value.items()}
+        return [inner(each, "") for each in value] if isinstance(value, list) else value
+
+    return {key: inner(value, key) for key, value in schema.items()}
 
 
 class _TokenizerAdapter:

@@ -17,8 +17,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-from motet.errors import GrammarError
-from motet.grammar.json_schema import inner_schemas, resolve_ref
+from motet.grammar.schema.keywords import inner_schemas
+from motet.grammar.schema.references import target_of
 
 MAX_FORCED: Final = 4_000
 """Maximum number of forced characters with forcing. They take two milliseconds per token at worst."""
@@ -111,7 +111,7 @@ def _reach_of_regex(regex: str) -> float:
     return len(regex) * math.prod(max(1.0, float(minimum)) for minimum in _MINIMUM.findall(regex))
 
 
-def _reach_of_schema(schema: object, root: object, *, known: dict[int, float]) -> float:
+def _reach_of_schema(schema: object, root: Mapping[str, object], *, known: dict[int, float]) -> float:
     """Returns an upper bound of the number of characters that a schema forces. `known`: results by the ids of schemas;
     infinity for a schema whose result is being computed, because it is recursive."""
     if not isinstance(schema, dict):
@@ -126,21 +126,13 @@ def _reach_of_schema(schema: object, root: object, *, known: dict[int, float]) -
     for pattern in (schema.get("pattern", ""), *schema.get("patternProperties", ())):
         reach += _reach_of_regex(pattern)
     for path, inner in inner_schemas(schema):
-        if path[0] not in ("$defs", "definitions"):
+        if path[0] != "$defs":
             reach += _reach_of_schema(inner, root, known=known)
     if "$ref" in schema:
-        reach += _reach_of_ref(schema["$ref"], root, known=known)
+        reach += _reach_of_schema(target_of(schema["$ref"], root), root, known=known)
     repeats = max(1.0, _minimum(schema, "minItems")) * max(1.0, _minimum(schema, "minProperties"))
     known[id(schema)] = reach * repeats
     return known[id(schema)]
-
-
-def _reach_of_ref(ref: str, root: object, *, known: dict[int, float]) -> float:
-    try:
-        found = resolve_ref((), root, ref=ref).schema
-    except GrammarError:
-        return math.inf
-    return _reach_of_schema(found, root, known=known)
 
 
 def _minimum(schema: Mapping[str, object], keyword: str) -> float:

@@ -19,9 +19,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from motet.errors import GrammarError
 from motet.grammar.forced import NO_FORCING, forces_much, schema_forces_much
-from motet.grammar.json_schema import TOO_DEEP, Multiples, check_schema, schema_error
-from motet.grammar.limits import MAX_LEVELS, MAX_SOURCE_CHARS, MAX_TEXT_CHARS
-from motet.grammar.rewrite import rewrite
+from motet.grammar.limits import MAX_LEVELS, MAX_SOURCE_CHARS, MAX_TEXT_CHARS, check_length
+from motet.grammar.schema.client_schema import has_open_object, read_schema
+from motet.grammar.schema.multiples import Multiples
 from motet.types import Grammar, GrammarKind, Thinking
 
 WHITESPACE = r" {1,2}|\r?\n[ \t]{0,40}"
@@ -49,7 +49,7 @@ _RULE = re.compile(r"^[ \t]*[!?]?[\w-]+(?:\.-?\d+)?(?:\[[^\]\n]*\]|\{[^}\n]*\})?
 def llguidance_source(grammar: Grammar, special: Mapping[str, int]) -> str:
     """Returns the source for llguidance. `special` maps the text of each special token to its id. Raises `GrammarError`
     for a grammar that is invalid or exceeds a limit."""
-    _check_length(grammar.source, MAX_SOURCE_CHARS)
+    check_length(grammar.source, MAX_SOURCE_CHARS)
     if grammar.kind is GrammarKind.JSON:
         answer = _schema_grammar(read_schema(grammar.source))
     else:
@@ -77,24 +77,6 @@ def _combined(*grammars: dict[str, object]) -> str:
     return msgspec.json.encode({"grammars": grammars}).decode()
 
 
-def read_schema(source: str, multiples: Multiples | None = None) -> Mapping[str, object]:
-    """Returns a JSON Schema that is safe for llguidance. Raises `GrammarError` with the path of the invalid part.
-    `multiples` has counted the other schemas of the same grammar."""
-    _check_length(source, MAX_SOURCE_CHARS)
-    try:
-        schema = msgspec.json.decode(source)
-    except RecursionError as exc:  # the depth at which it is raised depends on the interpreter
-        raise schema_error((), TOO_DEEP) from exc
-    except msgspec.DecodeError as exc:
-        raise GrammarError(f"it is not valid JSON: {exc}") from exc
-    if not isinstance(schema, dict):
-        raise GrammarError("it must be an object")
-    schemas, targets = check_schema(schema, multiples)
-    for inner in schemas:
-        rewrite(inner, targets)
-    return {key: value for key, value in schema.items() if key != "$schema"}
-
-
 def prepared_lark(lark: str, special: Mapping[str, int], *, rewrite_json: Callable[[str], str]) -> str:
     """Returns Lark that is safe for llguidance. Raises `GrammarError` if it exceeds a limit.
 
@@ -119,25 +101,26 @@ def prepared_lark(lark: str, special: Mapping[str, int], *, rewrite_json: Callab
     return "".join([*out, plain[-1]])
 
 
-def _check_length(text: str, maximum: int = MAX_TEXT_CHARS) -> None:
-    if len(text) > maximum:
-        raise GrammarError(f"it has {len(text)} characters; at most {maximum} are allowed")
-
-
 def _with_whitespace(schema: Mapping[str, object]) -> str:
-    return msgspec.json.encode({"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}).decode()
+    """Returns a schema in JSON with the options for llguidance. They are the last key: llguidance moves the last key to
+    their place, and the order of the keywords decides the order of the properties."""
+    given = schema.get("x-guidance", {"whitespace_pattern": WHITESPACE})
+    escapes = {"json_allowed_escapes": 'nrbtf\\"'} if has_open_object(schema) else {}
+    options = {"x-guidance": {**given, **escapes}} if isinstance(given, dict) else {}
+    without = {key: value for key, value in schema.items() if key != "x-guidance"}
+    return json.dumps({**without, **options}, ensure_ascii=False, separators=(",", ":"))
 
 
 def _lark(grammar: Grammar, special: Mapping[str, int]) -> str:
     """Returns a regular expression, a list of choices, Lark or GBNF as Lark."""
     match grammar.kind:
         case GrammarKind.REGEX:
-            _check_length(grammar.source)
+            check_length(grammar.source)
             return f"start: /{regex_to_lark(grammar.source, use_ascii='')}/"
         case GrammarKind.CHOICE:
             choices = msgspec.json.decode(grammar.source, type=list[str])
             for choice in choices:
-                _check_length(choice)
+                check_length(choice)
             # All choices are in one terminal: as alternatives of a rule, each would be a parser item.
             return f"start: CHOICE\nCHOICE: {' | '.join(map(_literal, choices))}"
         case _:

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from llguidance import LLParserLimits
 
+from motet.errors import GrammarError
 from motet.types import Grammar, GrammarKind
 
 MAX_SOURCE_CHARS: Final = 256 * 1024
@@ -26,6 +27,8 @@ MAX_NESTING: Final = 100
 MAX_LEVELS: Final = 500
 """Maximum number of levels of recursion: rules of a grammar and the groups in them, or the depths of a schema and of
 the schemas that it refers to."""
+MAX_SCHEMAS: Final = 20_000
+"""Maximum number of schemas inside a schema."""
 MAX_OPTIONAL: Final = 400
 """Maximum number of optional properties of one object. Any of them can come next, which takes four parser items
 each."""
@@ -37,14 +40,19 @@ MAX_DECIMALS: Final = 8
 """Maximum number of decimal places of `multipleOf`. With more, llguidance's 32-bit numbers overflow."""
 
 PARSER_LIMITS: Final = LLParserLimits(
-    max_items_in_row=2_000, step_max_items=5_000, step_lexer_fuel=30_000, max_lexer_states=20_000, verbose_errors=False
+    max_items_in_row=2_000,
+    step_max_items=20_000,
+    step_lexer_fuel=200_000,
+    max_lexer_states=20_000,
+    verbose_errors=False,
 )
-"""llguidance's limits for one token of one choice: a millisecond at worst, so that 128 choices cannot delay a step by
-much. The time grows faster than the number of items: 50,000 items take up to 170 ms. `MAX_OPTIONAL` needs up to 2,000
-items, most schemas fewer than 500.
+"""llguidance's limits for one token of one choice. They are high enough for every schema that people have (12 ms for
+the slowest token), and end what takes seconds. What is left of the time is limited by `MAX_TOKEN_S`.
 
-Each choice has its own lexer states. 20,000 states take 2 MB; llguidance's default limit is 250,000, which an answer of
-2,000 tokens could reach."""
+The choices of a grammar share lexer states; 20,000 of them take 2 MB. When they are full, choices get a new lexer."""
+MAX_TOKEN_S: Final = 0.1
+"""Maximum CPU time for one token of one choice, in seconds. The time for an ambiguous grammar grows with the length of
+the answer: 210 tokens of `a: a a a | "x"` take 0.1 s each."""
 
 LIGHT_CHARS: Final = {
     GrammarKind.JSON: 16 * 1024,
@@ -65,6 +73,12 @@ STACK_BYTES: Final = 256 * 1024 * 1024
 _starting = threading.Lock()
 """Held while a thread starts, since the stack size is a setting of the process."""
 T = TypeVar("T")
+
+
+def check_length(text: str, maximum: int = MAX_TEXT_CHARS) -> None:
+    """Raises `GrammarError` for a text with more characters."""
+    if len(text) > maximum:
+        raise GrammarError(f"it has {len(text)} characters; at most {maximum} are allowed")
 
 
 def is_heavy(grammar: Grammar) -> bool:

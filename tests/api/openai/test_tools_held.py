@@ -123,7 +123,7 @@ async def test_parameters_that_cannot_be_enforced_are_named(
     serve_tools: CallingServing, fields: dict[str, Any]
 ) -> None:
     served = await serve_tools(saying(PARIS))
-    wrong = {"type": "object", "properties": {"city": {"type": "string", "not": {"const": "x"}}}}
+    wrong = {"type": "object", "properties": {"city": {"type": "string", "not": {"pattern": "x"}}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": wrong}}
     response = await served.chat(tools=[WEATHER, tool], **fields)
     assert_error(response, status=400, param="tools[1].function.parameters")
@@ -141,7 +141,7 @@ async def test_tools_whose_grammar_would_be_too_large_are_refused(serve_tools: C
     parameters = {
         "type": "object",
         "properties": properties,
-        "$defs": {"b": {"type": "integer", "title": "x" * 1000}},
+        "$defs": {"b": {"enum": ["x" * 1000]}},
     }
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     error = (await served.chat(tools=[tool], tool_choice="required")).json()["error"]

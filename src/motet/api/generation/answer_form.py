@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from motet.api.generation.request_fields import SamplingFields, in_range
 from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unsupported_parameter
 from motet.api.http.schema import UNICODE, JsonObject, Neutral, Schema, TextOrObject, schema_text
-from motet.grammar.closed import closed_source
 from motet.grammar.limits import MAX_SOURCE_CHARS
+from motet.grammar.schema.client_schema import closed_source
 from motet.types import Grammar, GrammarKind
 
 ANY_OBJECT = '{"type":"object"}'

@@ -20,7 +20,7 @@ from motet.api.openai.chat_schema import ChatPrompt, ChatRequest, ToolField
 from motet.api.served import ServedModel
 from motet.api.service import Service
 from motet.errors import GrammarError, RequestError
-from motet.grammar.closed import closed_schema, closed_source
+from motet.grammar.schema.client_schema import closed_schema, closed_source
 from motet.log import ONCE_A_MINUTE
 from motet.text.answers import ForcedCalls
 from motet.text.prepare import PromptPreparer

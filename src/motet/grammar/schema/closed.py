@@ -17,19 +17,15 @@ According to the standard, an object can have any additional properties, and sma
 3. It closes each schema of step 1 that is not a part of another one.
 
 A schema that states itself which other properties are allowed (`DECIDING`) is unchanged: if one part does, all parts
-that apply to the same object stay as they are. Schemas are closed before they are checked, so invalid parts are left as
-they are for the check.
+that apply to the same object stay as they are. The schema is in the normal form.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-import msgspec
-
-from motet.errors import GrammarError
-from motet.grammar.json_schema import SchemaPath, dict_at, inner_schemas, list_at, resolve_ref
-from motet.grammar.limits import MAX_OPTIONAL, MAX_SOURCE_CHARS
+from motet.grammar.limits import MAX_OPTIONAL
+from motet.grammar.schema.keywords import Schema, SchemaPath, dict_at, inner_schemas, list_at
+from motet.grammar.schema.references import target_of
 
 MAX_WORK: Final = 10_000
 """Maximum number of parts and property names that are processed for one root schema. Objects beyond that stay open."""
@@ -38,28 +34,13 @@ COMBINING: Final = ("allOf", "anyOf", "oneOf")
 OBJECT_KEYWORDS: Final = frozenset(
     ["additionalProperties", "const", "enum", "minProperties", "patternProperties", "properties", "required"]
 )
-DECIDING: Final = ("additionalProperties", "const", "enum", "unevaluatedProperties")
+DECIDING: Final = ("additionalProperties", "const", "enum")
 """Keywords with which a schema itself decides which other properties are allowed."""
-Schema = dict[str, object]
 
 
-def closed_source(source: str) -> str:
-    """Returns a schema in JSON with its objects closed. A text that is not a JSON object is returned unchanged."""
-    if len(source) > MAX_SOURCE_CHARS:
-        return source
-    try:
-        schema = msgspec.json.decode(source, type=Schema)
-    except (msgspec.MsgspecError, RecursionError):
-        return source
-    _ObjectCloser(schema).run()
-    closed = msgspec.json.encode(schema).decode()
-    return closed if len(closed) <= MAX_SOURCE_CHARS else source
-
-
-def closed_schema(schema: Mapping[str, object]) -> Mapping[str, object]:
-    """Returns a copy of a schema with its objects closed."""
-    closed: Schema = json.loads(closed_source(json.dumps(schema, ensure_ascii=False)))
-    return closed
+def close_objects(root: Schema) -> None:
+    """Closes the objects of a schema in place."""
+    _ObjectCloser(root).run()
 
 
 class _ObjectCloser:
@@ -83,7 +64,7 @@ class _ObjectCloser:
             path, schema = waiting.pop()
             if not isinstance(schema, dict):
                 continue
-            if not path or path[0] not in (*COMBINING, "$defs", "definitions", "$ref"):
+            if not path or path[0] not in (*COMBINING, "$defs", "$ref"):
                 yield schema
             if id(schema) in visited:
                 continue
@@ -147,10 +128,6 @@ class _ObjectCloser:
         return members + self._referred(schema)
 
     def _referred(self, schema: Schema) -> list[Schema]:
-        """Returns the schema of a `$ref`; empty without a valid one."""
-        ref = schema.get("$ref")
-        try:
-            found = resolve_ref((), self._root, ref=ref).schema if isinstance(ref, str) else None
-        except GrammarError:
-            return []
+        """Returns the schema of a `$ref`; empty without one."""
+        found = target_of(str(schema["$ref"]), self._root) if "$ref" in schema else None
         return [found] if isinstance(found, dict) else []

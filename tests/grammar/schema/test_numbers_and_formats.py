@@ -1,4 +1,4 @@
-"""Parts of JSON Schema that llguidance does not enforce without rewriting."""
+"""Numbers are exact, and formats follow their standards or are annotations."""
 
 import json
 import re
@@ -9,8 +9,9 @@ from itertools import product
 import pytest
 
 from motet.errors import GrammarError
-from motet.grammar.grammar_source import read_schema
-from motet.grammar.rewrite import MAX_PARTS, NEXT_TO_ZERO, PATTERNS
+from motet.grammar.schema.client_schema import read_schema
+from motet.grammar.schema.formats import PATTERNS
+from motet.grammar.schema.numbers import NEXT_TO_ZERO
 from tests.grammar import models
 from tests.grammar.models import follows, grammars_of
 
@@ -64,9 +65,41 @@ def test_an_exclusive_bound_on_the_side_of_zero_becomes_the_next_number() -> Non
         '{"exclusiveMinimum":-1}',
         '{"exclusiveMaximum":1}',
         '{"type":"integer","exclusiveMinimum":10}',
-        '{"exclusiveMinimum":true}',
     ):
         assert read_schema(unchanged) == json.loads(unchanged)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", "maximum": 2**53 + 1}, f"{2**53} 7", f"{2**53 + 1} {2**53 + 2}"),
+        ({"type": "integer", "minimum": -(2**63)}, f"{-(2**63) + 1024} 5", f"{-(2**63)} {-(2**63) - 1}"),
+        ({"type": "integer", "minimum": 0, "maximum": 2**63 - 1}, f"0 {2**63 - 1024}", f"{2**63} -1"),
+        ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, "0 5", f"{2**64} -1"),
+        (number(minimum=-3.4e38, maximum=3.4e38), "1.5 -20", "1" + "0" * 39),
+        ({"const": 2**60}, str(2**60), str(2**60 + 1)),
+        ({"enum": [0.125, 123456789.012345]}, "0.125 123456789.012345", "123456789.012346"),
+    ],
+)
+def test_large_numbers_are_exact_or_inside_their_bounds(schema: Schema, good: str, bad: str) -> None:
+    assert [value for value in good.split() if not allows(schema, value)] == []
+    assert [value for value in bad.split() if allows(schema, value)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"const": 2**60 + 1}, f"at const: {2**60 + 1} cannot be generated exactly"),
+        ({"enum": ["a", {"b": [1234567890123456789]}]}, "at enum: 1234567890123456789 cannot be generated exactly"),
+        ({"const": 0.1234567890123456}, "at const: 0.1234567890123456 cannot be generated exactly"),
+        ({"const": 1e300}, "at const: 1e+300 cannot be generated exactly"),
+        ({"items": {"minimum": 2**64}}, f"at items.minimum: {2**64} is too far from 0"),
+    ],
+)
+def test_a_number_that_would_be_another_one_is_refused(schema: Schema, message: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        read_schema(json.dumps(schema))
+    assert refused.value.message.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -127,36 +160,11 @@ def test_a_format_applies_only_to_strings() -> None:
     assert allows(schema, "7") and allows(schema, '"2024-02-01"') and not allows(schema, '"2024-02-02"')
 
 
-CAT = {"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]}
-DOG = {"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}, "of": {"$ref": "#/$defs/pet"}}}
-REF_CAT, REF_DOG = {"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}
+@pytest.mark.parametrize("schema", [{"type": "integer", "format": "int64"}, {"type": "number", "format": "date"}])
+def test_a_format_next_to_another_type_is_an_annotation(schema: Schema) -> None:
+    assert allows(schema, "7")
 
 
-def pets(*parts: object, **dog: object) -> Schema:
-    defs = {"pet": {"oneOf": list(parts)}, "cat": CAT, "dog": {**DOG, "required": ["kind"], **dog}}
-    return {"$ref": "#/$defs/pet", "$defs": defs}
-
-
-def test_parts_of_one_of_can_be_references_with_different_kinds() -> None:
-    schema = pets(REF_CAT, REF_DOG, {"type": "null"})
-    assert allows(schema, '{"kind":"dog","of":{"kind":"cat"}}') and allows(schema, "null")
-    assert not allows(schema, '{"kind":"cow"}') and not allows(schema, "{}")
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        pets(REF_CAT, REF_CAT),
-        pets(REF_CAT, REF_DOG, required=[]),
-        pets(REF_CAT, REF_DOG, properties={"kind": {"enum": ["dog", "cat"]}}),
-        pets(REF_CAT, REF_DOG, properties={"kind": {"enum": ["dog", 1]}}),
-        pets(REF_CAT, REF_DOG, properties={"kind": {"type": "string"}}),
-        pets(REF_CAT, REF_DOG, {"type": "null"}, type=["object", "null"]),
-        pets(*[REF_CAT] * MAX_PARTS, REF_DOG),
-        {"oneOf": [{"type": "integer"}, {"type": "number"}]},
-    ],
-)
-def test_parts_that_can_overlap_are_refused_with_an_alternative(schema: Schema) -> None:
-    with pytest.raises(GrammarError, match="the parts of 'oneOf' exclude one another; use 'anyOf'") as refused:
-        GRAMMARS.get(models.json(json.dumps(schema)))
-    assert "coerce" not in refused.value.message
+@pytest.mark.parametrize("name", ["isbn", "regex", "uri-reference", "", "int32"])
+def test_a_format_that_is_not_known_is_an_annotation(name: str) -> None:
+    assert allows(text(format=name), '"any text"')

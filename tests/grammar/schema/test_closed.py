@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from motet.grammar.closed import MAX_WORK, closed_source
 from motet.grammar.limits import MAX_SOURCE_CHARS
+from motet.grammar.schema.client_schema import closed_source
+from motet.grammar.schema.closed import MAX_WORK
 from tests.grammar import models
 from tests.grammar.models import follows, grammars_of
 

@@ -1,0 +1,96 @@
+"""Replaces `oneOf`, which llguidance enforces only for parts that are obviously different, by `anyOf`.
+
+Parts that exclude one another (`disjoint`) stay as they are. Of two other parts, each gets the complement of the other
+one (`negation`).
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Final
+
+from motet.grammar.schema.disjoint import Disjointness, constrains
+from motet.grammar.schema.keywords import NARROWED, TYPES, Path, Schema, dict_at, inner_schemas, list_at, schema_error
+from motet.grammar.schema.negation import Complements, all_of
+from motet.grammar.schema.references import target_of
+
+ONE_OF: Final = (
+    "it is not certain that the parts of 'oneOf' exclude one another; use 'anyOf', or make each part an object with a "
+    "required property that has a different string ('const') in each part"
+)
+MANY: Final = 24
+"""Number of parts from which a property with a different constant in each part is searched for first."""
+
+
+def exclude_others(root: Schema) -> None:
+    """Replaces each `oneOf` in place. Raises `GrammarError` at one that has no replacement."""
+    disjointness, complements = Disjointness(root), Complements(root)
+    waiting: list[tuple[Path, object]] = [((), root)]
+    while waiting:
+        path, schema = waiting.pop()
+        waiting += [((*path, *inner.path), inner.schema) for inner in inner_schemas(schema)]
+        if not isinstance(schema, dict) or "oneOf" not in schema:
+            continue
+        parts = exclusive(list_at(schema, "oneOf"), disjointness=disjointness, complements=complements)
+        if parts is None:
+            raise schema_error((*path, "oneOf"), ONE_OF)
+        del schema["oneOf"]
+        if "anyOf" in schema:
+            schema["allOf"] = [*list_at(schema, "allOf"), {"anyOf": parts}]
+        else:
+            schema["anyOf"] = parts
+
+
+def exclusive(
+    parts: Sequence[object], *, disjointness: Disjointness, complements: Complements
+) -> Sequence[object] | None:
+    """Returns schemas for the values that exactly one of the parts allows; None if there are none."""
+    if len(parts) >= MANY and _has_discriminator(parts, disjointness):
+        return parts
+    root = disjointness.root
+    others: dict[int, list[int]] = {at: [] for at in range(len(parts))}
+    shared: dict[int, frozenset[str]] = {at: frozenset() for at in range(len(parts))}
+    """Types whose values are all allowed by the part and by another one."""
+    for pair in combinations(range(len(parts)), 2):
+        types = disjointness.common_types([parts[at] for at in pair])
+        all_shared = frozenset(name for name in types if not any(constrains(parts[at], name, root=root) for at in pair))
+        for one, other in (pair, pair[::-1]):
+            shared[one] |= all_shared
+            if types - all_shared:
+                others[one].append(other)
+    found: list[object] = []
+    for at, overlapping in others.items():
+        names = _closed_names(parts[at], root)
+        excluded = [complements.of(parts[other], names=names) for other in overlapping]
+        if any(each is None for each in excluded):
+            return None
+        found.append(all_of([parts[at], _without(shared[at]), *excluded]))
+    return found
+
+
+def _without(types: frozenset[str]) -> object:
+    """Returns a schema for the values of all other types. Numbers that are not integers are missing without integers,
+    because no schema allows exactly these."""
+    if not types:
+        return True
+    narrowed = "integer" in types and "number" not in types
+    others = sorted(TYPES - types - {"number" if narrowed else "integer"})
+    return {"type": others} | ({NARROWED: True} if narrowed else {})
+
+
+def _closed_names(part: object, root: Mapping[str, object]) -> Sequence[str] | None:
+    """Returns the names that properties of an object can have; None if they can have any."""
+    while isinstance(part, dict) and part.keys() == {"$ref"}:
+        part = target_of(str(part["$ref"]), root)
+    if not isinstance(part, dict) or part.get("additionalProperties") is not False or "patternProperties" in part:
+        return None
+    return [*dict_at(part, "properties")]
+
+
+def _has_discriminator(parts: Sequence[object], disjointness: Disjointness) -> bool:
+    """Returns True if all parts require a property, and its strings in each part differ from those in all others."""
+    labels = [disjointness.labels(part) for part in parts]
+    for name in set.intersection(*(set(each) for each in labels)):
+        texts = [each[name] for each in labels]
+        if len(frozenset[str]().union(*texts)) == sum(map(len, texts)):
+            return True
+    return False

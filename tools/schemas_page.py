@@ -1,0 +1,160 @@
+"""Generates docs/schemas.md: which keywords and formats of JSON Schema are enforced. The names and limits come from
+`motet.grammar`; a keyword without a text here, or a text without a keyword, is an error.
+
+Run: python tools/schemas_page.py          writes the page
+     python tools/schemas_page.py --check  fails if the page is out of date
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from motet.grammar.limits import MAX_DECIMALS, MAX_LEVELS, MAX_MULTIPLES, MAX_NESTING, MAX_OPTIONAL, MAX_SOURCE_CHARS
+from motet.grammar.schema.drafts import KEPT
+from motet.grammar.schema.formats import LLGUIDANCE, PATTERNS
+from motet.grammar.schema.keywords import NARROWED, NOT_ENFORCED
+from motet.grammar.schema.lowering import MAX_ARRAYS, MAX_DEPENDENT
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "schemas.md"
+ALWAYS = "yes"
+COMPLEMENT = (
+    "if the complement of its schema can be expressed: types, `const` and `enum` without arrays and objects, bounds, "
+    "lengths and counts, `required`, `properties`, `prefixItems`, `allOf`, `anyOf` and references"
+)
+HEAD = """\
+# JSON Schemas
+
+This page lists which parts of a JSON Schema are enforced in [structured output](api.md#structured-output) and in the
+parameters of tools. `python tools/schemas_page.py` generates it from `motet.grammar`.
+
+Schemas can have any draft from 4 to 2020-12. `$schema` names it; without `$schema`, a schema has draft 2020-12, and the
+keywords of earlier drafts are understood too. Keywords of later drafts are enforced in all drafts. A reference can
+lead to any place in the schema by a pointer, an `$anchor` or an `$id`, and to the metaschemas of the drafts. Other
+documents are not loaded.
+
+Whatever is not enforced is refused with a 400 that names the place and the keyword, because the schema would promise
+something that the answer might not have. Titles, descriptions, defaults and keywords that no draft has are annotations:
+they have no effect.
+
+An answer uses one notation of each value, so some valid texts are never generated: properties have the order of the
+schema, strings escape only what must be escaped, and numbers with bounds have no exponent.
+"""
+TAIL = f"""\
+## Limits
+
+| limit | |
+|---|---|
+| characters of a schema | {MAX_SOURCE_CHARS} |
+| nested arrays and objects | {MAX_NESTING} |
+| depths of a schema and of the schemas that it refers to, added up | {MAX_LEVELS} |
+| properties of an object that are not required | {MAX_OPTIONAL} |
+| sum of all different numbers in `multipleOf`, without their decimal points | {MAX_MULTIPLES} |
+| decimal places of `multipleOf` | {MAX_DECIMALS} |
+
+`python -m bench.schemas FOLDER` tries a folder of schemas and instances ([benchmarks](benchmarks.md)).
+"""
+KEYWORDS: Mapping[str, Mapping[str, str]] = {
+    "Any value": {
+        "type": ALWAYS,
+        "const": "yes. A number with a fraction can have 15 digits, and an integer must be exact as a 64-bit float",
+        "enum": "as `const`",
+        "allOf": ALWAYS,
+        "anyOf": ALWAYS,
+        "oneOf": (
+            "if its parts exclude one another: by types, constants, numbers, lengths, or properties and items that "
+            "exclude one another, also through references; or if the complements of overlapping parts can be expressed"
+        ),
+        "not": COMPLEMENT,
+        "if": "as `not`, for the schema of `if`",
+        "then": "as `if`",
+        "else": "as `if`",
+        "$ref": ALWAYS,
+        "$dynamicRef": "if only one schema has the anchor",
+        "$recursiveRef": "as `$dynamicRef`",
+    },
+    "Objects": {
+        "properties": ALWAYS,
+        "required": ALWAYS,
+        "additionalProperties": "yes. Objects are closed without it ([why](api.md#structured-output))",
+        "patternProperties": "if the patterns exclude one another, and none of their schemas is `false`",
+        "minProperties": "if all of `properties` are required; a duplicate key of an open object counts twice",
+        "maxProperties": "as `minProperties`",
+        "propertyNames": "`pattern`, `format`, lengths, `const` and `enum`, one of them, without `patternProperties`",
+        "dependentRequired": f"for up to {MAX_DEPENDENT} properties",
+        "dependentSchemas": f"for up to {MAX_DEPENDENT} properties",
+        "dependencies": "as `dependentRequired` and `dependentSchemas`",
+        "unevaluatedProperties": "next to `allOf` and `$ref`, but not to other keywords with schemas for the object",
+    },
+    "Arrays": {
+        "items": ALWAYS,
+        "prefixItems": ALWAYS,
+        "additionalItems": ALWAYS,
+        "minItems": ALWAYS,
+        "maxItems": ALWAYS,
+        "uniqueItems": (
+            f"for arrays of at most one item, and for items with a few constants. If there are more than {MAX_ARRAYS} "
+            "arrays, the constants have the order of the schema"
+        ),
+        "contains": "if it has the schema of `items`, or allows everything",
+        "minContains": "as `contains`",
+        "maxContains": "as `contains`",
+        "unevaluatedItems": "if no other keyword applies schemas to the array",
+    },
+    "Strings": {
+        "minLength": ALWAYS,
+        "maxLength": ALWAYS,
+        "pattern": "without look-around and backreferences, and without U+0000",
+        "format": "as [below](#formats)",
+    },
+    "Numbers": {
+        "minimum": "yes. From 2\\*\\*53 on, the bound is the next 64-bit float inside the range",
+        "maximum": "as `minimum`",
+        "exclusiveMinimum": "yes. With 0, the smallest number is 1e-20",
+        "exclusiveMaximum": "yes. With 0, the largest number is -1e-20",
+        "multipleOf": "within [limits](#limits)",
+    },
+}
+FORMATS = {
+    "date": "days of the calendar, years 0001 to 9999",
+    "time": "seconds up to 59 with at most 9 digits of a fraction, and an offset: `Z` or `+01:00`",
+    "date-time": "a date, `T` and a time",
+    "hostname": "at most 253 characters in labels of 63, none in Punycode (`xn--`)",
+}
+
+
+def page() -> str:
+    """Returns the text of the page."""
+    described = {keyword for section in KEYWORDS.values() for keyword in section}
+    if difference := described ^ (KEPT - {NARROWED, "x-guidance", *NOT_ENFORCED}):
+        raise ValueError(f"these keywords have a text or are enforced, but not both: {', '.join(sorted(difference))}")
+    return "\n".join([HEAD, *_keywords(), *_formats(), TAIL])
+
+
+def _keywords() -> Iterator[str]:
+    for title, section in KEYWORDS.items():
+        yield f"## {title}\n"
+        yield "| keyword | enforced |"
+        yield "|---|---|"
+        yield from (f"| `{keyword}` | {text} |" for keyword, text in section.items())
+        yield ""
+
+
+def _formats() -> Iterator[str]:
+    yield "## Formats\n"
+    yield "| format | enforced |"
+    yield "|---|---|"
+    for name in sorted({*PATTERNS, *LLGUIDANCE}):
+        yield f"| `{name}` | {FORMATS.get(name, ALWAYS)} |"
+    yield "| others, and every format next to a type other than `string` | no: an annotation, as the standard allows |"
+    yield ""
+
+
+def main() -> None:
+    if "--check" not in sys.argv:
+        PAGE.write_text(page())
+    elif PAGE.read_text() != page():
+        sys.exit("docs/schemas.md is out of date: run python tools/schemas_page.py")
+
+
+if __name__ == "__main__":
+    main()
