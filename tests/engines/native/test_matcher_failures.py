@@ -7,7 +7,7 @@ import pytest
 
 from motet.engines.native.core import EngineCore
 from motet.errors import GrammarError
-from motet.grammar.compiled_grammar import Matcher
+from motet.grammar.compiled_grammar import CompiledGrammar, Matcher
 from motet.types import Finish, FinishReason, GenerateRequest
 from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run, take_step
 from tests.engines.native.grammars import PERSON, person, tiny_grammars
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 class Failing(Matcher):
     """A matcher that reaches its limit at token number `num_tokens`."""
 
-    def __init__(self, matcher: Matcher, num_tokens: int) -> None:
-        super().__init__(matcher.inner)
+    def __init__(self, grammar: CompiledGrammar, num_tokens: int) -> None:
+        super().__init__(grammar)
         self._left = num_tokens
 
     def consume(self, token_id: int) -> None:
@@ -33,7 +33,7 @@ def submit_failing(core: EngineCore, request: GenerateRequest, limits: Mapping[i
     """Submits a group in which the matchers of some choices, by index, fail at a token number."""
     compiled = tiny_grammars().get(PERSON)
     matchers: dict[int, Matcher] = {start.index: compiled.matcher() for start in request.choices}
-    core.submit(request, matchers | {index: Failing(matchers[index], limit) for index, limit in limits.items()})
+    core.submit(request, matchers | {index: Failing(compiled, limit) for index, limit in limits.items()})
 
 
 def test_a_matcher_that_fails_ends_its_own_group_and_names_the_choice(model: Path) -> None:

@@ -254,3 +254,44 @@ def test_the_first_token_of_a_small_group_does_not_depend_on_the_groups_of_other
     engine.assert_outputs("small", (9000, 9001, 9002), n=1, tokens=4)
     for number, (_, length, n, tokens) in enumerate(others):
         engine.assert_outputs(f"g{number}", tuple(range(100 * number, 100 * number + length)), n=n, tokens=tokens)
+
+
+class SlowMatcher:
+    """A matcher whose every token takes the same time."""
+
+    stopped = False
+
+    def __init__(self, token_s: float) -> None:
+        self.token_s = token_s
+
+    def consume(self, token_id: int) -> None: ...
+
+    def forced(self) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize(("token_s", "steps"), [(0.030, 8), (0.00001, 1)])
+def test_expensive_grammars_take_a_third_of_the_time_of_steps_while_clients_contend(token_s: float, steps: int) -> None:
+    """A step takes 0.012 s here, so 0.030 s for a token are paid after eight steps. A cheap grammar runs in each."""
+    engine = PaperEngine(blocks=40)
+    group = engine.submit(request("slow", PROMPT[:4], n=2, max_tokens=30, client="slow"))
+    engine.submit(request("other", SMALL, max_tokens=60, client="other"))
+    engine.steps(2)
+    for sequence in group.sequences:
+        sequence.sampling.matcher = SlowMatcher(token_s)  # type: ignore[assignment]
+    before = sum(len(sequence.output_tokens) for sequence in group.sequences)
+    for _ in range(4 * steps):
+        engine.step()
+        engine.scheduler.pace.grammars.pay(0.012)
+    after = sum(len(sequence.output_tokens) for sequence in group.sequences)
+    assert after - before == (5 if steps > 1 else 8)
+
+
+def test_expensive_grammars_run_if_there_is_nothing_else() -> None:
+    engine = PaperEngine(blocks=40)
+    group = engine.submit(request("slow", PROMPT[:4], max_tokens=10, client="slow"))
+    engine.submit(request("other", SMALL, max_tokens=3, client="other"))
+    engine.steps(4)
+    group.sequences[0].sampling.matcher = SlowMatcher(0.05)  # type: ignore[assignment]
+    engine.run_to_end()
+    engine.assert_outputs("slow", PROMPT[:4], n=1, tokens=10)

@@ -77,8 +77,9 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Returns the plan of the next step, which is empty if there is nothing to compute."""
         plan = self._plan()
-        # If every sequence of the step lost its blocks to others that do not run yet, these run now.
-        return self._plan() if not plan and self.running.num_preempted else plan
+        # If every sequence of the step lost its blocks to others that do not run yet, these run now. Rows that were
+        # postponed run if there is nothing else.
+        return self._plan() if not plan and (self.running.num_preempted or self.pace.grammars.forgive()) else plan
 
     def _plan(self) -> StepPlan:
         self.preemption.restore()
@@ -98,18 +99,13 @@ class Scheduler:
         """Adds the new tokens of running choices, in most steps one token each, for as many choices as there are rows.
         If clients contend for the engine, the cost is limited too, to half of the step's if there are prompts or
         replays. Returns the sequences that replay."""
-        sequences: list[ChoiceSequence] = []
-        replays: list[ChoiceSequence] = []
-        for group in self.running.groups:
-            if group.trunk.complete:
-                for sequence in group.sequences:
-                    if sequence.state is not SequenceState.RUNNING:
-                        break  # the younger siblings do not run either
-                    (replays if sequence.num_pending > sequence.num_new else sequences).append(sequence)
+        sequences, replays = self._running_sequences()
         size, max_rows = self.limits.block_size, self.limits.max_num_seqs
         max_cost = builder.max_cost / (2 if has_prompts or replays else 1) if contended else math.inf
         if take_turns := contended or len(sequences) > max_rows:
             sequences = self.clients.row_order(sequences)
+        if contended:
+            sequences = [*filter(self.pace.grammars.admits, sequences)]
         for sequence in sequences:
             if not builder.budget or len(builder.tails) == max_rows or (builder.tails and builder.cost >= max_cost):
                 break
@@ -119,6 +115,18 @@ class Scheduler:
                 if take_turns:
                     self.clients.use_of(sequence.group).last_ran = sequence.age
         return replays
+
+    def _running_sequences(self) -> tuple[list[ChoiceSequence], list[ChoiceSequence]]:
+        """Returns the running sequences that continue, and those that replay."""
+        sequences: list[ChoiceSequence] = []
+        replays: list[ChoiceSequence] = []
+        for group in self.running.groups:
+            if group.trunk.complete:
+                for sequence in group.sequences:
+                    if sequence.state is not SequenceState.RUNNING:
+                        break  # the younger siblings do not run either
+                    (replays if sequence.num_pending > sequence.num_new else sequences).append(sequence)
+        return sequences, replays
 
     def _add_in_work_order(self, builder: PlanBuilder, *, replays: list[ChoiceSequence], prompts: list[Group]) -> None:
         """Adds replays, chunks of prompts and new groups, in the order of `work_order`."""

@@ -27,6 +27,10 @@ CONTENDED_RATIO = 4.0
 ALONE_RATIO = 60.0
 """The same while one client is present, if the engine has had several: the next request of another client waits for at
 most one such step."""
+GRAMMAR_PART = 1 / 3
+"""Maximum part of the time of steps for expensive grammars. The other rows then take 1.5 times as long."""
+CHEAP_S = 0.0002
+"""Time of a grammar for one token, in seconds, up to which its rows run in every step. Most take a tenth of it."""
 SLOWER_RATE, FASTER_RATE = 0.1, 0.5
 """Part of the difference from the expected time that is learned from a step that took longer, and from a step that took
 less time. The first part is small, because other programs on the machine make steps longer, and never shorter."""
@@ -59,6 +63,40 @@ def prompt_tokens_within(cost: float, begin: int) -> int:
     return int((((per_token**2 + 2 * PROMPT_PAIR_COST * cost) ** 0.5) - per_token) / PROMPT_PAIR_COST)
 
 
+class GrammarTime:
+    """Limits the time that expensive grammars take from the rows of other clients, while several clients are present.
+
+    A row whose last token took its grammar more than `CHEAP_S` runs only while nothing is owed, and then owes this
+    time. Each step pays for a part of its duration. So these grammars take at most `GRAMMAR_PART` of the time."""
+
+    def __init__(self) -> None:
+        self._owed_s = 0.0
+        self._postpones = False
+        """True if a row does not run in this step."""
+
+    def admits(self, sequence: ChoiceSequence) -> bool:
+        """Returns True if the sequence can run in this step, which then owes the time for its grammar."""
+        matcher = sequence.sampling.matcher
+        if matcher is None or matcher.token_s <= CHEAP_S:
+            return True
+        if self._owed_s > 0:
+            self._postpones = True
+            return False
+        self._owed_s += matcher.token_s
+        return True
+
+    def forgive(self) -> bool:
+        """Called if there is nothing else to run. Returns True if a row was postponed, which can then run."""
+        postponed, self._postpones = self._postpones, False
+        self._owed_s = min(self._owed_s, 0.0)
+        return postponed
+
+    def pay(self, step_s: float) -> None:
+        """Called after each step, with its duration."""
+        self._owed_s = max(self._owed_s, 0.0) - GRAMMAR_PART * step_s
+        self._postpones = False
+
+
 class Pace:
     """The speed of this machine: the time of a step without rows, and the time of one unit of cost."""
 
@@ -66,6 +104,7 @@ class Pace:
         self.step_s = 0.001 * STEP_COST
         self.unit_s = 0.001
         self._num_small = self._num_large = 0
+        self.grammars = GrammarTime()
 
     def limit(self, *, contended: bool) -> float:
         """Returns the maximum cost of a step's work."""
@@ -77,6 +116,7 @@ class Pace:
         a unit from large steps."""
         if seconds <= 0:
             return
+        self.grammars.pay(seconds)
         if cost * self.unit_s < self.step_s:
             self._num_small += 1
             self.step_s = _towards(self.step_s, seconds - cost * self.unit_s, count=self._num_small)
