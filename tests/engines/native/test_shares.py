@@ -256,6 +256,17 @@ def test_the_first_token_of_a_small_group_does_not_depend_on_the_groups_of_other
         engine.assert_outputs(f"g{number}", tuple(range(100 * number, 100 * number + length)), n=n, tokens=tokens)
 
 
+def test_a_wide_group_of_a_client_that_runs_nothing_starts_although_all_rows_are_taken() -> None:
+    """The router sends it to the engine for the same reason."""
+    engine = PaperEngine(blocks=400, max_num_seqs=8)
+    engine.submit(request("hog", PROMPT[:4], n=8, max_tokens=100, client="hog"))
+    engine.steps(3)
+    engine.submit(request("wide", SMALL, n=8, max_tokens=10, client="other"))
+    assert steps_to_first_token(engine, "wide") == 1
+    engine.run_to_end()
+    engine.assert_outputs("wide", SMALL, n=8, tokens=10)
+
+
 class SlowMatcher:
     """A matcher whose every token takes the same time."""
 

@@ -118,13 +118,13 @@ class GroupAdmission:
         return self.preemption.free_for(group, needed, num_shared=len(hits), spare=joined)
 
     def _has_rows(self, group: Group) -> bool:
-        """Returns True if a row is free, or if the client is entitled to rows for the group. A group that is only
-        prefilled needs none."""
+        """Returns True if a row is free, if the client is entitled to rows for the group, or if the client runs nothing
+        yet: its rows then take turns. A group that is only prefilled needs no row."""
         running, clients, max_rows = self.running, self.running.clients, self.limits.max_num_seqs
         use, count = clients.use_of(group), len(group.sequences)
-        return (
-            not count or running.num_sequences < max_rows or use.num_sequences + count <= clients.share(use) * max_rows
-        )
+        if not count or not use.num_sequences or running.num_sequences < max_rows:
+            return True
+        return use.num_sequences + count <= clients.share(use) * max_rows
 
     def _hits(self, group: Group) -> list[int]:
         """Returns the leading blocks of a prompt that are in the prefix cache and that the group can use."""
