@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from motet.text.tools.tagged_formats import QWEN3_CODER
 from tests.api.calling import PARIS, TIME, WEATHER, CallingServing
 from tests.api.serving import Served, saying
 from tests.error_response import assert_error
@@ -16,7 +17,7 @@ async def served(serve_tools: CallingServing) -> Served:
     return await serve_tools(saying(PARIS))
 
 
-def function(**fields: object) -> dict[str, object]:
+def function(**fields: object) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", **fields}}
 
 
@@ -89,3 +90,24 @@ async def assert_refused(served: Served, fields: dict[str, Any], param: str, cod
     if code is not None:
         assert_error(response, status=400, code=code)
     assert served.engine.requests == []
+
+
+async def test_a_schema_that_the_format_of_calls_cannot_express_is_refused_by_its_place(
+    serve_tools: CallingServing,
+) -> None:
+    properties = {"pattern": {"type": "string", "pattern": "^(?=a)"}}
+    broken = function(parameters={"type": "object", "properties": properties}, strict=True)
+    served = await serve_tools(saying(PARIS), tools=QWEN3_CODER)
+    for fields in ({"tool_choice": "required"}, {}):
+        response = await served.chat(tools=[TIME, broken], **fields)
+        assert_error(response, status=400, param="tools[1].function.parameters", code="invalid_grammar")
+        message = response.json()["error"]["message"]
+        assert message.startswith(
+            "Invalid schema for function 'f': at properties.pattern.pattern: '(?=' is not supported"
+        )
+    flat = {"type": "function", **broken["function"]}
+    response = await served.http.post("/v1/responses", json={"input": "a", "tools": [flat], "tool_choice": "required"})
+    assert_error(response, status=400, param="tools[0].parameters", code="invalid_grammar")
+    assert (
+        await served.chat(tools=[function(parameters={"type": "object", "properties": properties})])
+    ).status_code == 200

@@ -145,7 +145,7 @@ async def test_tools_whose_grammar_would_be_too_large_are_refused(serve_tools: C
     }
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     error = (await served.chat(tools=[tool], tool_choice="required")).json()["error"]
-    assert (error["param"], error["code"]) == ("tools", "invalid_grammar")
+    assert (error["param"], error["code"]) == ("tools[0].function.parameters", "invalid_grammar")
     assert "'f'" in error["message"]
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 import pytest
 
 from motet.text.formats import FORMATS
+from motet.text.tools.argument_schema import types_of_argument
 from motet.text.tools.cursor import Cursor
 from motet.text.tools.tool_format import Tool
-from motet.text.tools.typed import as_json, property_schema, types_of
+from motet.text.tools.typed import as_json, types_of
 
 ROOT = {
     "properties": {
@@ -93,12 +94,23 @@ def test_each_of_many_circular_references_is_followed_once() -> None:
     assert types_of(parts[0], root) == {"null"}
 
 
-def test_the_schema_of_an_argument_is_the_target_of_its_reference() -> None:
-    tool = Tool(name="f", parameters=ROOT, strict=False)
-    assert property_schema(tool, "unit") == {"enum": ["c", 1, None]}
-    assert property_schema(tool, "lost") == {}
-    assert property_schema(tool, "unknown") == {}
-    assert "$ref" in property_schema(tool, "again")
+def test_an_argument_has_the_types_of_all_schemas_that_apply_to_it() -> None:
+    unit = {"$ref": "#/$defs/Unit"}
+    parameters: list[tuple[Mapping[str, object], set[str]]] = [
+        ({"properties": {"p": unit}}, {"string", "integer", "number", "null"}),
+        ({"properties": {"p": {**unit, "type": "string"}}}, {"string"}),
+        ({"properties": {"p": {"allOf": [unit, {"type": ["string", "boolean"]}]}}}, {"string"}),
+        ({"properties": {"p": True}, "allOf": [{"properties": {"p": {"type": "string"}}}]}, {"string"}),
+        ({"$ref": "#/$defs/Tool"}, {"number"}),
+        ({"properties": {"p": True}, "patternProperties": {"p": {"type": "array"}}}, {"array"}),
+        ({"required": ["p"], "additionalProperties": {"const": "a"}}, {"string"}),
+        ({"properties": {"q": unit}}, ANY),
+        ({"properties": {"p": unit}, "not": 1, "allOf": []}, ANY),
+    ]
+    shared = {"Unit": {"enum": ["c", 1, None]}, "Tool": {"properties": {"p": {"type": "number"}}}}
+    for each, types in parameters:
+        tool = Tool(name="f", parameters={**each, "$defs": shared}, strict=False)
+        assert types_of_argument(tool, "p") == types
 
 
 @pytest.mark.parametrize("parameters", [{}, {"properties": []}, {"properties": {"a": 3}}, {"properties": {"a": True}}])

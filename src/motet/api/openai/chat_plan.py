@@ -25,7 +25,7 @@ from motet.log import ONCE_A_MINUTE
 from motet.text.answers import ForcedCalls
 from motet.text.prepare import PromptPreparer
 from motet.text.tools.grammar import json_rule
-from motet.text.tools.tool_format import ToolFormat, ToolMode, ToolRules
+from motet.text.tools.tool_format import ToolMode, ToolRules
 from motet.types import Grammar, GrammarKind
 
 log = logging.getLogger("motet.api")
@@ -182,26 +182,34 @@ def form_of(chat: ChatRequest, context: RequestContext) -> AnswerForm | None:
     if form is None:
         # A call is required, or one of the tools requires valid calls.
         constrained = rules.mode is ToolMode.REQUIRED or any(tool.strict for tool in rules.callable)
-        return _calls(tools, rules, context=context) if constrained else None
+        return _calls(chat, rules, context=context) if constrained else None
     if served.formats.harmony:
         why = "cannot be used together with this model; 'tool_choice' 'none' can"
         raise RequestError(f"'{form.param}' and 'tools' {why}.", param=form.param)
     if form.grammar.kind is not GrammarKind.JSON or rules.mode is ToolMode.REQUIRED:
         why = "can only be used together for JSON with 'tool_choice' 'auto', or with 'tool_choice' 'none'"
         raise RequestError(f"'{form.param}' and 'tools' {why}.", param=form.param)
-    calls = _calls(tools, replace(rules, mode=ToolMode.REQUIRED), context=context)
+    calls = _calls(chat, replace(rules, mode=ToolMode.REQUIRED), context=context)
     return _calls_or(form.closed_for(closes_objects=context.closes_objects), calls)
 
 
-def _calls(tools: ToolFormat, rules: ToolRules, *, context: RequestContext) -> AnswerForm:
+def _calls(chat: ChatRequest, rules: ToolRules, *, context: RequestContext) -> AnswerForm:
+    tools, special = context.served.formats.tools, context.served.tokenizer.special_tokens
+    assert tools is not None  # checked by `form_of`
     if context.closes_objects:
         closed = [replace(tool, parameters=closed_schema(tool.parameters)) for tool in rules.callable]
         rules = replace(rules, callable=tuple(closed))
     try:
-        source = tools.grammar(rules, context.served.tokenizer.special_tokens)
-    except GrammarError as error:
-        raise GrammarError(f"Invalid 'tools': {error.message}.", param="tools") from error
-    return AnswerForm(Grammar(GrammarKind.LARK, source), "tools")
+        return AnswerForm(Grammar(GrammarKind.LARK, tools.grammar(rules, special)), "tools")
+    except GrammarError:
+        numbers = {tool.function.name: number for number, tool in enumerate(chat.tools)}
+        for tool in rules.callable:
+            try:
+                tools.grammar(replace(rules, callable=(tool,)), special)
+            except GrammarError as error:
+                message = f"Invalid schema for function '{tool.name}': {error.message}."
+                raise GrammarError(message, param=f"tools[{numbers[tool.name]}].function.parameters") from error
+        raise
 
 
 def _calls_or(form: AnswerForm, calls: AnswerForm) -> AnswerForm:

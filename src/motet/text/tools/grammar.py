@@ -9,12 +9,12 @@ breaks until it reaches `max_tokens`.
 """
 
 import json
+import keyword
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from motet.errors import GrammarError
+from motet.text.tools.argument_schema import arguments_of_tool, nameable
 from motet.text.tools.tool_format import Tool, ToolMode, ToolRules
-from motet.text.tools.typed import property_schema, quoted, types_of
+from motet.text.tools.typed import quoted
 
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -97,53 +97,14 @@ def document(*rules: Sequence[str]) -> str:
 
 
 # Grammars of separate arguments, in the order of the tool's schema. A tool whose schema names no arguments is called
-# without arguments. A string extends to the tag that ends it, so only `enum` and `const` of its schema are enforced.
+# without arguments.
 NEWLINE = "\n"
-SHARED = ("$defs", "definitions")
-"""Keywords of a schema with the schemas that references point to."""
-MAX_REPEATED_CHARS = 256 * 1024
-"""Maximum number of characters of shared schemas, counted once for each argument that refers to them: the maximum size
-of a grammar."""
-
-
-@dataclass(frozen=True)
-class Argument:
-    name: str
-    schema: Mapping[str, object]
-    """Schema of the argument, with the definitions that its references point to. No other references are supported."""
-    types: frozenset[str]
-    required: bool
-
-    def texts(self) -> list[str] | None:
-        """Returns all allowed strings if the schema lists them; None if it does not."""
-        listed = [self.schema["const"]] if "const" in self.schema else self.schema.get("enum")
-        if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
-            return None
-        return listed
-
-
-def arguments_of_tool(tool: Tool) -> list[Argument]:
-    """Returns the arguments of a tool. Raises `GrammarError` if the grammar would be much longer than the tool."""
-    properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
-    shared = {key: tool.parameters[key] for key in SHARED if key in tool.parameters}
-    chars_left = MAX_REPEATED_CHARS
-    arguments = []
-    for name in properties if isinstance(properties, Mapping) else ():
-        schema = property_schema(tool, name)
-        types = types_of(schema, tool.parameters)
-        if shared and '"$ref"' in json.dumps(schema):
-            schema = {**shared, **schema}
-            chars_left -= len(json.dumps(shared))
-            if chars_left < 0:
-                raise GrammarError(f"too many parameters of function '{tool.name}' refer to shared definitions")
-        arguments.append(Argument(name, schema, types, isinstance(required, Sequence) and name in required))
-    return arguments
 
 
 def keyword_arguments(tool: Tool, rule: str) -> list[str]:
-    """Returns the rule `rule` for `name=value, ...` with values as JSON. Arguments whose names are not Python
-    identifiers are left out."""
-    arguments = [argument for argument in arguments_of_tool(tool) if argument.name.isidentifier()]
+    """Returns the rule `rule` for `name=value, ...` with values as JSON. Optional arguments whose names are not Python
+    identifiers are left out. Raises `GrammarError` for other ones, and for a schema that cannot be enforced."""
+    arguments = nameable(arguments_of_tool(tool), lambda name: name.isidentifier() and not keyword.iskeyword(name))
     last = len(arguments)
     lines = [f"{rule}: {rule}_first_0", f"{rule}_first_{last}: {quoted('')}", f"{rule}_rest_{last}: {quoted('')}"]
     for i, argument in enumerate(arguments):

@@ -21,10 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from motet.text.stop_strings import StopMatcher, StopStrings
+from motet.text.tools.argument_schema import arguments_of_tool, nameable, types_of_argument
 from motet.text.tools.cursor import Cursor, EndOfText, NotACall
-from motet.text.tools.grammar import NEWLINE, arguments_of_tool, call_rules, document, json_rule, repeated, tag, tagged
+from motet.text.tools.grammar import NEWLINE, call_rules, document, repeated, tag, tagged
+from motet.text.tools.patterns import literal
+from motet.text.tools.tagged_values import ValueEnd, free_text, value_rules
 from motet.text.tools.tool_format import ParsedCall, Tool, ToolFormat, ToolRules, region_parser, tool_named, tool_until
-from motet.text.tools.typed import as_json, property_schema, quoted, types_of
+from motet.text.tools.typed import as_json, quoted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,27 +114,25 @@ class CallTags:
         line = quoted(NEWLINE) if self.before_name else ""
         region = f"{line} {'call' if self.one_call else repeated(rules, 'call')} {tag(self.closing, special)}"
         start = tagged(rules, special, opening=self.opening, region=region, closed=True, one_call=self.one_call)
-        lazy = "" if self.after_value in special else "[lazy]"
-        return document(start, call, [rf"text{lazy}: /(.|\n)*/ {tag(self.after_value, special)}"])
+        return document(start, call, [free_text(self.after_value, special)])
 
     def _arguments(self, tool: Tool, rule: str, *, special: Mapping[str, int]) -> list[str]:
         """Returns the rule `rule` for the tool's arguments as text, with a line break after each."""
-        arguments = arguments_of_tool(tool)
+        arguments = nameable(arguments_of_tool(tool), self._is_name)
         optional = ("" if argument.required else "?" for argument in arguments)
         lines = [f"{rule}: {' '.join(f'{rule}_{i}{mark}' for i, mark in enumerate(optional)) or quoted('')}"]
-        before_key, end = tag(self.before_key, special), tag(self.after_value, special)
+        before_key = tag(self.before_key, special)
         after_key = " ".join(tag(text, special) for text in self.after_key)
-        closed = f"{quoted(NEWLINE)} {end}" if self.on_own_lines else end
+        end = ValueEnd(self.after_value, special, on_own_lines=self.on_own_lines)
         for i, argument in enumerate(arguments):
-            texts = argument.texts()
-            value = "text"
-            if "string" not in argument.types:
-                lines.append(f"{rule}_{i}_value: {json_rule(argument.schema)}")
-                value = f"{rule}_{i}_value {closed}"
-            elif texts is not None:
-                value = f"({' | '.join(map(quoted, texts))}) {closed}"
-            lines.append(f"{rule}_{i}: {before_key} {quoted(argument.name)} {after_key} {value} {quoted(NEWLINE)}")
+            rules, value = value_rules(argument, f"{rule}_{i}", end=end)
+            name = f"/{literal(argument.name)}/" if argument.name in special else quoted(argument.name)
+            lines += [*rules, f"{rule}_{i}: {before_key} {name} {after_key} {value} {quoted(NEWLINE)}"]
         return lines
+
+    def _is_name(self, name: str) -> bool:
+        """Returns True if the parser reads this name of an argument unchanged."""
+        return name == name.strip() != "" and self.after_key[0].strip() not in name
 
 
 QWEN3_CODER = CallTags(
@@ -193,7 +194,7 @@ class CallWriter:
         separate lines. If the text ends inside a string, adds the start of the string before it raises `EndOfText`."""
         if key in self._arguments:
             raise NotACall
-        types = types_of(property_schema(self.tool, key), self.tool.parameters)
+        types = types_of_argument(self.tool, key)
         start = cursor.position + (on_own_lines and cursor.text.startswith("\n", cursor.position))
         try:
             _skip_to_end(cursor, end, types=types)
@@ -215,10 +216,23 @@ class CallWriter:
 def _skip_to_end(cursor: Cursor, end: str, *, types: frozenset[str]) -> None:
     """Advances to the tag `end`. A tag inside a JSON string does not count."""
     start = cursor.position
-    if "string" not in types:
+    if "string" not in types or _starts_container(cursor.text[start:].lstrip()[:1], types):
         try:
             if not cursor.read_value().complete:
                 raise EndOfText
+            if "string" in types:
+                cursor.skip_space()
+                after = cursor.position
+                cursor.expect(end)
+                cursor.position = after
         except NotACall:
             cursor.position = start
+        except EndOfText:
+            if "string" not in types or not cursor.final:
+                raise
+            cursor.position = start  # a string that starts like JSON
     cursor.read_until(end)
+
+
+def _starts_container(char: str, types: frozenset[str]) -> bool:
+    return (char == "[" and "array" in types) or (char == "{" and "object" in types)

@@ -7,49 +7,88 @@ gets it.
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import reduce
 
 from motet.text.tools.cursor import NotACall, decoded, is_encodable
-from motet.text.tools.tool_format import Tool
 
 ANY = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-MAX_REFERENCES = 16
-"""Maximum length of a chain of references."""
+MAX_REFERENCES = 100
+"""Maximum length of a chain of references, and of schemas in schemas."""
+Schema = Mapping[str, object]
 
 
-def property_schema(tool: Tool, name: str) -> Mapping[str, object]:
-    """Returns the schema of one argument, with its reference resolved; an empty schema if the argument has none."""
-    properties = tool.parameters.get("properties")
-    schema = properties.get(name) if isinstance(properties, Mapping) else None
-    for _ in range(MAX_REFERENCES):
-        if not isinstance(schema, Mapping) or "$ref" not in schema:
-            break
-        schema = _referred(schema["$ref"], tool.parameters)
-    return schema if isinstance(schema, Mapping) else {}
-
-
-def types_of(schema: Mapping[str, object], root: Mapping[str, object]) -> frozenset[str]:
+def types_of(schema: object, root: Schema) -> frozenset[str]:
     """Returns the JSON types that a schema allows. References are resolved in `root`, and can be circular."""
-    types, waiting, visited = frozenset[str](), [schema], set[str]()
-    while waiting:
-        match waiting.pop():
-            case {"$ref": str() as reference}:
-                if reference not in visited:
-                    visited.add(reference)
-                    waiting.append(_referred(reference, root))
-            case {"type": str() as kind}:
-                types |= frozenset({kind}) & ANY or ANY
-            case {"type": list() as kinds}:
-                types |= frozenset(kind for kind in kinds if isinstance(kind, str)) & ANY or ANY
-            case {"enum": list() as values}:
-                types |= frozenset[str]().union(*map(_kinds, values)) or ANY
-            case {"const": value}:
-                types |= _kinds(value)
-            case {"anyOf": list() as parts} | {"oneOf": list() as parts}:
-                waiting += [part for part in parts if isinstance(part, Mapping)]
-            case _:
-                types |= ANY
-    return types or ANY
+    return TypesOf(root)(schema)
+
+
+class TypesOf:
+    """Computes the types that the schemas of one root allow, once for each schema and each reference."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._known: dict[str, frozenset[str] | None] = {}
+        """Types of the schemas of references. None while they are being computed."""
+        self._results: dict[int, tuple[object, frozenset[str]]] = {}
+        """Schemas by their ids, with their types."""
+
+    def __call__(self, schema: object) -> frozenset[str]:
+        if (result := self._results.get(id(schema))) is None:
+            result = self._results[id(schema)] = schema, self.of(schema) or ANY
+        return result[1]
+
+    def of(self, schema: object, *, depth: int = 0) -> frozenset[str] | None:
+        """Returns None if the types are not known, because the schema refers to itself or is too deep."""
+        if depth > MAX_REFERENCES:
+            return None
+        if not isinstance(schema, Mapping):
+            return ANY
+        constraints: list[frozenset[str] | None] = [*_own_types(schema), *self._types_of_parts(schema, depth)]
+        if isinstance(reference := schema.get("$ref"), str):
+            constraints.append(self._of_reference(reference, depth))
+        known = [each for each in constraints if each is not None]
+        if constraints and not known:
+            return None
+        return reduce(_common, known, ANY)
+
+    def _types_of_parts(self, schema: Schema, depth: int) -> Iterator[frozenset[str] | None]:
+        for key in ("anyOf", "oneOf", "allOf"):
+            parts = schema.get(key)
+            if not isinstance(parts, list):
+                continue
+            types = [self.of(part, depth=depth + 1) for part in parts if part is not False]
+            if key == "allOf":
+                yield from types
+            elif types:
+                known = [each for each in types if each is not None]
+                yield frozenset[str]().union(*known) if known else None
+
+    def _of_reference(self, reference: str, depth: int) -> frozenset[str] | None:
+        if reference not in self._known:
+            self._known[reference] = None
+            self._known[reference] = self.of(referred(reference, self._root), depth=depth + 1)
+        return self._known[reference]
+
+
+def _own_types(schema: Schema) -> Iterator[frozenset[str]]:
+    """Yields the types that each keyword of a schema allows, without the schemas in it."""
+    match schema.get("type"):
+        case str() as kind:
+            yield frozenset({kind}) & ANY or ANY
+        case list() as kinds:
+            yield frozenset(kind for kind in kinds if isinstance(kind, str)) & ANY or ANY
+    if isinstance(values := schema.get("enum"), list):
+        yield frozenset[str]().union(*map(_kinds, values)) or ANY
+    if "const" in schema:
+        yield _kinds(schema["const"])
+
+
+def _common(types: frozenset[str], others: frozenset[str]) -> frozenset[str]:
+    """Returns the types in both sets. A number can be an integer."""
+    numbers = {"integer", "number"}
+    both = types & others
+    return both | {"integer"} if types & numbers and others & numbers and not both & numbers else both
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
@@ -77,6 +116,8 @@ def _from_python(text: str, types: frozenset[str]) -> str | None:
         encoded = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
         return None
+    if text.startswith("(") and not isinstance(value, tuple):
+        return None  # a string in parentheses, which Python reads like the value without them
     return encoded if _kinds(value) & types and is_encodable(encoded) else None
 
 
@@ -98,7 +139,7 @@ def _kinds(value: object) -> frozenset[str]:
     return _KINDS.get(type(value), frozenset())
 
 
-def _referred(reference: object, root: Mapping[str, object]) -> Mapping[str, object]:
+def referred(reference: object, root: Mapping[str, object]) -> Mapping[str, object]:
     """Returns the schema of a reference such as `#/$defs/Unit`; an empty schema if it does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return {}
