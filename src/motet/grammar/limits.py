@@ -41,7 +41,7 @@ MAX_DECIMALS: Final = 8
 
 PARSER_LIMITS: Final = LLParserLimits(
     max_items_in_row=2_000,
-    step_max_items=20_000,
+    step_max_items=50_000,
     step_lexer_fuel=200_000,
     max_lexer_states=20_000,
     verbose_errors=False,

@@ -18,7 +18,7 @@ from motet.grammar.schema.keywords import TYPES, Schema, dict_at, is_number, lis
 from motet.grammar.schema.patterns import matches
 from motet.grammar.schema.references import target_of
 
-MAX_STEPS: Final = 50_000
+MAX_STEPS: Final = 20_000
 """Maximum number of plain schemas that are looked at for one root schema."""
 MAX_DEPTH: Final = 8
 """Maximum number of properties and items inside one another, in which a contradiction is searched for."""

@@ -104,8 +104,7 @@ class Scheduler:
         max_cost = builder.max_cost / (2 if has_prompts or replays else 1) if contended else math.inf
         if take_turns := contended or len(sequences) > max_rows:
             sequences = self.clients.row_order(sequences)
-        if contended:
-            sequences = [*filter(self.pace.grammars.admits, sequences)]
+        sequences = self.pace.grammars.admitted(sequences, alone=not (contended or has_prompts or replays))
         for sequence in sequences:
             if not builder.budget or len(builder.tails) == max_rows or (builder.tails and builder.cost >= max_cost):
                 break

@@ -7,6 +7,7 @@ limit       the cost of a step that takes CONTENDED_RATIO times as long as a ste
 """
 
 import math
+from collections.abc import Sequence
 
 from motet.engines.native.step.sequence import ChoiceSequence
 
@@ -64,7 +65,7 @@ def prompt_tokens_within(cost: float, begin: int) -> int:
 
 
 class GrammarTime:
-    """Limits the time that expensive grammars take from the rows of other clients, while several clients are present.
+    """Limits the time that expensive grammars take from all other work of the engine.
 
     A row whose last token took its grammar more than `CHEAP_S` runs only while nothing is owed, and then owes this
     time. Each step pays for a part of its duration. So these grammars take at most `GRAMMAR_PART` of the time."""
@@ -74,15 +75,22 @@ class GrammarTime:
         self._postpones = False
         """True if a row does not run in this step."""
 
-    def admits(self, sequence: ChoiceSequence) -> bool:
-        """Returns True if the sequence can run in this step, which then owes the time for its grammar."""
-        matcher = sequence.sampling.matcher
-        if matcher is None or matcher.token_s <= CHEAP_S:
+    def admitted(self, sequences: Sequence[ChoiceSequence], *, alone: bool) -> list[ChoiceSequence]:
+        """Returns the sequences that can run in this step. `alone`: True if they are all that the engine can do. If all
+        of them have expensive grammars then, all run."""
+        times_s = [0.0 if (matcher := each.sampling.matcher) is None else matcher.token_s for each in sequences]
+        num_expensive = sum(time_s > CHEAP_S for time_s in times_s)
+        if not num_expensive or (alone and num_expensive == len(sequences)):
+            return list(sequences)
+        return [each for each, time_s in zip(sequences, times_s, strict=True) if self._admits(time_s)]
+
+    def _admits(self, time_s: float) -> bool:
+        if time_s <= CHEAP_S:
             return True
         if self._owed_s > 0:
             self._postpones = True
             return False
-        self._owed_s += matcher.token_s
+        self._owed_s += time_s
         return True
 
     def forgive(self) -> bool:
