@@ -7,13 +7,18 @@ from itertools import pairwise
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from motet.errors import GrammarError
+from motet.grammar.compiled_grammar import fill_masks, mask_words
 from motet.text.formats import FORMATS
 from motet.text.tools.tool_format import Tool, ToolFormat, ToolMode, ToolRules
+from motet.types import Grammar, GrammarKind
+from tests.engines.native.grammars import matcher_of, tiny_tokenizer
 from tests.text.tools.recordings import read
 from tests.text.tools.walks import Walker
+from tests.tiny_models import VOCAB_SIZE
 
 TAGGED = {name: FORMATS[name] for name in ("qwen3_coder", "glm45", "minimax_m2")}
 FORM = pytest.mark.parametrize("form", TAGGED.values(), ids=TAGGED)
@@ -333,3 +338,28 @@ def test_a_schema_with_exponentially_many_parts_is_refused(circular: bool) -> No
     for form in TAGGED.values():
         with pytest.raises(GrammarError, match="too large, or refers to itself"):
             walker(form, called)
+
+
+LONG_OR_LIST = {"anyOf": [{"type": "string", "maxLength": 5_000}, {"type": "array", "items": {"type": "string"}}]}
+LONG: dict[str, tuple[object, object]] = {
+    "length": ({"type": "string", "maxLength": 5_000}, "a <b>c</b>\nd"),
+    "pattern and length": ({"type": "string", "pattern": "a.*b", "maxLength": 5_000}, "xxxaxxb\ny"),
+    "text or list, as text": (LONG_OR_LIST, "- [x]"),
+    "text or list, as list": (LONG_OR_LIST, ["a", "b"]),
+    "text or number": ({"anyOf": [{"type": "string", "maxLength": 5_000}, {"type": "integer", "minimum": 3}]}, "- a"),
+    "text or listed": ({"anyOf": [{"type": "string", "maxLength": 5_000}, {"enum": [1, None, True]}]}, "nul"),
+}
+
+
+@FORM
+@pytest.mark.parametrize(("schema", "value"), LONG.values(), ids=LONG)
+def test_a_long_text_stays_within_the_limits_of_an_engine(form: ToolFormat, schema: object, value: object) -> None:
+    """The bug: llguidance tried all lengths of a text to find that none could follow the tag, and gave up."""
+    rules = ToolRules(callable=(tool(schema),), mode=ToolMode.REQUIRED, parallel=False)
+    matcher = matcher_of(Grammar(GrammarKind.LARK, form.grammar(rules, {})))
+    for token_id in tiny_tokenizer().encode(call(form, value), add_special_tokens=False):
+        bits = np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)
+        assert fill_masks([matcher], bits) == {}
+        matcher.forced()
+        matcher.consume(token_id)
+    assert matcher.accepting

@@ -21,7 +21,7 @@ MAX_REGEX_CHARS: Final = 4_000
 """Maximum number of characters of a regular expression that is not in a rule of its own."""
 NOT: Final = "~"
 """Start of an expression that a text must not match. The characters of texts are escaped, so they cannot start it."""
-SPACE: Final = r"[\s\x{1c}-\x{1f}]*"
+SPACES: Final = r"\s\x{1c}-\x{1f}"
 """White space that the parser drops around JSON."""
 NUMBER: Final = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 INTEGER: Final = r"-?(?:0|[1-9][0-9]*)"
@@ -37,14 +37,14 @@ READ_AS: Final = {
 }
 """Texts that the parser reads as scalars."""
 STARTS: Final = {
-    "null": "[nN]",
-    "boolean": "[tTfF]",
-    "integer": "-?[0-9]",
-    "number": "-?[0-9]",
-    "array": r"[\[(]",
-    "object": r"\{",
+    "null": "nN",
+    "boolean": "tTfF",
+    "integer": "0-9-",
+    "number": "0-9-",
+    "array": r"\[(",
+    "object": r"{",
 }
-"""Starts of texts that the parser can read as values of a type."""
+"""First characters of texts that the parser can read as values of a type."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def value_rules(argument: Argument, rule: str, *, end: ValueEnd) -> tuple[list[s
     if any(form.is_free for form in forms) and all(_is_plain(other) for other in others):
         return [], "text"
     as_json = [other for other in others if _scalars(other) is None]
-    excluded = [*_starts_of(as_json, argument), *_misread(others, argument)]
-    texts = [each for form in forms for each in _expressions(form, excluded=excluded, end=end.tag)]
+    limits = _limits(as_json, others, argument=argument)
+    texts = [each for form in forms for each in _expressions(form, limits=limits, end=end.tag)]
     if scalars := [scalar for other in others for scalar in _scalars(other) or ()]:
         texts.append([f"(?:{'|'.join(scalars)})"])
     lines, values = list[str](), list[str]()
@@ -118,7 +118,7 @@ def _piece(regex: str) -> str:
     return f"~/{regex[1:]}/" if regex.startswith(NOT) else f"/{regex}/"
 
 
-def _expressions(form: StringForm, *, excluded: Sequence[str], end: str) -> Iterator[list[str]]:
+def _expressions(form: StringForm, *, limits: Sequence[str], end: str) -> Iterator[list[str]]:
     """Yields alternatives for the strings of a form, without their end. A string must match all expressions of one
     alternative; it must not match an expression that starts with `NOT`."""
     regexes = [regex.source for regex in form.regexes]
@@ -128,13 +128,9 @@ def _expressions(form: StringForm, *, excluded: Sequence[str], end: str) -> Iter
         return
     if form.minimum or form.maximum is not None:
         regexes.append(f"(?s:.){{{form.minimum},{'' if form.maximum is None else form.maximum}}}")
-    if not regexes:
-        regexes.append("(?s:.*)")  # llguidance does not notice that no text satisfies several negations
     if all(regex.may_have_tags for regex in form.regexes):
-        regexes.append(f"{NOT}(?s:.*){literal(end)}(?s:.*)")
-    if excluded:
-        regexes.append(f"{NOT}{SPACE}(?:{'|'.join(excluded)})")
-    yield regexes
+        regexes.append(without(end))
+    yield [*regexes, *limits]
 
 
 def _joined_literals(texts: Sequence[str]) -> Iterator[str]:
@@ -176,18 +172,25 @@ def _names(kinds: object) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def _starts_of(schemas: Sequence[Schema], argument: Argument) -> Iterator[str]:
-    """Yields regular expressions for texts that start like the JSON of `schemas`."""
-    for kind in sorted({kind for schema in schemas for kind in types_of(schema, argument.schema)} & STARTS.keys()):
-        yield f"{STARTS[kind]}(?s:.*)"
+def _starting_otherwise(schemas: Sequence[Schema], argument: Argument) -> str | None:
+    """Returns an expression for texts that do not start like the JSON of `schemas`; None for any text. It is not a
+    negation: llguidance would have to try all lengths of a text to find that no text satisfies it."""
+    kinds = {kind for schema in schemas for kind in types_of(schema, argument.schema)} & STARTS.keys()
+    if not kinds:
+        return None
+    chars = "".join(sorted({STARTS[kind] for kind in kinds}, reverse=True))
+    minus = "|-(?:[^0-9](?s:.*))?" if kinds & {"integer", "number"} else ""
+    return f"[{SPACES}]*(?:[^{SPACES}{chars}](?s:.*){minus})?"
 
 
-def _misread(schemas: Sequence[Schema], argument: Argument) -> Iterator[str]:
-    """Yields regular expressions for texts that the parser reads as scalars of a constrained type."""
-    plain = {str(schema["type"]) for schema in schemas if _is_plain(schema)}
+def _limits(as_json: Sequence[Schema], others: Sequence[Schema], *, argument: Argument) -> list[str]:
+    """Returns expressions for the texts that the parser does not read as constrained values of another type.
+    `as_json`: schemas of values that have rules of their own. `others`: all schemas of values that are not strings."""
+    plain = {str(schema["type"]) for schema in others if _is_plain(schema)}
     if "number" in plain:
         plain.add("integer")
-    types = {kind for schema in schemas if not _is_plain(schema) for kind in types_of(schema, argument.schema)}
-    for kind in sorted(types - plain):
-        if kind in READ_AS:
-            yield f"(?:{READ_AS[kind]}){SPACE}"
+    types = {kind for schema in others if not _is_plain(schema) for kind in types_of(schema, argument.schema)}
+    words = [f"(?:{READ_AS[kind]})" for kind in sorted(types - plain) if kind in READ_AS]
+    start = _starting_otherwise(as_json, argument)
+    space = f"[{SPACES}]*"
+    return [*([start] if start else []), *([f"{NOT}{space}(?:{'|'.join(words)}){space}"] if words else [])]
