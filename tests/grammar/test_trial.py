@@ -45,6 +45,8 @@ NO_REPORT = "import psutil; psutil.Process = lambda: (_ for _ in ()).throw(FileN
         (ENDLESS, True),
         (LARGE, True),
         (schema(patternProperties={"^a": {}}), True),
+        (schema(oneOf=[{"type": "null"}, {"not": {"const": 1}}]), False),
+        (schema(items=[{"not": {"const": 1}}] * 5), True),
         (Grammar(GrammarKind.JSON, r'{"\u0070atternProperties": {"^a": {}}}'), True),
         (lark("start: A\nA: /a+/ & ~/b/"), True),
         (regex("a" * 600), True),

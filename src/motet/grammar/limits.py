@@ -65,6 +65,10 @@ LIGHT_KEYWORDS: Final = 8
 """Maximum number of `COSTLY_KEYWORDS` in a light grammar."""
 COSTLY_KEYWORDS: Final = ('"pattern"', '"format"', '"multipleOf"', '"allOf"', "%regex")
 """Keywords whose work can grow faster than the text: llguidance combines all constraints that apply to one string."""
+EXPANDED_KEYWORDS: Final = ('"not"', '"if"', '"oneOf"', '"dependent', '"dependencies"', '"uniqueItems"')
+"""Keywords of schemas that are replaced by longer ones, in the worst case by a product of all of them."""
+LIGHT_EXPANDED: Final = 4
+"""Maximum number of `EXPANDED_KEYWORDS` in a light schema."""
 HEAVY_MB: Final = 64
 """Maximum memory of a compiled heavy grammar in MB. Most take one or two."""
 STACK_BYTES: Final = 256 * 1024 * 1024
@@ -91,7 +95,8 @@ def is_heavy(grammar: Grammar) -> bool:
     keywords = sum(source.count(keyword) for keyword in COSTLY_KEYWORDS)
     # An escape can hide a keyword in JSON; `&` and `~` combine expressions in the other languages.
     hidden = "\\u" in source if kind is GrammarKind.JSON else any(sign in source for sign in ("\\u", "&", "~"))
-    return hidden or keywords > LIGHT_KEYWORDS or '"patternProperties"' in source
+    expanded = sum(source.count(keyword) for keyword in EXPANDED_KEYWORDS)
+    return hidden or keywords > LIGHT_KEYWORDS or expanded > LIGHT_EXPANDED or '"patternProperties"' in source
 
 
 def compiled_mb(grammar: Grammar) -> int:
