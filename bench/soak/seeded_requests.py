@@ -186,7 +186,7 @@ def short_calls(model: str) -> list[StatusCall]:
 
 def refused_calls() -> list[StatusCall]:
     """Returns invalid requests of many kinds."""
-    bad_schema = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"not": {"type": "string"}}}}
+    bad_schema = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"contains": {"type": "null"}}}}
     named = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nobody"}}}
     bodies: list[tuple[str, str | None, object]] = [
         (CHAT, "unknown_parameter", chat("x", colour="blue")),
