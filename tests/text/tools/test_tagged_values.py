@@ -75,6 +75,16 @@ CASES: Cases = {
         [{"x": "a"}, {}, "abcd"],
     ),
     "boolean or text": ({"anyOf": [{"const": True}, {"type": "string", "maxLength": 5}]}, [True, "a", "tru"], [False]),
+    "contradictions in parts": (
+        {
+            "anyOf": [
+                {"type": "number", "anyOf": [{"maxLength": 2, "type": "string"}]},
+                {"type": "string", "maxLength": 1},
+            ]
+        },
+        ["a"],
+        ["ab", 12],
+    ),
     "one of": ({"oneOf": [{"enum": ["a", "b"]}, {"const": "c"}, {"type": "null"}]}, ["a", "c", None], ["d"]),
     "date": ({"type": "string", "format": "date"}, ["2024-02-29"], ["2023-02-29", "2024-2-1", ""]),
     "date and time": ({"type": "string", "format": "date-time"}, ["2024-02-29T10:00:00Z"], ["2024-02-29", "x"]),
@@ -232,6 +242,7 @@ REFUSED: dict[str, tuple[object, str, str]] = {
     "in a definition": ({"$ref": "#/$defs/Not"}, "properties.p", "'not' is not supported"),
     "length": ({"type": "string", "maxLength": -1}, "properties.p.maxLength", "non-negative"),
     "never": (False, "properties.p", "no value is valid"),
+    "contradiction": ({"allOf": [{"type": "string"}, {"type": "null"}]}, "properties.p", "no value is valid"),
     "empty": ({"type": "string", "minLength": 3, "maxLength": 2}, "properties.p", "no value is valid"),
     "reference": ({"type": "array", "items": {"$ref": "#/properties/p"}}, "properties.p.$ref", "refer to '#/$defs/"),
 }
@@ -253,6 +264,7 @@ AT_TOP: dict[str, tuple[Mapping[str, object], str]] = {
     "any of": ({"anyOf": [{"required": ["p"]}]}, "at anyOf: the keyword 'anyOf' is not supported"),
     "dependent": ({"dependentRequired": {"p": ["q"]}}, "at dependentRequired: "),
     "too few": ({"minProperties": 2}, "at minProperties: "),
+    "pattern of names": ({"patternProperties": {"(p+)+$": {}}}, "at patternProperties.(p+)+$: "),
     "too many": ({"maxProperties": 0}, "at maxProperties: "),
     "name with a space": (
         {"required": ["p", " q"], "additionalProperties": True},
@@ -282,7 +294,7 @@ def test_the_arguments_of_parts_and_references_are_arguments(form: ToolFormat) -
         {
             "type": "object",
             "properties": {"p": {"enum": ["a", "b"]}},
-            "patternProperties": {"^p": {"const": "b"}},
+            "patternProperties": {"^p": {"const": "b"}, "^p$": True, "p$": True, "x": {"const": "z"}, "^pp$": False},
             "required": ["p"],
         },
     ):

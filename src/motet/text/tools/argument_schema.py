@@ -38,6 +38,8 @@ NOT_ENFORCED_AT_TOP: Final = (
 """Keywords that the grammar of separate arguments cannot enforce in the schema of all arguments."""
 IN_THIS_FORMAT: Final = "in the arguments of this model's tool calls"
 ONE_OF: Final = "it is not certain that the strings of its parts exclude one another; use 'anyOf'"
+_SIMPLE_PATTERN = re.compile(r"(\^?)([A-Za-z0-9_-]*)(\$?)")
+"""A pattern without signs of regular expressions, whose matching cannot take long."""
 _REFERENCE = re.compile(r'"\$ref": "(?P<place>#(?:[^"\\]|\\.)*)"')
 
 
@@ -96,8 +98,8 @@ class Argument:
     def other_values(self) -> list[Schema]:
         """Returns alternative schemas that allow all values except strings, without shared definitions."""
         own = {key: value for key, value in self.schema.items() if key not in SHARED}
-        rest = _OtherValues(self).of(own)
-        return [] if rest is None else _alternatives(rest)
+        rest, types_of_part = _OtherValues(self).of(own), TypesOf(self.schema)
+        return [] if rest is None else [part for part in _alternatives(rest) if types_of_part(part)]
 
 
 def types_of_argument(tool: Tool, name: str) -> frozenset[str]:
@@ -107,7 +109,7 @@ def types_of_argument(tool: Tool, name: str) -> frozenset[str]:
     if is_simple and isinstance(properties, Mapping) and name in properties:
         return types_of(properties[name], root)
     try:
-        return next((argument.types for argument in arguments_of_tool(tool) if argument.name == name), ANY)
+        return next((argument.types for argument in arguments_of_tool(tool) if argument.name == name), ANY) or ANY
     except GrammarError:
         return ANY
 
@@ -130,7 +132,7 @@ def arguments_of_tool(tool: Tool) -> list[Argument]:
         if schema is not True and not isinstance(schema, Mapping):
             raise refused(path, "no value is valid" if schema is False else "expected a schema")
         schema = _resolved({} if schema is True else schema, root)
-        types = types_of(schema, root)
+        types = TypesOf(root)(schema)
         if '"$ref"' in (source := json.dumps(schema)):
             _check_references(source, path)
             schema = {**shared, **schema}
@@ -195,12 +197,12 @@ class _Parameters:
         patterns = schema.get("patternProperties")
         for pattern, inner in patterns.items() if isinstance(patterns, Mapping) else ():
             place = joined(path, f"patternProperties.{pattern}")
-            try:
-                names = [name for name in self._schemas if re.search(pattern, name)]
-            except re.error as error:
-                raise refused(place, f"the pattern is invalid: {error}") from None
-            for name in names:
-                self._schemas[name].append((place, inner))
+            simple = _SIMPLE_PATTERN.fullmatch(pattern)
+            if simple is None and self._schemas:
+                raise refused(place, f"next to 'properties', this pattern is not supported {IN_THIS_FORMAT}")
+            for name, schemas in self._schemas.items():
+                if simple and _matches(simple, name):
+                    schemas.append((place, inner))
 
     def schemas(self) -> Mapping[str, list[tuple[str, object]]]:
         """Returns the schemas of each argument, with their places. Required names that have no schema are last."""
@@ -217,6 +219,14 @@ class _Parameters:
         for path, key, number in self._counts:
             if (key == "minProperties" and number > required) or (key == "maxProperties" and number < len(arguments)):
                 raise refused(path, f"the keyword '{key}' is not supported {IN_THIS_FORMAT}")
+
+
+def _matches(simple: re.Match[str], name: str) -> bool:
+    """Returns True if a name matches a pattern that `_SIMPLE_PATTERN` has matched."""
+    starts, text, ends = simple.groups()
+    if starts and ends:
+        return name == text
+    return name.startswith(text) if starts else name.endswith(text) if ends else text in name
 
 
 class _Strings:
@@ -358,11 +368,11 @@ class _OtherValues:
         if depth > MAX_DEPTH or self._steps_left < 0:
             raise refused(self._path, "the schema is too large, or refers to itself")
         schema = {} if schema is True else schema
-        if not isinstance(schema, Mapping):
+        types = self._types_of(schema) if isinstance(schema, Mapping) else frozenset[str]()
+        if not isinstance(schema, Mapping) or types <= {"string"}:
             return None
-        types = self._types_of(schema)
-        if types == {"string"} or "string" not in types:
-            return None if "string" in types else schema
+        if "string" not in types:
+            return schema
         rest = {key: value for key, value in schema.items() if key not in (*OF_STRINGS, "$ref")}
         if not self._remove_from_parts(rest, depth=depth + 1):
             return None

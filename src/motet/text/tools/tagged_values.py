@@ -82,6 +82,8 @@ def free_text(end: str, special: Mapping[str, int]) -> str:
 def value_rules(argument: Argument, rule: str, *, end: ValueEnd) -> tuple[list[str], str]:
     """Returns the rules for the value of an argument, and an expression that matches the value with its end. The names
     of the rules start with `rule`. Raises `GrammarError` for constraints that cannot be enforced."""
+    if not argument.types:
+        raise refused(argument.path, "no value is valid")
     if "string" not in argument.types:
         return [f"{rule}_value: {json_rule(argument.schema)}"], f"{rule}_value {end.rule}"
     forms, others = argument.strings(end=end.tag), argument.other_values()
@@ -96,10 +98,11 @@ def value_rules(argument: Argument, rule: str, *, end: ValueEnd) -> tuple[list[s
     if texts:
         lines, value = _text_rule(texts, f"{rule}_text".upper(), end=end)
         values.append(value)
-    for number, schema in enumerate(as_json):
+    if as_json:
         shared = {key: argument.schema[key] for key in SHARED if key in argument.schema}
-        lines.append(f"{rule}_value_{number}: {json_rule({**shared, **schema})}")
-        values.append(f"{rule}_value_{number} {end.rule}")
+        schema = as_json[0] if len(as_json) == 1 else {"anyOf": as_json}
+        lines.append(f"{rule}_value: {json_rule({**shared, **schema})}")
+        values.append(f"{rule}_value {end.rule}")
     if not values:
         raise refused(argument.path, "no value is valid")
     return lines, values[0] if len(values) == 1 else f"({' | '.join(values)})"

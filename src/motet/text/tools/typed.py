@@ -20,11 +20,12 @@ Schema = Mapping[str, object]
 
 def types_of(schema: object, root: Schema) -> frozenset[str]:
     """Returns the JSON types that a schema allows. References are resolved in `root`, and can be circular."""
-    return TypesOf(root)(schema)
+    return TypesOf(root)(schema) or ANY
 
 
 class TypesOf:
-    """Computes the types that the schemas of one root allow, once for each schema and each reference."""
+    """Computes the types that the schemas of one root allow, once for each schema and each reference. A schema that
+    allows no value has no types."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -35,7 +36,8 @@ class TypesOf:
 
     def __call__(self, schema: object) -> frozenset[str]:
         if (result := self._results.get(id(schema))) is None:
-            result = self._results[id(schema)] = schema, self.of(schema) or ANY
+            types = self.of(schema)
+            result = self._results[id(schema)] = schema, ANY if types is None else types
         return result[1]
 
     def of(self, schema: object, *, depth: int = 0) -> frozenset[str] | None:
