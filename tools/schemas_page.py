@@ -11,7 +11,7 @@ from pathlib import Path
 
 from motet.grammar.limits import MAX_DECIMALS, MAX_LEVELS, MAX_MULTIPLES, MAX_NESTING, MAX_OPTIONAL, MAX_SOURCE_CHARS
 from motet.grammar.schema.drafts import KEPT
-from motet.grammar.schema.formats import LLGUIDANCE, PATTERNS
+from motet.grammar.schema.formats import ALIASES, LLGUIDANCE, PATTERNS
 from motet.grammar.schema.keywords import NARROWED, NOT_ENFORCED
 from motet.grammar.schema.lowering import MAX_ARRAYS, MAX_DEPENDENT
 
@@ -118,6 +118,8 @@ FORMATS = {
     "date": "days of the calendar, years 0001 to 9999",
     "time": "seconds up to 59 with at most 9 digits of a fraction, and an offset: `Z` or `+01:00`",
     "date-time": "a date, `T` and a time",
+    "uri-reference": "hosts are names",
+    "iri-reference": "hosts are names, and letters up to U+D7FF",
     "hostname": "at most 253 characters in labels of 63, none in Punycode (`xn--`)",
 }
 
@@ -143,8 +145,8 @@ def _formats() -> Iterator[str]:
     yield "## Formats\n"
     yield "| format | enforced |"
     yield "|---|---|"
-    for name in sorted({*PATTERNS, *LLGUIDANCE}):
-        yield f"| `{name}` | {FORMATS.get(name, ALWAYS)} |"
+    for name in sorted({*PATTERNS, *LLGUIDANCE, *ALIASES}):
+        yield f"| `{name}` | {f'as `{ALIASES[name]}`' if name in ALIASES else FORMATS.get(name, ALWAYS)} |"
     yield "| others, and every format next to a type other than `string` | no: an annotation, as the standard allows |"
     yield ""
 

@@ -28,18 +28,49 @@ _LABEL = (
     "|[a-zA-Z0-9-](?:[a-zA-Z0-9][a-zA-Z0-9-]|-[a-zA-Z0-9])[a-zA-Z0-9-]{0,58}[a-zA-Z0-9])?"
 )
 
+LETTERS: Final = "\u00a0-\ud7ff"
+"""Letters outside of ASCII that an IRI can have."""
+_VARIABLE = r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*(?::[1-9][0-9]{0,2}|\*)?"
+_LITERAL = r"[A-Za-z0-9._~:/?#@!$&()*+,;=\[\]-]|%[0-9A-Fa-f]{2}"
+_EXPRESSION = rf"\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}}"
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+
+
+def _reference(letters: str) -> str:
+    """Returns a pattern for a URI or a relative reference (RFC 3986) with these additional letters. The host is a
+    name."""
+    no_colon = f"(?:[A-Za-z0-9._~!$&'()*+,;=@{letters}-]|%[0-9A-Fa-f]{{2}})"
+    in_path = f"(?:[A-Za-z0-9._~!$&'()*+,;=:@{letters}-]|%[0-9A-Fa-f]{{2}})"
+    in_host = f"(?:[A-Za-z0-9._~!$&'()*+,;={letters}-]|%[0-9A-Fa-f]{{2}})"
+    in_query = f"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?{letters}-]|%[0-9A-Fa-f]{{2}})"
+    network = f"//(?:{in_host}*@)?{in_host}*(?::[0-9]*)?(?:/{in_path}*)*"
+    absolute = f"/(?:{in_path}+(?:/{in_path}*)*)?"
+    with_scheme = f"[A-Za-z][A-Za-z0-9+.-]*:(?:{network}|{absolute}|{in_path}+(?:/{in_path}*)*|)"
+    relative = f"(?:{network}|{absolute}|{no_colon}+(?:/{in_path}*)*|)"
+    return f"(?:{with_scheme}|{relative})(?:[?]{in_query}*)?(?:#{in_query}*)?"
+
+
 PATTERNS: Final = {
     "date": f"^{_DATE}$",
     "date-time": f"^{_DATE}T{_TIME}$",
     "time": f"^{_TIME}$",
     "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
+    "uri-reference": f"^{_reference('')}$",
+    "iri-reference": f"^{_reference(LETTERS)}$",
+    "uri-template": f"^(?:{_LITERAL}|{_EXPRESSION})*$",
+    "json-pointer": f"^{_POINTER}$",
+    "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
 }
 """Patterns that replace formats. Times are as Python parses them (ISO 8601), with an offset as in RFC 3339."""
+ALIASES: Final = {"idn-email": "email", "idn-hostname": "hostname", "iri": "uri"}
+"""Formats that have the stricter format for ASCII in their place."""
 
 
 def enforce_format(schema: Schema) -> None:
     """Replaces or removes the format of one schema, but not of the schemas inside it."""
     named = schema.get("format")
+    if named in ALIASES:
+        named = schema["format"] = ALIASES[str(named)]
     if named is None or (named in LLGUIDANCE and "string" in types_of(schema)):
         return
     del schema["format"]
