@@ -110,6 +110,8 @@ CASES: Cases = {
         [["</parameter>", "</arg_value>\n</tool_call>"], "abc"],
         [[1]],
     ),
+    "alias": ({"type": "string", "format": "idn-email"}, ["a@example.org"], ["a"]),
+    "annotation": ({"type": "string", "format": "password", "maxLength": 3}, ["abc"], ["abcd"]),
     "anything": ({}, ["a", "{", "[1", 5, None, [1], {"a": 1}], []),
     "free text or number": ({"type": ["string", "integer"]}, ["a", "1.5", "v1", 12, " a "], []),
 }
@@ -236,7 +238,7 @@ REFUSED: dict[str, tuple[object, str, str]] = {
     "reference to a group": ({"type": "string", "pattern": r"^(a)\1$"}, "properties.p.pattern", "not supported"),
     "anchor in a group": ({"type": "string", "pattern": "(^a$)"}, "properties.p.pattern", "start of a pattern"),
     "broken pattern": ({"type": "string", "pattern": "("}, "properties.p.pattern", "does not end"),
-    "format": ({"type": "string", "format": "regex"}, "properties.p.format", "'regex' is not supported"),
+    "format": ({"type": "string", "format": "json-pointer"}, "properties.p.format", "'json-pointer' is not supported"),
     "not": ({"type": "string", "not": {"const": "a"}}, "properties.p.not", "'not' is not supported"),
     "one of": ({"oneOf": [{"type": "string"}, {"const": "a"}]}, "properties.p.oneOf", "use 'anyOf'"),
     "in a definition": ({"$ref": "#/$defs/Not"}, "properties.p", "'not' is not supported"),

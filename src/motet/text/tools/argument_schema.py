@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from motet.errors import GrammarError
-from motet.text.tools.patterns import FORMATS, MAX_CHARS, StringRegex, Unsupported, regex_of_pattern
+from motet.text.tools.patterns import (
+    ALIASES,
+    FORMATS,
+    MAX_CHARS,
+    ONLY_IN_JSON,
+    StringRegex,
+    Unsupported,
+    regex_of_pattern,
+)
 from motet.text.tools.tool_format import Tool
 from motet.text.tools.typed import ANY, Schema, TypesOf, as_json, quoted, referred, types_of
 
@@ -283,11 +291,11 @@ class _Strings:
                 form = form.both(StringForm(None, (regex_of_pattern(str(schema["pattern"])),)))
             except Unsupported as error:
                 raise refused(joined(path, "pattern"), f"{error} {IN_THIS_FORMAT}") from None
-        if "format" in schema:
-            name = str(schema["format"])
-            if name not in FORMATS:
-                supported = ", ".join(sorted(FORMATS))
-                raise refused(joined(path, "format"), f"the format '{name}' is not supported; use one of {supported}")
+        name = str(schema.get("format"))
+        name = ALIASES.get(name, name)
+        if name in ONLY_IN_JSON:
+            raise refused(joined(path, "format"), f"the format '{name}' is not supported {IN_THIS_FORMAT}")
+        if name in FORMATS:
             form = form.both(StringForm(None, (FORMATS[name],), 0, MAX_CHARS.get(name)))
         return form
 

@@ -235,5 +235,11 @@ def _formats() -> Iterator[tuple[str, str]]:
 
 
 FORMATS: Final = {name: StringRegex(source) for name, source in _formats()}
+ALIASES: Final = {"idn-email": "email", "idn-hostname": "hostname", "iri": "uri"}
+"""Formats that have the stricter format for ASCII in their place."""
+ONLY_IN_JSON: Final = frozenset(
+    ["iri-reference", "json-pointer", "relative-json-pointer", "uri-reference", "uri-template"]
+)
+"""Formats that are enforced in JSON and not here. All others are annotations."""
 MAX_CHARS: Final = {"hostname": 253}
 """Maximum number of characters of a format's strings, if the regular expression does not limit it."""
