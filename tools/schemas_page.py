@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from motet.grammar.limits import MAX_DECIMALS, MAX_LEVELS, MAX_MULTIPLES, MAX_NESTING, MAX_OPTIONAL, MAX_SOURCE_CHARS
+from motet.grammar.schema.disjoint import MAX_STEPS
 from motet.grammar.schema.drafts import KEPT
 from motet.grammar.schema.formats import ALIASES, LLGUIDANCE, PATTERNS
 from motet.grammar.schema.keywords import NARROWED, NOT_ENFORCED
-from motet.grammar.schema.lowering import MAX_ARRAYS, MAX_DEPENDENT
+from motet.grammar.schema.lowering import MAX_ARRAYS, MAX_DEPENDENT, MAX_LOWERED_CHARS
+from motet.grammar.schema.negation import MAX_COMPLEMENTS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "schemas.md"
 ALWAYS = "yes"
@@ -50,6 +52,9 @@ TAIL = f"""\
 | properties of an object that are not required | {MAX_OPTIONAL} |
 | sum of all different numbers in `multipleOf`, without their decimal points | {MAX_MULTIPLES} |
 | decimal places of `multipleOf` | {MAX_DECIMALS} |
+| characters after keywords such as `not` and `uniqueItems` were replaced, about | {MAX_LOWERED_CHARS} |
+| schemas in all complements, for `not`, `if` and `oneOf` | {MAX_COMPLEMENTS} |
+| schemas, constants and patterns that are compared for `oneOf` | {MAX_STEPS} |
 
 `python -m bench.schemas FOLDER` tries a folder of schemas and instances ([benchmarks](benchmarks.md)).
 """

@@ -72,7 +72,7 @@ def test_a_property_can_have_the_name_of_a_keyword() -> None:
         ({"x-guidance": {"lenient": True}}, "at x-guidance: expected no value, because this keyword is not supported"),
         (
             {"$ref": "#/other/a", "other": {"a": {"contains": {"type": "null"}}}},
-            "at $defs.other.a.contains: the keyword 'contains' is not supported with this value",
+            "at other.a.contains: the keyword 'contains' is not supported with this value",
         ),
         # The errors below come from llguidance.
         (obj(a={"anyOf": [{"type": "string"}, {"pattern": "(?=a)b"}]}), "at properties.a.anyOf[1]: look-around"),

@@ -27,7 +27,7 @@ INTEGER = {"type": "integer"}
          {"dependentRequired": {"a": ["b"]}, "dependentSchemas": {"c": INTEGER}}),
         ({"title": "A", "description": "B", "examples": [1], "unknown": {"type": 3}, "type": "null"}, {"type": "null"}),
         ({"$schema": DRAFT7, "$ref": "#/definitions/a", "maxLength": 1, "definitions": {"a": INTEGER}},
-         {"$ref": "#/$defs/definitions.a", "$defs": {"definitions.a": INTEGER}}),
+         {"$ref": "#/$defs/$.definitions.a", "$defs": {"$.definitions.a": INTEGER}}),
         ({"$ref": "#/$defs/a", "maximum": 1, "$defs": {"a": INTEGER}},
          {"$ref": "#/$defs/a", "maximum": 1, "$defs": {"a": INTEGER}}),
     ],
@@ -70,7 +70,7 @@ def test_a_reference_of_any_kind_leads_to_its_schema(ref: str, document: Schema)
 def test_a_reference_in_an_embedded_resource_is_relative_to_it() -> None:
     inner = {"$id": "https://a/inner", "$ref": "#/$defs/x", "$defs": {"x": INTEGER}}
     found = normal_form({"items": {"$ref": "https://a/inner"}, "$defs": {"i": inner, "x": {"type": "null"}}})
-    assert found["$defs"] == {"i": {"$ref": "#/$defs/_defs.i._defs.x".replace("_", "$")}, "$defs.i.$defs.x": INTEGER}
+    assert found["$defs"] == {"i": {"$ref": "#/$defs/$.$defs.i.$defs.x"}, "$.$defs.i.$defs.x": INTEGER}
 
 
 def test_references_to_the_whole_schema_and_to_themselves_stay_circular() -> None:

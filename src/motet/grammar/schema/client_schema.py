@@ -34,7 +34,16 @@ from motet.grammar.schema.patterns import enforce_patterns
 def read_schema(source: str, multiples: Multiples | None = None) -> Schema:
     """Returns a JSON Schema that is safe for llguidance. Raises `GrammarError` with the path of the invalid part.
     `multiples` has counted the other schemas of the same grammar."""
-    schema = lower(normal_form(_parse(source)))
+    lowered = lower(normal_form(_parse(source)))
+    try:
+        return _enforceable(lowered, multiples or Multiples())
+    except GrammarError:
+        _check_values(normal_form(_parse(source)))  # its errors have the client's places
+        raise
+
+
+def _enforceable(schema: Schema, multiples: Multiples) -> Schema:
+    """Returns a lowered schema with values that llguidance reads exactly."""
     exclude_others(schema)
     schemas = all_schemas(schema)
     for path, inner in schemas:
@@ -44,13 +53,28 @@ def read_schema(source: str, multiples: Multiples | None = None) -> Schema:
             make_exact(inner, path)
     schemas = all_schemas(schema)
     _check_levels(schema)
-    (multiples or Multiples()).add(schemas, schema)
+    multiples.add(schemas, schema)
     return schema
 
 
-@lru_cache(maxsize=64)
+def _check_values(normal: Schema) -> None:
+    """Raises `GrammarError` at a value that cannot be enforced."""
+    schemas = all_schemas(normal)
+    for path, inner in schemas:
+        if isinstance(inner, dict):
+            values = dict(inner)
+            enforce_patterns(values, path)
+            make_exact(values, path)
+    Multiples().add(schemas, normal)
+
+
 def closed_source(source: str) -> str:
     """Returns a schema in JSON with its objects closed. A schema that is invalid is returned unchanged."""
+    return _closed_source(source) if len(source) <= MAX_SOURCE_CHARS else source
+
+
+@lru_cache(maxsize=64)
+def _closed_source(source: str) -> str:
     try:
         schema = lower(normal_form(_parse(source)))
     except GrammarError:

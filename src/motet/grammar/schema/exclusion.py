@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Final
 
-from motet.grammar.schema.disjoint import Disjointness, constrains
+from motet.grammar.schema.disjoint import Disjointness
 from motet.grammar.schema.keywords import NARROWED, TYPES, Path, Schema, dict_at, inner_schemas, list_at, schema_error
 from motet.grammar.schema.negation import Complements, all_of
-from motet.grammar.schema.references import target_of
+from motet.grammar.schema.references import resolved
 
 ONE_OF: Final = (
     "it is not certain that the parts of 'oneOf' exclude one another; use 'anyOf', or make each part an object with a "
@@ -46,20 +46,23 @@ def exclusive(
     """Returns schemas for the values that exactly one of the parts allows; None if there are none."""
     if len(parts) >= MANY and _has_discriminator(parts, disjointness):
         return parts
-    root = disjointness.root
     others: dict[int, list[int]] = {at: [] for at in range(len(parts))}
     shared: dict[int, frozenset[str]] = {at: frozenset() for at in range(len(parts))}
     """Types whose values are all allowed by the part and by another one."""
     for pair in combinations(range(len(parts)), 2):
         types = disjointness.common_types([parts[at] for at in pair])
-        all_shared = frozenset(name for name in types if not any(constrains(parts[at], name, root=root) for at in pair))
+        all_shared = frozenset(
+            name for name in types if not any(disjointness.constrains(parts[at], name) for at in pair)
+        )
+        if disjointness.exhausted:
+            return None
         for one, other in (pair, pair[::-1]):
             shared[one] |= all_shared
             if types - all_shared:
                 others[one].append(other)
     found: list[object] = []
     for at, overlapping in others.items():
-        names = _closed_names(parts[at], root)
+        names = _closed_names(parts[at], disjointness.root)
         excluded = [complements.of(parts[other], names=names) for other in overlapping]
         if any(each is None for each in excluded):
             return None
@@ -79,15 +82,17 @@ def _without(types: frozenset[str]) -> object:
 
 def _closed_names(part: object, root: Mapping[str, object]) -> Sequence[str] | None:
     """Returns the names that properties of an object can have; None if they can have any."""
-    while isinstance(part, dict) and part.keys() == {"$ref"}:
-        part = target_of(str(part["$ref"]), root)
+    part = resolved(part, root)
     if not isinstance(part, dict) or part.get("additionalProperties") is not False or "patternProperties" in part:
         return None
     return [*dict_at(part, "properties")]
 
 
 def _has_discriminator(parts: Sequence[object], disjointness: Disjointness) -> bool:
-    """Returns True if all parts require a property, and its strings in each part differ from those in all others."""
+    """Returns True if all parts are objects that require a property, and its strings in each part differ from those in
+    all others."""
+    if any(disjointness.common_types([part]) != {"object"} for part in parts):
+        return False
     labels = [disjointness.labels(part) for part in parts]
     for name in set.intersection(*(set(each) for each in labels)):
         texts = [each[name] for each in labels]

@@ -3,6 +3,7 @@
 Keywords of all drafts from 4 to 2020-12 are known. Unknown keywords are annotations, by the standard.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeGuard
 
@@ -26,6 +27,8 @@ ONE_LINE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_se
 """The only allowed value of `x-guidance`, a keyword with options for llguidance. Formats of tool calls use it."""
 NARROWED: Final = "x-narrowed"
 """Key of a schema in the normal form that does not allow all values that the client's schema allows."""
+ELSEWHERE: Final = "$"
+"""First step in the name of a definition of the normal form that is somewhere else in the client's schema."""
 TOO_DEEP: Final = f"the schema is nested deeper than {MAX_NESTING} levels"
 
 Path = tuple[str | int, ...]
@@ -41,6 +44,8 @@ class SchemaPath(NamedTuple):
 
 def schema_error(path: Path, message: str) -> GrammarError:
     """Returns an error that names the place, such as `at properties.a.anyOf[0]: <message>`."""
+    if path[:1] == ("$defs",) and len(path) > 1 and str(path[1]).startswith(f"{ELSEWHERE}."):
+        path = (*(int(step) if step.isdecimal() else step for step in str(path[1]).split(".")[1:]), *path[2:])
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return GrammarError(f"at {text.removeprefix('.') or 'the top'}: {message}")
 
@@ -85,6 +90,8 @@ def check_keywords(path: Path, schema: Mapping[str, object]) -> None:
             expected, is_valid = EXPECTED[key]
             if not is_valid(value):
                 raise schema_error((*path, key), f"expected {expected}, got {shortened(value)}")
+        if key in WITH_NUMBERS and _has_infinite(value):
+            raise schema_error((*path, key), "a number is greater than a 64-bit float can be")
     if ("additionalItems" in schema or isinstance(schema.get("items"), list)) and "prefixItems" in schema:
         message = "'prefixItems' cannot be combined with 'additionalItems' or with an array in 'items'"
         raise schema_error((*path, "prefixItems"), message)
@@ -158,6 +165,17 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _has_infinite(value: object) -> bool:
+    """Returns True for a number that is not finite as a float, and for an array or object with one."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if is_number(each) and not -sys.float_info.max <= each <= sys.float_info.max:
+            return True
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+    return False
+
+
 def _is_string_list(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
@@ -198,6 +216,10 @@ _EXPECTATIONS: Final[Sequence[tuple[str, Callable[[object], bool], Sequence[str]
     ("no value, because this keyword is not supported", lambda value: value == ONE_LINE, ("x-guidance",)),
 )
 """Description, check and keywords of each kind of value."""
+WITH_NUMBERS: Final = frozenset(
+    [*_COUNTS, "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"]
+)
+"""Keywords whose values have numbers."""
 EXPECTED: Final = {keyword: (text, is_valid) for text, is_valid, keywords in _EXPECTATIONS for keyword in keywords}
 """Description and check of the value of each keyword."""
 

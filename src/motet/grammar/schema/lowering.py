@@ -20,7 +20,11 @@ from itertools import chain, combinations, permutations
 from math import comb, perm
 from typing import Final
 
+from motet.errors import GrammarError
+from motet.grammar.limits import MAX_SOURCE_CHARS
+from motet.grammar.schema.disjoint import same
 from motet.grammar.schema.keywords import (
+    NARROWED,
     Path,
     Schema,
     dict_at,
@@ -32,12 +36,14 @@ from motet.grammar.schema.keywords import (
 )
 from motet.grammar.schema.negation import KINDS, Complements, all_of, any_of
 from motet.grammar.schema.property_names import restrict_names
-from motet.grammar.schema.references import target_of
+from motet.grammar.schema.references import resolved, target_of
 
 MAX_ARRAYS: Final = 200
 """Maximum number of arrays that are listed for `uniqueItems`."""
 MAX_DEPENDENT: Final = 8
 """Maximum number of properties of one schema on which others depend. The number of alternatives doubles with each."""
+MAX_LOWERED_CHARS: Final = 4 * MAX_SOURCE_CHARS
+"""Approximate maximum number of characters of a schema after the replacements."""
 PARTS: Final = ("then", "else", "minContains", "maxContains")
 """Keywords that mean something only next to another one."""
 APPLICATORS: Final = frozenset(["$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"])
@@ -53,8 +59,24 @@ def lower(root: Schema) -> Schema:
     lowering.lower(root, ())
     if not lowering.changed:
         return root
+    _check_size(root)
     separate: Schema = json.loads(json.dumps(root))  # a complement shares parts with its schema
     return separate
+
+
+def _check_size(root: Schema) -> None:
+    """Raises `GrammarError` if the JSON of a schema is too long. Parts that are shared count each time."""
+    left = MAX_LOWERED_CHARS
+    waiting: list[object] = [root]
+    while waiting:
+        value = waiting.pop()
+        left -= len(value) + 4 if isinstance(value, str) else 8
+        if left < 0:
+            message = f"its keywords that are replaced by others make it longer than {MAX_LOWERED_CHARS} characters"
+            raise GrammarError(message)
+        if isinstance(value, dict):
+            left -= sum(map(len, value))
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 class _Lowering:
@@ -64,6 +86,8 @@ class _Lowering:
         self._root = root
         self.changed = False
         self._complements = Complements(root)
+        self._negated = set[int]()
+        """The ids of the schemas that replace `not`. The properties that they name stay unevaluated."""
         self._replacements: Mapping[str, Callable[[Schema], object]] = {
             # The first two depend on the schemas that the others replace.
             "unevaluatedProperties": self._unevaluated_properties,
@@ -91,6 +115,8 @@ class _Lowering:
                 raise schema_error((*path, key), f"the keyword '{key}' is not supported with this value")
             del schema[key]
             self.changed = True
+            if key == "not":
+                self._negated.add(id(replacement))
             if not is_any(replacement):
                 extra.append(replacement)
         for part in PARTS:
@@ -128,26 +154,25 @@ class _Lowering:
             return None
         arrange = permutations if sum(perm(len(values), n) for n in lengths) <= MAX_ARRAYS else combinations
         arrays = [list(each) for each in chain.from_iterable(arrange(values, n) for n in lengths)]
-        return any_of([{"enum": arrays} if arrays else False, _other_types(schema, "array")])
+        narrowed = {NARROWED: True} if arrange is combinations else {}
+        return any_of([{"enum": arrays, **narrowed} if arrays else False, _other_types(schema, "array")])
 
     def _constants(self, schema: object) -> Sequence[object] | None:
         """Returns the values that a schema allows; None if it is not a list of constants."""
+        schema = resolved(schema, self._root)
         if not isinstance(schema, dict):
             return None
-        if schema.keys() == {"$ref"}:
-            return self._constants(target_of(str(schema["$ref"]), self._root))
         if schema == {"type": "boolean"}:
             return [False, True]
         listed = [schema["const"]] if "const" in schema else list_at(schema, "enum")
         if not listed or len(listed) > MAX_ARRAYS or not schema.keys() <= {"const", "enum", "type"}:
             return None
-        different = {json.dumps(value, sort_keys=True): value for value in listed}
-        return [*different.values()]
+        return [value for at, value in enumerate(listed) if not any(same(value, each) for each in listed[:at])]
 
     def _unevaluated_properties(self, schema: Schema) -> object:
         if "additionalProperties" in schema or is_any(schema["unevaluatedProperties"]):
             return True
-        names = self._known_names(schema)
+        names = self._known_names(schema, set())
         if names is None:
             return None
         schema["properties"] = dict_at(schema, "properties") | {
@@ -156,10 +181,12 @@ class _Lowering:
         schema["additionalProperties"] = schema["unevaluatedProperties"]
         return True
 
-    def _known_names(self, schema: object, depth: int = 0) -> list[str] | None:
-        """Returns the names of the properties that a schema and its parts know; None if they depend on the value."""
-        if not isinstance(schema, dict):
+    def _known_names(self, schema: object, visited: set[int], *, depth: int = 0) -> list[str] | None:
+        """Returns the names of the properties that a schema and its parts know; None if they depend on the value. Parts
+        whose ids are in `visited` are left out."""
+        if not isinstance(schema, dict) or id(schema) in visited or id(schema) in self._negated:
             return []
+        visited.add(id(schema))
         if depth > MAX_DEPENDENT or APPLICATORS & schema.keys() - {"$ref", "allOf"}:
             return None
         if depth and not schema.keys().isdisjoint(("additionalProperties", "patternProperties")):
@@ -167,7 +194,7 @@ class _Lowering:
         names = [*dict_at(schema, "properties")]
         parts = list_at(schema, "allOf") + ([target_of(str(schema["$ref"]), self._root)] if "$ref" in schema else [])
         for part in parts:
-            found = self._known_names(part, depth + 1)
+            found = self._known_names(part, visited, depth=depth + 1)
             if found is None:
                 return None
             names += found
@@ -207,7 +234,7 @@ def _contains(schema: Schema) -> object:
     least, most = schema.get("minContains", 1), schema.get("maxContains")
     if least == 0 and most is None:
         return True
-    if not is_any(schema["contains"]) and schema["contains"] != schema.get("items"):
+    if not is_any(schema["contains"]) and not same(schema["contains"], schema.get("items")):
         return None
     if "prefixItems" in schema and not is_any(schema["contains"]):
         return None

@@ -6,12 +6,13 @@ from itertools import pairwise
 from typing import Final
 
 from motet.grammar.schema.keywords import NARROWED, Schema, dict_at, is_any, is_number, list_at, types_of
+from motet.grammar.schema.numbers import LARGEST
 from motet.grammar.schema.references import target_of
 
 MAX_DEPTH: Final = 12
 """Maximum number of schemas inside one another, through references too, that are complemented."""
 MAX_COMPLEMENTS: Final = 5_000
-"""Maximum number of schemas that are complemented for one root schema."""
+"""Maximum number of schemas that are complemented for one root schema, and of schemas in the complements."""
 MAX_WORDS_CHARS: Final = 400
 """Maximum number of characters of the strings that a pattern excludes."""
 LIMITS: Final[Mapping[str, tuple[str, str, int]]] = {
@@ -62,8 +63,9 @@ class Complements:
                 found = self._options(key, value, schema=schema, depth=depth + 1)
             if found is None:
                 return None
+            self._left -= len(found)
             options += found
-        return any_of(options)
+        return any_of(options) if self._left >= 0 else None
 
     def _options(self, key: str, value: object, *, schema: Mapping[str, object], depth: int) -> Options:
         """Returns the options for one keyword."""
@@ -72,14 +74,17 @@ class Complements:
         if key == "type":
             return _other_types(types_of(schema))
         if key in ("const", "enum"):
-            return _other_values([value] if key == "const" else list_at(schema, "enum"))
+            values = [value] if key == "const" else list_at(schema, "enum")
+            return _other_values(values) if len(values) <= self._left else None
         if key in LIMITS and isinstance(value, int):
             kind, opposite, difference = LIMITS[key]
             return [{"type": kind, opposite: value + difference}] if value + difference >= 0 else []
         if key in BOUNDS:
-            return [{"type": "number", BOUNDS[key]: value}]
+            too_far = is_number(value) and abs(value) > LARGEST
+            return None if too_far else [{"type": "number", BOUNDS[key]: value}]
         if key == "required":
-            return _without_one([*dict.fromkeys(map(str, list_at(schema, "required")))])
+            required = [*dict.fromkeys(map(str, list_at(schema, "required")))]
+            return _without_one(required) if self._allows_prefixes(len(required)) else None
         if key in ("allOf", "anyOf", "prefixItems", "properties", "$ref"):
             return self._options_of_schemas(key, value, depth=depth)
         return None
@@ -89,6 +94,8 @@ class Complements:
         names = list(value) if isinstance(value, dict) else []
         inner = [target_of(str(value), self._root)] if key == "$ref" else value
         each = [*inner.values()] if isinstance(inner, dict) else inner if isinstance(inner, list) else []
+        if key == "prefixItems" and not self._allows_prefixes(len(each)):
+            return None
         complements = [self.of(schema, depth=depth) for schema in each]
         if any(complement is None for complement in complements):
             return None
@@ -110,6 +117,11 @@ class Complements:
                 }
             options.append(complement)
         return options
+
+    def _allows_prefixes(self, count: int) -> bool:
+        """Counts the work for all prefixes of a list, and returns True if it is not too much."""
+        self._left -= count * count // 16
+        return self._left >= 0
 
 
 def any_of(options: Iterable[object]) -> Schema | bool:
@@ -163,7 +175,7 @@ def _other_values(values: Sequence[object]) -> Options:
     booleans = [value for value in values if isinstance(value, bool)]
     numbers = sorted({value for value in values if is_number(value)})
     words = [value for value in values if isinstance(value, str)]
-    if sum(map(len, words)) > MAX_WORDS_CHARS:
+    if sum(map(len, words)) > MAX_WORDS_CHARS or any(abs(number) > LARGEST for number in numbers):
         return None
     given = {"null": None in values, "boolean": booleans, "number": numbers, "string": words}
     options: list[object] = [{"type": [kind for kind in KINDS if not given.get(kind)]}]
@@ -193,4 +205,4 @@ def _not_in(words: Sequence[str]) -> str:
 
 
 def _in_class(character: str) -> str:
-    return f"\\{character}" if character in r"\]^-" else character
+    return f"\\{character}" if character in r"\[]^-&~" else character

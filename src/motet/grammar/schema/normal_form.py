@@ -9,11 +9,13 @@
     annotations   Titles, descriptions, unknown keywords, and definitions that nothing refers to are left out.
 
 Each schema is checked on the way, so errors name the client's place. The name of a definition is the path of its
-schema, so errors that are found later name this place too. The normal form of a normal form is the same.
+schema, after `$` if it is not a definition of the client, so errors that are found later name this place too. The
+normal form of a normal form is the same.
 """
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +28,7 @@ from motet.errors import GrammarError
 from motet.grammar.limits import MAX_SCHEMAS
 from motet.grammar.schema.drafts import draft_of, modern_keywords
 from motet.grammar.schema.keywords import (
+    ELSEWHERE,
     SCHEMA_LISTS,
     SCHEMA_MAPS,
     SCHEMAS,
@@ -34,9 +37,15 @@ from motet.grammar.schema.keywords import (
     check_keywords,
     check_nesting,
     dict_at,
+    list_at,
     schema_error,
+    shortened,
 )
 
+MAX_SHOWN: Final = 100
+"""Maximum number of characters of a reference in an error."""
+NAMING: Final = ("$id", "id", "$anchor", "$dynamicAnchor")
+"""Keywords that name a schema."""
 REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.$-]")
 """Characters that the name of a definition does not have, because a reference would escape them."""
@@ -56,12 +65,16 @@ class _Scope(NamedTuple):
     """A resolver of `referencing`, which does not export its class."""
     draft: Specification[Any]
 
-    def inside(self, schema: Mapping[str, object]) -> "_Scope":
+    def inside(self, schema: Mapping[str, object], path: Path) -> "_Scope":
         """Returns the scope in a schema, which can have an `$id` and a `$schema` of its own."""
         draft = draft_of(schema, default=self.draft)
-        if not isinstance(schema.get("id" if draft is DRAFT4 else "$id"), str):
+        key = "id" if draft is DRAFT4 else "$id"
+        if not isinstance(schema.get(key), str):
             return self._replace(draft=draft)
-        return _Scope(self.resolver.in_subresource(draft.create_resource(schema)), draft)
+        try:
+            return _Scope(self.resolver.in_subresource(draft.create_resource(schema)), draft)
+        except ValueError as error:
+            raise schema_error((*path, key), f"{shortened(schema[key])} is not a URI") from error
 
 
 class _Target(NamedTuple):
@@ -88,6 +101,10 @@ class _Normaliser:
         draft = draft_of(self._root, default=DRAFT202012)
         resource = draft.create_resource(self._root)
         registry = jsonschema_specifications.REGISTRY.with_resource("", resource)
+        if self._has_names:
+            # Otherwise each reference to a name would search the schema again. The library expects valid schemas.
+            with suppress(Exception):
+                registry = registry.crawl()
         out = self._schema(self._root, (), scope=_Scope(registry.resolver(), draft))
         defs: Schema = {}
         while self._waiting:
@@ -105,7 +122,7 @@ class _Normaliser:
         if self._schemas_left < 0:
             raise GrammarError(f"the schema has more than {MAX_SCHEMAS} schemas inside it")
         check_keywords(path, schema)
-        scope = scope.inside(schema)
+        scope = scope.inside(schema, path)
         out: Schema = {}
         for key, old_key, value in modern_keywords(schema, draft=scope.draft):
             where = (*path, old_key)
@@ -115,7 +132,12 @@ class _Normaliser:
                 out["$ref"] = self._reference(key, str(value), where=where, scope=scope)
             elif key in SCHEMA_MAPS and isinstance(value, dict):
                 inner = {name: self._schema(each, (*where, name), scope=scope) for name, each in value.items()}
-                out[key] = dict_at(out, key) | inner
+                before = dict_at(out, key)  # `dependencies` and `dependentSchemas` can have the same names
+                both = {name: {"allOf": [before[name], inner[name]]} for name in before.keys() & inner.keys()}
+                out[key] = before | inner | both
+            elif key == "dependentRequired" and isinstance(value, dict):
+                before = dict_at(out, key)
+                out[key] = before | {name: [*list_at(before, name), *each] for name, each in value.items()}
             elif key in SCHEMA_LISTS and isinstance(value, list):
                 out[key] = [self._schema(each, (*where, number), scope=scope) for number, each in enumerate(value)]
             else:
@@ -126,17 +148,18 @@ class _Normaliser:
         """Returns the reference of the normal form to the schema that a client's reference leads to."""
         if keyword != "$ref" and self._is_dynamic:
             raise schema_error(where, f"'{keyword}' is not supported where several schemas have the same anchor")
+        shown = f"'{ref}'" if len(ref) <= MAX_SHOWN else f"'{ref[:MAX_SHOWN]}...'"
         try:
             recursive = keyword == "$recursiveRef"
             found = lookup_recursive_ref(scope.resolver) if recursive else scope.resolver.lookup(ref)
         except Unresolvable as error:
             why = "does not exist" if ref.startswith("#") else "is not in this schema; others are not loaded"
-            raise schema_error(where, f"'{ref}' {why}") from error
+            raise schema_error(where, f"{shown} {why}") from error
         except Exception as error:  # the library expects valid schemas
-            raise schema_error(where, f"'{ref}' does not exist") from error
+            raise schema_error(where, f"{shown} does not exist") from error
         schema = found.contents
         if not isinstance(schema, dict | bool):
-            raise schema_error(where, f"'{ref}' is not a schema")
+            raise schema_error(where, f"{shown} is not a schema")
         if isinstance(schema, bool) or id(schema) not in self._refs:
             path = where if isinstance(schema, bool) else self._paths.get(id(schema), where)
             name = self._new_name(path)
@@ -147,7 +170,7 @@ class _Normaliser:
         return self._refs[id(schema)]
 
     def _new_name(self, path: Path) -> str:
-        steps = path[1:] if path[0] == "$defs" and len(path) == 2 else path
+        steps = path[1:] if path[0] == "$defs" and len(path) == 2 else (ELSEWHERE, *path)
         name = text = NOT_IN_NAMES.sub("_", ".".join(map(str, steps))) or "_"
         number = 1
         while name in self._names:
@@ -169,6 +192,20 @@ class _Normaliser:
             elif isinstance(value, list):
                 waiting += [((*path, number), inner) for number, inner in enumerate(value)]
         return paths
+
+    @property
+    def _has_names(self) -> bool:
+        """True if a schema in the client's schema can have a name, which is not its path."""
+        waiting: list[object] = [self._root]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict):
+                if any(isinstance(value.get(key), str) for key in NAMING):
+                    return True
+                waiting += value.values()
+            elif isinstance(value, list):
+                waiting += value
+        return False
 
     @cached_property
     def _is_dynamic(self) -> bool:

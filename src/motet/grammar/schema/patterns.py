@@ -15,7 +15,7 @@ NULLS: Final = ("\0", r"\x00", r"\u0000", r"\0")
 CONTROLS: Final = re.compile(r"\\p\{?(C|Cc|Other|Control|cntrl)\}?$|\[:cntrl:\]", re.IGNORECASE)
 """Classes with all control characters and without other ones that JSON escapes."""
 
-MAX_MEMORY = 4 << 20
+MAX_MEMORY: Final = 1 << 20
 """Maximum memory of one compiled pattern in bytes."""
 
 
@@ -29,7 +29,7 @@ def matches(pattern: str, text: str) -> bool | None:
     return None if compiled is None else compiled.search(text) is not None
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _compiled(pattern: str) -> Any:
     options = re2.Options()
     options.log_errors = False

@@ -5,15 +5,13 @@ from collections.abc import Collection, Mapping
 from motet.grammar.schema.formats import PATTERNS
 from motet.grammar.schema.keywords import Schema, dict_at, is_any, list_at, types_of
 from motet.grammar.schema.patterns import matches
-from motet.grammar.schema.references import target_of
+from motet.grammar.schema.references import resolved
 
 
 def restrict_names(schema: Schema, root: Mapping[str, object]) -> object:
     """Changes `schema` so that the names of properties follow its `propertyNames`, and returns another schema that its
     values must follow. Returns None if no replacement is known."""
-    names = schema["propertyNames"]
-    if isinstance(names, dict) and names.keys() == {"$ref"}:
-        names = target_of(str(names["$ref"]), root)
+    names = resolved(schema["propertyNames"], root)
     if is_any(names):
         return True
     if names is False:
