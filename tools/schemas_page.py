@@ -40,6 +40,10 @@ they have no effect.
 
 An answer uses one notation of each value, so some valid texts are never generated: properties have the order of the
 schema, strings escape only what must be escaped, and numbers with bounds have no exponent.
+
+Objects are [closed](api.md#structured-output) before `oneOf` is replaced. Two parts of `oneOf` with different optional
+properties then exclude one another, although a validator without this rule finds that an answer follows both. Use
+`anyOf` for such parts, or give them `additionalProperties: false`.
 """
 TAIL = f"""\
 ## Limits
@@ -112,8 +116,11 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "format": "as [below](#formats)",
     },
     "Numbers": {
-        "minimum": "yes. From 2\\*\\*53 on, the bound is the next 64-bit float inside the range",
-        "maximum": "as `minimum`",
+        "minimum": (
+            "up to 2\\*\\*63 - 1024. From 2\\*\\*53 on, the bound is the next 64-bit float inside the range. A minimum "
+            "below -2\\*\\*63 + 1024 counts as this number"
+        ),
+        "maximum": "as `minimum`, with the opposite sign",
         "exclusiveMinimum": "yes. With 0, the smallest number is 1e-20",
         "exclusiveMaximum": "yes. With 0, the largest number is -1e-20",
         "multipleOf": "within [limits](#limits)",
@@ -152,6 +159,7 @@ def _formats() -> Iterator[str]:
     yield "|---|---|"
     for name in sorted({*PATTERNS, *LLGUIDANCE, *ALIASES}):
         yield f"| `{name}` | {f'as `{ALIASES[name]}`' if name in ALIASES else FORMATS.get(name, ALWAYS)} |"
+    yield "| `int32`, `int64`, `float`, `double` | no. Without `minimum` and `maximum`, numbers can have any length |"
     yield "| others, and every format next to a type other than `string` | no: an annotation, as the standard allows |"
     yield ""
 

@@ -312,8 +312,21 @@ def find_invalid_part(
             if found == error:
                 break
         if deeper is None:
-            return place.path, error
+            return (*place.path, *_invalid_keyword(place.schema, error, error_in=error_in)), error
         place, error = deeper
+
+
+def _invalid_keyword(
+    schema: object, error: str, *, error_in: Callable[[Mapping[str, object]], str | None]
+) -> Sequence[str]:
+    """Returns the keyword with an invalid regular expression, or nothing if another keyword causes the error."""
+    for key in ("pattern", "patternProperties"):
+        if isinstance(schema, dict) and key in schema:
+            value = schema[key]
+            alone = {key: dict.fromkeys(value, True) if isinstance(value, dict) else value}
+            if error_in(alone) == error:
+                return [key]
+    return []
 
 
 def _redirected(schema: Mapping[str, object]) -> dict[str, object]:

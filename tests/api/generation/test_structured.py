@@ -102,8 +102,9 @@ async def test_objects_stay_open_if_the_server_or_the_schema_requests_it(
         (
             {"response_format": json_schema({"type": "object", "properties": {"a": {"contains": {"const": 1}}}})},
             "response_format",
-            "Invalid schema for response_format 'answer': at properties.a.contains: the keyword 'contains' is not "
-            "supported with this value.",
+            "Invalid schema for response_format 'answer': at properties.a.contains: the keyword 'contains' is "
+            "supported only if it has the schema of 'items', or allows everything; leave it out, and check the answer "
+            "for it instead.",
         ),
         (
             {"structured_outputs": {"json": {"type": "object", "properties": {"a": {"type": "text"}}}}},

@@ -94,7 +94,14 @@ def test_large_numbers_are_exact_or_inside_their_bounds(schema: Schema, good: st
         ({"enum": ["a", {"b": [1234567890123456789]}]}, "at enum: 1234567890123456789 cannot be generated exactly"),
         ({"const": 0.1234567890123456}, "at const: 0.1234567890123456 cannot be generated exactly"),
         ({"const": 1e300}, "at const: 1e+300 cannot be generated exactly"),
-        ({"items": {"minimum": 2**64}}, f"at items.minimum: {2**64} is too far from 0"),
+        (
+            {"items": {"minimum": 2**64}},
+            f"at items.minimum: {2**64} is too far from 0; 'minimum' must be at most {2**63 - 1024}",
+        ),
+        (
+            {"exclusiveMaximum": -(2**64)},
+            f"at exclusiveMaximum: {-(2**64)} is too far from 0; 'exclusiveMaximum' must be at least {1024 - 2**63}",
+        ),
     ],
 )
 def test_a_number_that_would_be_another_one_is_refused(schema: Schema, message: str) -> None:

@@ -46,6 +46,22 @@ MAX_LOWERED_CHARS: Final = 4 * MAX_SOURCE_CHARS
 """Approximate maximum number of characters of a schema after the replacements."""
 PARTS: Final = ("then", "else", "minContains", "maxContains")
 """Keywords that mean something only next to another one."""
+COMPLEMENTED: Final = (
+    "types, constants, bounds, lengths, counts, 'required', 'properties' and combinations of these, within limits"
+)
+"""What `not` and `if` are enforced for, in errors."""
+CONDITIONS: Final[Mapping[str, str]] = {
+    "unevaluatedProperties": "next to 'properties', 'allOf' and '$ref', and not next to other combinations",
+    "unevaluatedItems": "if no keyword other than 'prefixItems' has schemas for the array",
+    "dependentRequired": f"for up to {MAX_DEPENDENT} properties",
+    "dependentSchemas": f"for up to {MAX_DEPENDENT} properties",
+    "if": f"for conditions on {COMPLEMENTED}",
+    "not": f"for {COMPLEMENTED}",
+    "propertyNames": "with one of 'pattern', 'format', lengths, 'const' and 'enum', and without 'patternProperties'",
+    "uniqueItems": "for arrays of at most one item, and for items with a few constants",
+    "contains": "if it has the schema of 'items', or allows everything",
+}
+"""Condition under which each keyword is enforced, for the error where it is not."""
 APPLICATORS: Final = frozenset(["$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"])
 """Keywords with other schemas for the same value."""
 
@@ -77,6 +93,14 @@ def _check_size(root: Schema) -> None:
         if isinstance(value, dict):
             left -= sum(map(len, value))
         waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def not_enforced(keyword: str) -> str:
+    """Returns the message for a keyword that has no replacement in its schema."""
+    return (
+        f"the keyword '{keyword}' is supported only {CONDITIONS[keyword]}; "
+        "leave it out, and check the answer for it instead"
+    )
 
 
 class _Lowering:
@@ -112,7 +136,7 @@ class _Lowering:
         for key in [key for key in self._replacements if key in schema]:
             replacement = self._replacements[key](schema)
             if replacement is None:
-                raise schema_error((*path, key), f"the keyword '{key}' is not supported with this value")
+                raise schema_error((*path, key), not_enforced(key))
             del schema[key]
             self.changed = True
             if key == "not":

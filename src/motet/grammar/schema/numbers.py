@@ -46,7 +46,8 @@ def make_exact(schema: Schema, path: Path) -> None:
 def _inside(bound: float, sign: int, *, where: Path) -> float:
     """Returns an exact number that is at least a lower bound (`sign` 1), or at most an upper bound (`sign` -1)."""
     if sign * bound > LARGEST:
-        raise schema_error(where, f"{bound} is too far from 0; a bound must be between -2**63 and 2**63")
+        limit = f"at most {LARGEST}" if sign > 0 else f"at least {-LARGEST}"
+        raise schema_error(where, f"{bound} is too far from 0; '{where[-1]}' must be {limit}")
     if sign * bound < -LARGEST:
         return -sign * LARGEST
     exact = float(bound)
