@@ -5,15 +5,16 @@
     KV blocks     A client is entitled to its share of the blocks. It can use more while others do not need them:
                   max-min fairness, as in dominant resource fairness (Ghodsi et al., 2011)
     compute       The work of a step goes first to the client with the lowest work counter: virtual token counters
-                  (Sheng et al., "Fairness in Serving Large Language Models", 2024). A client that returns starts with
-                  the lowest counter of the other clients, so idle time gives no credit
+                  (Sheng et al., "Fairness in Serving Large Language Models", 2024). The counters of clients that do not
+                  wait for work follow the virtual time, the lowest counter of the clients that do. So neither idle time
+                  nor a small load gives credit
 
 Shares change the order of work, and no token of any answer. A client that is alone gets the entire engine.
 """
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -37,8 +38,8 @@ class ClientUse:
 
     weight: float
     work_counter: float = 0.0
-    """Cost of the work for this client (`step_cost`), divided by its weight. It is raised to the lowest counter of the
-    other clients when a client without groups gets one."""
+    """Cost of the work for this client (`step_cost`), divided by its weight. It is raised to the virtual time when a
+    client without groups gets one, and almost to it after each step that has computed all of the client's work."""
     num_groups: int = 0
     """Number of its groups, running and waiting."""
     num_sequences: int = 0
@@ -80,6 +81,8 @@ class EngineClients:
         """Sum of the weights of all clients with groups."""
         self._num_clients = 0
         """Number of clients with groups."""
+        self._virtual_time = 0.0
+        """The lowest work counter of the clients that wait for work, which never decreases."""
 
     def use_of(self, group: Group) -> ClientUse:
         """Returns what the client of a group uses. The group has been added."""
@@ -96,7 +99,8 @@ class EngineClients:
         self.several_seen |= len(self._uses) > 1
         if not use.num_groups:
             use.weight = request.client_weight
-            lowest = min((other.work_counter for other in self if other.num_groups), default=0.0)
+            lowest = min((other.work_counter for other in self if other.num_groups), default=self._virtual_time)
+            self._virtual_time = max(self._virtual_time, lowest)
             use.work_counter = max(use.work_counter, lowest)
             self._total_weight += use.weight
             self._num_clients += 1
@@ -112,6 +116,8 @@ class EngineClients:
             self._total_weight -= use.weight
             self._num_clients -= 1
             use.left_s, use.refused = self._clock(), None
+            if not self._num_clients:
+                self._virtual_time = max(self._virtual_time, use.work_counter)
 
     def is_contended(self) -> bool:
         """Returns True if several clients are present. Forgets clients that are not present any more."""
@@ -167,6 +173,30 @@ class EngineClients:
                 above[client] = blocks / lease.client_weight - self._num_blocks / total
         most = max(above, key=above.__getitem__, default="")
         return oldest[most] if above.get(most, 0.0) > 0 else None
+
+    def advance(self, waiting: Collection[QueueKey], *, blocked: Mapping[str, float], credit: float) -> None:
+        """Advances the virtual time after a step has been planned. `waiting`: priorities and clients for whose work the
+        step had no time or no row; `blocked`: clients with a group that does not fit, and its cost. The virtual time
+        becomes the lowest counter of those with the most urgent work, or, if all work is in the step, the highest
+        counter of all clients.
+
+        The counters of other clients follow it. A client that has got all its work does not lag by more than `credit`,
+        and by the cost of a group that does not fit, which so keeps its place. Otherwise its next groups could take all
+        time from other clients. A client whose work is less urgent keeps its distance."""
+        most_urgent = min((priority for priority, _ in waiting), default=0)
+        late = {client for _, client in waiting}
+        first = {client for priority, client in waiting if priority == most_urgent}
+        present = {client: use for client, use in self._uses.items() if use.num_groups}
+        counters = {client: use.work_counter for client, use in present.items()}
+        found = min(counters[client] for client in first) if first else max(counters.values(), default=0.0)
+        passed = max(0.0, found - self._virtual_time)
+        self._virtual_time += passed
+        for client, use in present.items():
+            if client not in late:
+                lag = (credit + blocked.get(client, 0.0)) / use.weight
+                use.work_counter = max(use.work_counter, self._virtual_time - lag)
+            elif client not in first:
+                use.work_counter += passed
 
     def charge(self, group: Group, cost: float) -> None:
         use = self._uses[group.request.client]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from motet.engines.native.scheduling.clients import EngineClients
+from motet.engines.native.scheduling.queues import QueueKey, queue_key
 from motet.engines.native.scheduling.step_cost import (
     FIRST_TOKEN_COST,
     prompt_cost,
@@ -31,6 +32,8 @@ class PlanBuilder:
         self.trunks: list[TrunkChunk] = []
         self.computing: set[Group] = set()
         """The groups of `trunks`."""
+        self.unfinished: set[QueueKey] = set()
+        """Priorities and clients of work for which the step has no time or no row, while clients contend for it."""
         self._clients = clients
         self._origins: set[tuple[int, int]] = set()
         """Origins of the trunks that the tails read."""
@@ -55,7 +58,7 @@ class PlanBuilder:
     def add_replay(self, sequence: ChoiceSequence) -> None:
         """Adds as many pending tokens of a sequence as the limits allow."""
         first = len(sequence.group.prompt) + sequence.num_computed
-        count = self._size_of_chunk(sequence.num_pending, first=first)
+        count = self._size_of_chunk(sequence.group, sequence.num_pending, first=first)
         if count:
             self._add_tail(sequence, count, cost=prompt_cost(first, first + count))
             self._in_order = False
@@ -65,7 +68,7 @@ class PlanBuilder:
         first, trunk = group.trunk.num_computed, group.trunk
         if trunk.complete or group.is_fetching:
             return
-        if count := self._size_of_chunk(trunk.num_tokens - first, first=first):
+        if count := self._size_of_chunk(group, trunk.num_tokens - first, first=first):
             self.trunks.append(TrunkChunk(group, first, first + count))
             self.computing.add(group)
             self.budget -= count
@@ -91,7 +94,7 @@ class PlanBuilder:
             self.tails.sort(key=_age)
         return StepPlan(tuple(self.tails), tuple(self.trunks), self.cost)
 
-    def _size_of_chunk(self, num_pending: int, *, first: int) -> int:
+    def _size_of_chunk(self, group: Group, num_pending: int, *, first: int) -> int:
         """Returns how many of the pending tokens of a replay or prompt, from position `first` on, the limits allow, and
         counts the chunk."""
         minimum = 0 if self._num_prefill_chunks else MIN_CHUNK
@@ -100,6 +103,8 @@ class PlanBuilder:
             self._num_prefill_chunks += 1
         else:
             self.max_cost = self.cost  # the rest of the cost is too small for one token
+        if count < num_pending:
+            self.unfinished.add(queue_key(group))
         return count
 
     def _add_tail(self, sequence: ChoiceSequence, count: int, *, cost: float) -> None:

@@ -28,7 +28,7 @@ from motet.engines.native.scheduling.clients import EngineClients
 from motet.engines.native.scheduling.group_admission import AdmissionResult, GroupAdmission, SchedulerLimits
 from motet.engines.native.scheduling.keeping import KeptTrunks
 from motet.engines.native.scheduling.plan_builder import PlanBuilder
-from motet.engines.native.scheduling.queues import GroupQueue
+from motet.engines.native.scheduling.queues import GroupQueue, queue_key
 from motet.engines.native.scheduling.running_groups import Preemption, RunningGroups
 from motet.engines.native.scheduling.sharing import Sharing
 from motet.engines.native.scheduling.step_cost import Pace
@@ -89,7 +89,10 @@ class Scheduler:
         builder = PlanBuilder(self.limits.max_num_batched_tokens, self.clients, max_cost=max_cost)
         prompts = [group for group in self.running.groups if not group.trunk.complete and not group.is_fetching]
         replays = self._add_tails(builder, contended=contended, has_prompts=bool(prompts or len(self.waiting.ready)))
-        self._add_in_work_order(builder, replays=replays, prompts=prompts)
+        order = self._add_in_work_order(builder, replays=replays, prompts=prompts)
+        if contended:
+            credit = self.pace.limit(contended=True)
+            self.clients.advance(builder.unfinished, blocked=order.blocked, credit=credit)
         builder.drop_preempted()
         if not builder.trunks:
             self._add_drafts(builder)
@@ -105,8 +108,10 @@ class Scheduler:
         if take_turns := contended or len(sequences) > max_rows:
             sequences = self.clients.row_order(sequences)
         sequences = self.pace.grammars.admitted(sequences, alone=not (contended or has_prompts or replays))
-        for sequence in sequences:
+        for place, sequence in enumerate(sequences):
             if not builder.budget or len(builder.tails) == max_rows or (builder.tails and builder.cost >= max_cost):
+                if contended:
+                    builder.unfinished.update(queue_key(each.group) for each in sequences[place:])
                 break
             fits = len(sequence.output_tokens) <= len(sequence.blocks) * size
             if sequence.state is SequenceState.RUNNING and (fits or self.preemption.grow(sequence)):
@@ -127,8 +132,10 @@ class Scheduler:
                     (replays if sequence.num_pending > sequence.num_new else sequences).append(sequence)
         return sequences, replays
 
-    def _add_in_work_order(self, builder: PlanBuilder, *, replays: list[ChoiceSequence], prompts: list[Group]) -> None:
-        """Adds replays, chunks of prompts and new groups, in the order of `work_order`."""
+    def _add_in_work_order(
+        self, builder: PlanBuilder, *, replays: list[ChoiceSequence], prompts: list[Group]
+    ) -> WorkOrder:
+        """Adds replays, chunks of prompts and new groups, in the order of `work_order`, which is returned."""
         order = WorkOrder(self.clients, replays=replays, prompts=prompts, ready=self.waiting.ready)
         num_following, limits = 0, self.limits
         while not builder.is_full and (work := order.next()):
@@ -138,18 +145,20 @@ class Scheduler:
             elif work.admitted:
                 self._add_trunk(work, builder)
             elif work in builder.computing:  # it has just lost its blocks
-                order.block(work.request.client)
+                order.block(work)
             elif num_following >= limits.max_num_seqs and builder.cost:
                 break
             else:
                 match self.admission.admit(work):
                     case AdmissionResult.REFUSED:
-                        order.block(work.request.client)
+                        order.block(work)
                     case AdmissionResult.FOLLOWS:
                         num_following += 1
                     case AdmissionResult.ADMITTED:
                         self.handover.start_pull(work)
                         self._add_trunk(work, builder)
+        builder.unfinished.update(order.left())
+        return order
 
     def _add_trunk(self, group: Group, builder: PlanBuilder) -> None:
         """Adds as much of a prompt as the budget allows. A group that has joined a trunk computes only the last row.

@@ -9,7 +9,7 @@ Within a client and a priority, replays come before prompts, and prompts come in
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 from motet.engines.native.scheduling.clients import EngineClients
@@ -31,8 +31,8 @@ class WorkOrder:
         are admitted."""
         self._clients = clients
         self._ready = ready
-        self._blocked: set[str] = set()
-        """Clients whose waiting groups are left out."""
+        self.blocked: dict[str, float] = {}
+        """Clients whose waiting groups are left out, with the cost of the group that does not fit."""
         self._running: defaultdict[QueueKey, deque[Work]] = defaultdict(deque)
         """Replays and prompts of running groups, in order."""
         for sequence in replays:
@@ -58,9 +58,16 @@ class WorkOrder:
                 return work
         return None
 
-    def block(self, client: str) -> None:
-        """Leaves out all waiting groups of a client, because one of them does not fit."""
-        self._blocked.add(client)
+    def block(self, group: Group) -> None:
+        """Leaves out all waiting groups of a client, because this one does not fit."""
+        client, cost = group.request.client, _remaining_cost(group)
+        self.blocked[client] = max(cost, self.blocked.get(client, 0.0))
+
+    def left(self) -> Iterator[QueueKey]:
+        """Returns the priorities and clients of the work that has not been returned."""
+        last = [self._last] if self._last is not None else []
+        keys = {*last, *((priority, client) for priority, _, client in self._heap)}
+        return (key for key in keys if self._first(key) is not None)
 
     def _push(self, key: QueueKey) -> None:
         """Adds the next piece of a client and a priority to the heap, if there is one."""
@@ -77,7 +84,7 @@ class WorkOrder:
     def _first(self, key: QueueKey) -> Work | None:
         """Returns the next piece of a client and a priority."""
         running = self._running[key][0] if self._running[key] else None
-        ready = None if key[1] in self._blocked else self._ready.first(key)
+        ready = None if key[1] in self.blocked else self._ready.first(key)
         if running is None or (
             ready is not None and isinstance(running, Group) and finish_order(ready) < finish_order(running)
         ):
