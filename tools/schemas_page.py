@@ -112,7 +112,10 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
     "Strings": {
         "minLength": ALWAYS,
         "maxLength": ALWAYS,
-        "pattern": "without look-around and backreferences, and without U+0000",
+        "pattern": (
+            "without look-around and backreferences, and without U+0000. The look-ahead that Pydantic generates for "
+            "`Decimal`, and zod for `email` and `iso.duration`, is replaced"
+        ),
         "format": "as [below](#formats)",
     },
     "Numbers": {
