@@ -6,15 +6,19 @@ Reads each file below the folders in one of three formats:
     its maskbench               {"schema": ..., "tests": [{"data": ..., "valid": true}, ...]}
     JSON-Schema-Test-Suite      [{"schema": ..., "tests": [{"data": ..., "valid": true}, ...]}, ...]
 
-Each schema is compiled as a server would compile it. Each instance is then fed to a matcher token by token, as
+Each schema is compiled as a server would compile it; with `--no-trial`, heavy ones without a trial in a process of
+their own, which takes half a second each. Each instance is then fed to a matcher token by token, as
 `json.dumps` writes it. Prints tables of refusals by reason, times and wrong instances, and JSON on the last line.
+
+Times are CPU times.
 
     valid, not accepted     Objects are closed unless `--open` is given, and their properties have the order of the
                             schema. So some valid instances are never generated
     invalid, accepted       an answer could violate its schema
     unanswerable            schemas that were accepted, and whose valid instance ends with an error of the matcher
 
-Run: python -m bench.schemas FOLDER [FOLDER ...] [--model MODEL] [--open] [--every K] [--processes P] [--list WHAT]
+Run: python -m bench.schemas FOLDER [FOLDER ...] [--model MODEL] [--open] [--every K] [--processes P] [--no-trial]
+    [--list WHAT]
 """
 
 import json
@@ -67,7 +71,7 @@ class Outcome:
     """The error; None if the schema was accepted."""
     heavy: bool = False
     compile_ms: float = 0.0
-    """Time to compile it, without the trial of a heavy one."""
+    """CPU time to compile it, without the trial of a heavy one."""
     slowest_mask_ms: float = 0.0
     valid: int = 0
     invalid: int = 0
@@ -82,9 +86,11 @@ class Outcome:
 class SchemaRunner:
     """Compiles schemas for one tokenizer, and feeds instances to their matchers."""
 
-    def __init__(self, folder: Path, *, closes: bool) -> None:
+    def __init__(self, folder: Path, *, closes: bool, tries: bool = True) -> None:
+        """`tries`: compile heavy schemas in a process of their own first."""
         self._tokenizer = Tokenizer.load(folder)
         self._closes = closes
+        self._tries = tries
         tokens = self._tokenizer.special_tokens
         eos = self._tokenizer.named_tokens.get("eos_token", "")
         self._eos = (tokens[eos],) if eos in tokens else ()
@@ -100,13 +106,13 @@ class SchemaRunner:
         grammar = Grammar(GrammarKind.JSON, closed_source(source) if self._closes else source)
         outcome.heavy = is_heavy(grammar)
         try:
-            if outcome.heavy:
+            if outcome.heavy and self._tries:
                 compile_in_process(
                     grammar, self._tokenizer, vocab_size=self._tokenizer.vocab_size, eos_token_ids=self._eos
                 )
-            start_s = time.perf_counter()
+            start_s = time.process_time()
             compiled = self._grammars.get(grammar)
-            outcome.compile_ms = (time.perf_counter() - start_s) * 1e3
+            outcome.compile_ms = (time.process_time() - start_s) * 1e3
         except GrammarError as error:
             outcome.refused = error.message
             return outcome
@@ -125,9 +131,8 @@ class SchemaRunner:
     def _accepts(self, instance: object, matcher: Matcher, outcome: Outcome) -> bool:
         text = json.dumps(instance, ensure_ascii=False)
         for token in self._tokenizer.encode(text, add_special_tokens=False):
-            start_s = time.perf_counter()
             errors = fill_masks([matcher], self._mask)
-            outcome.slowest_mask_ms = max(outcome.slowest_mask_ms, (time.perf_counter() - start_s) * 1e3)
+            outcome.slowest_mask_ms = max(outcome.slowest_mask_ms, matcher.mask_cpu_s * 1e3)
             if errors:
                 outcome.unanswerable = errors[0].message
                 return False
@@ -161,9 +166,9 @@ _runner: SchemaRunner | None = None
 """The runner of this process."""
 
 
-def _start(folder: Path, closes: bool) -> None:
+def _start(folder: Path, closes: bool, *, tries: bool) -> None:
     global _runner
-    _runner = SchemaRunner(folder, closes=closes)
+    _runner = SchemaRunner(folder, closes=closes, tries=tries)
 
 
 def _run(case: Case) -> Outcome:
@@ -171,9 +176,9 @@ def _run(case: Case) -> Outcome:
     return _runner.run(case)
 
 
-def run_all(cases: Sequence[Case], *, folder: Path, closes: bool, processes: int) -> list[Outcome]:
+def run_all(cases: Sequence[Case], *, folder: Path, closes: bool, tries: bool, processes: int) -> list[Outcome]:
     outcomes = []
-    start = partial(_start, folder, closes)
+    start = partial(_start, folder, closes, tries=tries)
     with ProcessPoolExecutor(processes, initializer=start) as pool:
         for outcome in pool.map(_run, cases, chunksize=16):
             outcomes.append(outcome)
@@ -223,11 +228,12 @@ def main() -> None:
     parser.add_argument("--open", action="store_true", help="leave objects open, as the standard does")
     parser.add_argument("--every", type=int, default=1, help="read every K-th file only")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--no-trial", action="store_true", help="compile heavy schemas without a trial")
     parser.add_argument("--list", choices=LISTS, action="append", default=[], help="print the cases of this kind")
     args = parser.parse_args()
     folder = resolve_tokenizer(args.model, cache=cache_folder(environment()))
     cases = list(read_cases(args.folders, every=args.every))
-    outcomes = run_all(cases, folder=folder, closes=not args.open, processes=args.processes)
+    outcomes = run_all(cases, folder=folder, closes=not args.open, tries=not args.no_trial, processes=args.processes)
     reasons = Counter(reason(each.refused) for each in outcomes if each.refused)
     for what in args.list:
         print(f"{what}:", *listed(outcomes, what), sep="\n", file=sys.stderr)
