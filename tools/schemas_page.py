@@ -113,8 +113,9 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "minLength": ALWAYS,
         "maxLength": ALWAYS,
         "pattern": (
-            "without look-around and backreferences, and without U+0000. The look-ahead that Pydantic generates for "
-            "`Decimal`, and zod for `email` and `iso.duration`, is replaced"
+            "without look-around, backreferences, U+0000, and classes with several meanings (`[]a]`, `[[:alpha:]]`, "
+            "`--`). The look-ahead that Pydantic generates for `Decimal`, and zod for `email` and `iso.duration`, is "
+            "replaced"
         ),
         "format": "as [below](#formats)",
     },

@@ -7,7 +7,7 @@ from tests.structured.schemas.case import Schema
 
 # Steps that a double can represent exactly, because the reference implementation divides doubles.
 STEPS = (2, 3, 10, 0.5, 0.25)
-PATTERNS = ("^a+$", "^.{0,2}b", "^[0-9]{2,4}$", "^(x|yz)*$", r"^\w-\d$", "^é")
+PATTERNS = ("^a+$", "^.{0,2}b", "^[0-9]{2,4}$", "^(x|yz)*$", r"^\w-\d$", "^é", "^[^[&]b]?$", "^[a&&b]|é$")
 FORMATS = (*formats.PATTERNS, *formats.LLGUIDANCE, *formats.ALIASES)
 SHORT_FORMATS = ("date", "date-time", "time", "ipv4", "uuid")
 """Formats so short that a walk ends with any additional pattern."""
@@ -15,7 +15,8 @@ NAMES = ("a", "b", "kind", "with space", "é")
 
 counts = st.integers(0, 4)
 bounds = st.integers(-20, 20) | st.integers(-400, 400).map(lambda number: number / 100)
-values = st.none() | st.booleans() | bounds | st.text('ab"\\é😀', max_size=3)
+scalars = st.none() | st.booleans() | bounds | bounds.map(float) | st.text('ab"\\[é😀', max_size=3)
+values = scalars | st.lists(scalars, max_size=2) | st.dictionaries(st.sampled_from(NAMES), scalars, max_size=2)
 
 
 def keywords(**strategies: st.SearchStrategy[object]) -> st.SearchStrategy[Schema]:
@@ -128,6 +129,17 @@ def conditional(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
             minContains=st.integers(0, 2),
             maxItems=counts,
         ),
+        st.builds(
+            lambda schema, part, keyword: {keyword: [{"not": schema}, part]},
+            condition,
+            condition,
+            st.sampled_from(("anyOf", "oneOf", "allOf")),
+        ),
+        st.builds(
+            lambda parts, value: {"allOf": [*parts], "unevaluatedProperties": value},
+            st.lists(condition | simple_objects.map(lambda found: {"not": found}), min_size=1, max_size=2),
+            st.booleans(),
+        ),
     )
 
 
@@ -137,7 +149,15 @@ def nested(leaf: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
     )
 
 
-schemas = st.tuples(nested(leaves | st.just({"$ref": "#/$defs/part"})), nested(leaves)).map(
-    lambda both: {**both[0], "$defs": {"part": both[1]}}
-)
-"""Complete schemas, some of which refer to a part."""
+REFERENCES = ("#/$defs/part", "#/%24defs/part", "#part", "https://a/b", "https://a/b#/$defs/c", "https://a/b#c")
+
+
+def complete(schema: Schema, part: Schema, other: Schema, last: Schema) -> Schema:
+    """Returns a schema with the definitions that references of `REFERENCES` lead to."""
+    inner = {**other, "$id": "https://a/b", "$defs": {"c": {**last, "$anchor": "c"}}}
+    return {**schema, "$defs": {"part": {**part, "$anchor": "part"}, "other": inner}}
+
+
+references = st.sampled_from(REFERENCES).map(lambda reference: {"$ref": reference})
+schemas = st.builds(complete, nested(leaves | references), nested(leaves), nested(leaves), leaves)
+"""Complete schemas, and many of them refer to parts."""

@@ -22,7 +22,7 @@ from tests.structured.oracle import SchemaOracle
 from tests.structured.schemas.case import Schema
 from tests.structured.walk import accepts, walk
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 GRAMMARS = grammars_of()
 MUTANTS = 6

@@ -12,7 +12,32 @@ from tests.grammar import models
 from tests.grammar.models import follows, grammars_of
 
 GRAMMARS = grammars_of()
-TEXTS = ("a", '"', "\\", "\n", "\t", "\x01", "\x1f", "\x7f", " ", "é", "]", "^", "-", "aa", "a\\", '"a')
+TEXTS = (
+    "[",
+    "&",
+    "~",
+    "a]",
+    "[]",
+    "&]",
+    '"]',
+    "b]",
+    "a",
+    '"',
+    "\\",
+    "\n",
+    "\t",
+    "\x01",
+    "\x1f",
+    "\x7f",
+    " ",
+    "é",
+    "]",
+    "^",
+    "-",
+    "aa",
+    "a\\",
+    '"a',
+)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +59,15 @@ TEXTS = ("a", '"', "\\", "\n", "\t", "\x01", "\x1f", "\x7f", " ", "é", "]", "^"
         r"^[\s\S]$",
         r"^[^\s]a?$",
         r'^(?:[^"]|\n)$',
+        "^[^[a]]$",
+        "^[[a]]?$",
+        "^[[\\]]$",
+        "^[a-z&&[^aeiou]]$",
+        "^[~~a]$",
+        "^[a^[]$",
     ],
 )
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # `[` in a class can have another meaning later
 def test_a_class_matches_what_it_says_whatever_json_escapes(pattern: str) -> None:
     schema = models.json(json.dumps({"type": "string", "pattern": pattern}))
     standard = re.compile(pattern.replace("$", r"\Z"), re.ASCII)
@@ -110,3 +142,11 @@ def test_patterns_of_zod_match_the_same_texts_without_look_ahead() -> None:
 def test_a_match_is_not_certain_where_engines_disagree() -> None:
     assert matches("^a", "ab") is True and matches("^a", "b") is False
     assert matches(r"(?=a)", "a") is None and matches(r"\s", "é") is None
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^[]a]$", "^[^]a]$", "^[+--]$", "[[:alpha:]]", "[^[:digit:]_]", "(?x)^a b$", "(?ix:a)"]
+)
+def test_a_pattern_that_engines_read_in_different_ways_is_refused(pattern: str) -> None:
+    with pytest.raises(GrammarError, match="at pattern: "):
+        read_schema(json.dumps({"type": "string", "pattern": pattern}))

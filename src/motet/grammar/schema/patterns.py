@@ -19,6 +19,8 @@ PIECES: Final = re.compile(r"\\x00|\\u0000|\\u\{0+\}|\\0|\\[pP]\{[^}]*\}|\\[pP].
 NULLS: Final = ("\0", r"\x00", r"\u0000", r"\0")
 CONTROLS: Final = re.compile(r"\\p\{?(C|Cc|Other|Control|cntrl)\}?$|\[:cntrl:\]", re.IGNORECASE)
 """Classes with all control characters and without other ones that JSON escapes."""
+EXTENDED: Final = re.compile(r"\(\?[a-zA-Z]*x")
+"""Start of a group with the flag for white space and comments in a pattern."""
 
 DECIMAL_START: Final = r"^(?!^[-+.]*$)[+-]?0*"
 """Start of Pydantic's patterns for `Decimal`."""
@@ -106,21 +108,39 @@ def _decimals(*, whole: int | None = None, chars: int | None = None, places: int
 
 
 def _without_null(pattern: str, where: Path) -> str:
-    """Returns a pattern whose negated classes do not match U+0000. llguidance allows an escaped quotation mark and an
-    escaped backslash wherever a class has all characters below U+0020, even if the class excludes them (`[^"]`)."""
+    """Returns a pattern whose classes have the same meaning for llguidance, and whose negated classes do not match
+    U+0000. llguidance allows an escaped quotation mark and an escaped backslash wherever a class has all characters
+    below U+0020, even if the class excludes them (`[^"]`). Raises `GrammarError` where engines disagree."""
+    if EXTENDED.search(pattern):
+        raise schema_error(where, "the flag 'x' is not supported in a pattern")
     out: list[str] = []
-    in_class = False
+    in_class = starts = False
     for piece in PIECES.findall(pattern):
         if piece in NULLS or CONTROLS.match(piece):
             if out[-1:] == ["["] and piece in NULLS:  # a range from U+0000 starts at U+0001
                 out.append(r"\x01")
+                starts = False
                 continue
             raise schema_error(where, f"{piece!r} is not supported in a pattern")
-        out.append(piece)
-        if not in_class and piece == "[":
-            in_class = True
-        elif in_class and piece == "^" and out[-2] == "[":
+        if in_class:
+            _check_in_class(piece, first=starts, after=out[-1], where=where)
+        out.append(f"\\{piece}" if in_class and piece in ("[", "&", "~") else piece)
+        if not in_class:
+            in_class = starts = piece == "["
+        elif starts and piece == "^" and out[-2] == "[":
             out.append(r"\x00")
-        elif in_class and piece == "]" and out[-2] != "[":
-            in_class = False
+        else:
+            starts = False
+            in_class = piece != "]"
     return "".join(out)
+
+
+def _check_in_class(piece: str, *, first: bool, after: str, where: Path) -> None:
+    """Raises `GrammarError` at a piece of a class with different meanings in JavaScript, Python and Rust. `first`: only
+    `[` or `[^` precede it."""
+    if piece == "]" and first:
+        raise schema_error(where, r"a class of a pattern starts with ']', which must be written '\]'")
+    if piece == "-" and after == "-":
+        raise schema_error(where, r"a class of a pattern has '--'; a hyphen must be written '\-'")
+    if piece.startswith("[:"):
+        raise schema_error(where, f"{piece!r} is not supported in a pattern; use a class such as [a-z]")
