@@ -97,3 +97,45 @@ def test_a_lexer_that_is_full_is_replaced(monkeypatch: pytest.MonkeyPatch) -> No
         for token in TOKENIZER.encode(letter * 30, add_special_tokens=False):
             assert fill_masks([matcher], np.zeros((1, WORDS), np.int32)) == {}
             matcher.consume(token)
+
+
+PATTERN = json.dumps({"type": "string", "pattern": "^(?:x|[ab]*[^x]{1,600}y)$"})
+OPENING = TOKENIZER.encode('"', add_special_tokens=False)
+
+
+def test_several_choices_that_fail_in_a_step_do_not_end_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_grammar, "PARSER_LIMITS", LLParserLimits(step_lexer_fuel=2_000))
+    grammar = grammars_of().get(models_json(PATTERN))
+    *hostile, last = (grammar.matcher(OPENING) for _ in range(4))
+    failed = set[int]()
+    for token in TOKENIZER.encode("ab" * 40, add_special_tokens=False):
+        matchers = [each for number, each in enumerate(hostile) if number not in failed]
+        numbers = [number for number in range(len(hostile)) if number not in failed]
+        errors = fill_masks([*matchers, last], np.zeros((len(matchers) + 1, WORDS), np.int32))
+        assert len(matchers) not in errors
+        failed |= {numbers[row] for row in errors}
+        for number in set(numbers) - failed:
+            try:
+                hostile[number].consume(token)
+            except GrammarError:
+                failed.add(number)
+    assert failed == {0, 1, 2}
+    for token in TOKENIZER.encode('x"', add_special_tokens=False):
+        last.consume(token)
+    assert last.accepting
+
+
+def test_choices_continue_with_another_lexer_for_a_limited_time_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_grammar, "PARSER_LIMITS", LLParserLimits(step_lexer_fuel=2_000))
+    either = {"anyOf": [{"type": "integer"}, json.loads(PATTERN)]}
+    grammar = grammars_of().get(models_json(json.dumps({"type": "array", "items": either})))
+    long = [grammar.matcher(TOKENIZER.encode("[" + "1," * 3000, add_special_tokens=False)) for _ in range(6)]
+    expected_s = [each.expected_s for each in long]
+    assert failing([grammar.matcher()], TOKENIZER.encode('["' + "ab" * 40, add_special_tokens=False))
+    assert all(after.expected_s > before for after, before in zip(long, expected_s, strict=True))
+    monkeypatch.setattr(compiled_grammar, "MAX_REPLAY_S", 1.5 * max(each.expected_s for each in long))
+    errors = fill_masks(long, np.zeros((len(long), WORDS), np.int32))
+    assert 0 not in errors
+    assert 5 in errors
+    assert "another choice with this grammar has exceeded a limit" in errors[5].message
+    assert long[0].mask_cpu_s < 0.05

@@ -158,6 +158,6 @@ def complete(schema: Schema, part: Schema, other: Schema, last: Schema) -> Schem
     return {**schema, "$defs": {"part": {**part, "$anchor": "part"}, "other": inner}}
 
 
-references = st.sampled_from(REFERENCES).map(lambda reference: {"$ref": reference})
+references: st.SearchStrategy[Schema] = st.sampled_from(REFERENCES).map(lambda reference: {"$ref": reference})
 schemas = st.builds(complete, nested(leaves | references), nested(leaves), nested(leaves), leaves)
 """Complete schemas, and many of them refer to parts."""

@@ -40,6 +40,13 @@ LEXER_ERROR: Final = "lexer error"
 """Start of the errors after which no copy of a matcher can continue."""
 TOO_MANY_STATES: Final = "too many states"
 """Part of the error of a lexer that all choices together have filled."""
+MAX_REPLAY_S: Final = 0.25
+"""Maximum time in a step, in seconds, in which choices continue with another lexer. They consume their output tokens
+again for it."""
+TOO_LONG_TO_REPLAY: Final = (
+    "The grammar cannot be followed any further: another choice with this grammar has exceeded a limit, and it would "
+    "take too long to continue without it"
+)
 TOO_SLOW: Final = (
     f"The grammar cannot be followed any further: it is so ambiguous that a token takes more than {MAX_TOKEN_S:g} s"
 )
@@ -64,6 +71,10 @@ class Matcher:
         """Time of the last token: to fill its mask, and to consume it."""
         self.mask_cpu_s = 0.0
         """CPU time of the last mask. Other programs do not change it."""
+        self._replay_s = 0.0
+        """Time to consume all tokens again."""
+        self._is_too_long = False
+        """True if that would take too long."""
         self._start()
 
     def _start(self) -> None:
@@ -71,7 +82,11 @@ class Matcher:
         self._lexer = self._grammar.lexer()
         self.inner = self._lexer.initial.deep_copy()
         """llguidance's own matcher, for `fill_masks`."""
-        if self.tokens and not self.inner.consume_tokens(self.tokens):
+        start_s = time.perf_counter()
+        consumed = not self.tokens or self.inner.consume_tokens(self.tokens)
+        self._replay_s = time.perf_counter() - start_s
+        if not consumed:
+            self._note_failure()
             raise GrammarError(f"The output tokens of the choice do not follow its grammar: {_error_of(self.inner)}")
 
     def consume(self, token_id: int) -> None:
@@ -79,17 +94,27 @@ class Matcher:
         Raises `GrammarError` if the grammar does not allow the token, or has exceeded a limit."""
         start_s = time.perf_counter()
         consumed = self.inner.consume_token(token_id)
-        if not (consumed or (self._recover() and self.inner.consume_token(token_id))):
+        if not consumed and self._recover(MAX_REPLAY_S):
+            start_s = time.perf_counter()
+            consumed = self.inner.consume_token(token_id)
+        if not consumed:
+            self._note_failure()
             raise self.error()
         self.tokens.append(token_id)
-        self.token_s += time.perf_counter() - start_s
+        spent_s = time.perf_counter() - start_s
+        self.token_s += spent_s
+        self._replay_s += spent_s
 
-    def mask(self) -> bytes:
-        """Returns the bits of the tokens that can follow. They have no meaning if the matcher then has an error."""
+    def mask(self, *, max_replay_s: float = MAX_REPLAY_S) -> bytes:
+        """Returns the bits of the tokens that can follow. They have no meaning if the matcher then has an error.
+        `max_replay_s`: maximum time to continue with another lexer."""
         start_s, start_cpu_s = time.perf_counter(), time.thread_time()
         bits = self.inner.compute_bitmask()
-        if self.inner.is_error() and self._recover():
+        if self.inner.is_error() and self._recover(max_replay_s):
+            start_s, start_cpu_s = time.perf_counter(), time.thread_time()
             bits = self.inner.compute_bitmask()
+        if self.inner.is_error():
+            self._note_failure()
         self.token_s, self.mask_cpu_s = time.perf_counter() - start_s, time.thread_time() - start_cpu_s
         return bits
 
@@ -101,11 +126,24 @@ class Matcher:
     def forced(self) -> list[int]:
         """Returns the next tokens as long as the grammar allows only one token at each position. The list can end
         before the last such token."""
-        return [] if self.inner.is_error() else [*map(int, self.inner.compute_ff_tokens())]
+        if self.inner.is_error():
+            return []
+        tokens = [*map(int, self.inner.compute_ff_tokens())]
+        if self.inner.is_error():
+            self._note_failure()
+        return tokens
 
     def error(self) -> GrammarError:
         """Returns the error of this matcher. A matcher with an error cannot continue."""
+        if self._is_too_long:
+            return GrammarError(TOO_LONG_TO_REPLAY)
         return GrammarError(f"The grammar cannot be followed any further: {_error_of(self.inner)}")
+
+    @property
+    def expected_s(self) -> float:
+        """Expected time of the next token: the time of the last one, and the time to consume all tokens again if the
+        lexer has failed."""
+        return self.token_s + (self._replay_s if self._lexer.failed else 0.0)
 
     @property
     def accepting(self) -> bool:
@@ -117,9 +155,15 @@ class Matcher:
         """True if only end-of-sequence can follow; for a model without end-of-sequence, if nothing can follow."""
         return bool(self.inner.is_stopped())
 
-    def _recover(self) -> bool:
+    def _note_failure(self) -> None:
+        """Called at an error. If it is the lexer's, no choice uses this lexer again."""
+        if _error_of(self.inner).startswith(LEXER_ERROR):
+            self._lexer.failed = True
+
+    def _recover(self, max_replay_s: float) -> bool:
         """Continues with another lexer if the error is not this choice's own: another choice has made the shared lexer
-        fail, or all choices together have filled it. Returns False if the error is this choice's own."""
+        fail, or all choices together have filled it. Returns False if the error is this choice's own, or if the output
+        tokens would take longer than `max_replay_s`."""
         error = _error_of(self.inner)
         if not error.startswith(LEXER_ERROR):
             return False
@@ -127,6 +171,9 @@ class Matcher:
             self._lexer.failed = True
             if TOO_MANY_STATES not in error:
                 return False
+        if self._replay_s > max_replay_s:
+            self._is_too_long = True
+            return False
         failed = self.inner
         try:
             self._start()
@@ -252,10 +299,13 @@ def fill_masks(matchers: Sequence[Matcher], out: NDArray[np.int32]) -> dict[int,
     `out`: [len(matchers) or more, mask_words(vocab_size)] int32. All matchers are for one model. They run sequentially:
     a mask takes microseconds, and parallel threads are faster only from 64 masks on."""
     errors: dict[int, GrammarError] = {}
+    left_s = MAX_REPLAY_S
     for row, matcher in enumerate(matchers):
+        before_s = time.perf_counter()
         # For a model without end-of-sequence, llguidance gets an id for it after the last token, which can be in a word
         # that `out` does not have.
-        out[row] = np.frombuffer(matcher.mask(), np.int32)[: out.shape[1]]
+        out[row] = np.frombuffer(matcher.mask(max_replay_s=left_s), np.int32)[: out.shape[1]]
+        left_s -= max(0.0, time.perf_counter() - before_s - matcher.token_s)
         if matcher.inner.is_error():
             errors[row] = matcher.error()
         elif matcher.mask_cpu_s > MAX_TOKEN_S:

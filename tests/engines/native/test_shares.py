@@ -273,7 +273,7 @@ class SlowMatcher:
     stopped = False
 
     def __init__(self, token_s: float) -> None:
-        self.token_s = token_s
+        self.expected_s = token_s
 
     def consume(self, token_id: int) -> None: ...
 

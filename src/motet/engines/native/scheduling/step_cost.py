@@ -81,7 +81,7 @@ class GrammarTime:
     def admitted(self, sequences: Sequence[ChoiceSequence], *, alone: bool) -> list[ChoiceSequence]:
         """Returns the sequences that can run in this step. `alone`: True if they are all that the engine can do. If all
         of them have expensive grammars then, all run."""
-        times_s = [0.0 if (matcher := each.sampling.matcher) is None else matcher.token_s for each in sequences]
+        times_s = [0.0 if (matcher := each.sampling.matcher) is None else matcher.expected_s for each in sequences]
         num_expensive = sum(time_s > CHEAP_S for time_s in times_s)
         if not num_expensive or (alone and num_expensive == len(sequences)):
             return list(sequences)
