@@ -143,16 +143,26 @@ class SchemaRunner:
 
 
 def read_cases(folders: Iterable[Path], *, every: int = 1) -> Iterator[Case]:
-    """Yields the cases of all JSON files below the folders, or of every k-th file."""
+    """Yields the cases of all JSON files below the folders, or of every k-th file. Raises `ValueError` with the name of
+    a file that cannot be read, and if a folder has no files."""
+    for folder in folders:
+        if not folder.is_file() and not any(folder.rglob("*.json")):
+            raise ValueError(f"{folder}: there are no files *.json")
     files = sorted(file for folder in folders for file in ([folder] if folder.is_file() else folder.rglob("*.json")))
     for file in files[::every]:
-        content = json.loads(file.read_text())
-        if isinstance(content, list):
-            yield from (_with_tests(f"{file}: {each['description']}", each) for each in content)
-        elif isinstance(content, dict) and "tests" in content and "schema" in content:
-            yield _with_tests(str(file), content)
-        else:
-            yield Case(str(file), content)
+        try:
+            yield from _cases_of(file)
+        except (ValueError, KeyError, TypeError, AssertionError) as exc:
+            raise ValueError(f"{file}: not a file in one of the three formats: {exc!r}") from exc
+
+
+def _cases_of(file: Path) -> list[Case]:
+    content = json.loads(file.read_text())
+    if isinstance(content, list):
+        return [_with_tests(f"{file}: {each['description']}", each) for each in content]
+    if isinstance(content, dict) and "tests" in content and "schema" in content:
+        return [_with_tests(str(file), content)]
+    return [Case(str(file), content)]
 
 
 def _with_tests(name: str, content: dict[str, object]) -> Case:
@@ -231,8 +241,11 @@ def main() -> None:
     parser.add_argument("--no-trial", action="store_true", help="compile heavy schemas without a trial")
     parser.add_argument("--list", choices=LISTS, action="append", default=[], help="print the cases of this kind")
     args = parser.parse_args()
+    try:
+        cases = list(read_cases(args.folders, every=args.every))
+    except ValueError as exc:
+        parser.error(str(exc))
     folder = resolve_tokenizer(args.model, cache=cache_folder(environment()))
-    cases = list(read_cases(args.folders, every=args.every))
     outcomes = run_all(cases, folder=folder, closes=not args.open, tries=not args.no_trial, processes=args.processes)
     reasons = Counter(reason(each.refused) for each in outcomes if each.refused)
     for what in args.list:
