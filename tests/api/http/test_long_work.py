@@ -12,10 +12,11 @@ import pytest
 from motet.api.http.body import MAX_CONTAINERS, MAX_LEVELS, MAX_MEMBERS, check_json_strings
 from motet.api.http.caller import Caller
 from motet.api.http.failure import FieldError
-from motet.api.http.long_work import LONG_WORK, WorkThread, in_thread, in_thread_of, work_client
+from motet.api.http.long_work import LONG_WORK, WorkThread, in_thread, in_thread_of, work_client, work_size
 from motet.api.http.schema import MAX_VALUES
 from motet.api.openai.chat_schema import Message
 from motet.errors import RequestError
+from motet.grammar.limits import EXPANDED_KEYWORDS
 from motet.text.prepare import PromptPreparer
 from tests.api.calling import CallingServing
 from tests.api.serving import Served, Serving, hello
@@ -244,3 +245,14 @@ async def test_an_error_in_the_thread_lets_the_next_piece_run() -> None:
     with pytest.raises(RequestError):
         await in_thread(fail, client="a")
     assert await in_thread(threading.current_thread, client="a") is not threading.main_thread()
+
+
+PLAIN = [each.strip('"').replace("dependent", "dependentRequired") for each in EXPANDED_KEYWORDS]
+
+
+@pytest.mark.parametrize("keyword", [*PLAIN, r"n\u006ft"])
+def test_a_schema_whose_keywords_are_replaced_is_long_work(keyword: str) -> None:
+    schema = f'{{"schema":{{"{keyword}":{{}}}}}}'
+    assert work_size(schema.encode()) > LONG_WORK
+    assert work_size(json.dumps({"guided_json": schema}).encode()) > LONG_WORK
+    assert work_size(b'{"messages":[{"role":"user","content":"is it not so if it is \\u00fc?"}]}') < LONG_WORK

@@ -19,6 +19,7 @@ from motet.api.generation.kv_params import PrefillOrder, RequestContext
 from motet.api.generation.request_fields import RequestFields, SamplingFields, StreamingFields
 from motet.api.http.admission import answer_too_large, client_id_of
 from motet.api.http.failure import above_maximum, invalid_value
+from motet.api.http.long_work import work_size
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan
 from motet.api.served import ServedModel
 from motet.api.service import Service
@@ -347,7 +348,9 @@ async def with_grammar(options: RouteOptions, form: AnswerForm | None) -> RouteO
         return options
     param = options.param + form.param
     closed = partial(form.closed_for, closes_objects=options.context.closes_objects)
-    form = await options.context.caller.in_thread_if_long(closed, len(form.grammar.source))
+    form = await options.context.caller.in_thread_if_long(
+        closed, work_size(form.grammar.source.encode(errors="replace"))
+    )
     grammars = options.context.served.grammars
     await grammars.check(form.grammar, called=form.called or f"'{param}'", param=param, clients_own=form.clients_own)
     return replace(options, grammar=form.grammar)

@@ -10,6 +10,7 @@ Work that waits for another process, and does not hold the GIL, has a thread for
 
 import asyncio
 import gc
+import re
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -28,6 +29,11 @@ costs more."""
 CONTAINER_CHARS = 64
 """Number of characters whose tokenisation takes as long as the work for an object or an array, such as a message or a
 tool call."""
+EXPANDED = re.compile(rb'\\?"(?:not|if|oneOf|dependent\w+|dependencies|uniqueItems)\\?"')
+"""Keywords of schemas that are replaced (`grammar.limits`), also in JSON in a string. A schema of 2,000 characters with
+them can take 30 ms or more."""
+ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
+"""An escape of a letter, which can hide a keyword. No encoder escapes letters of ASCII."""
 
 T = TypeVar("T")
 
@@ -128,10 +134,13 @@ def _outcome(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def work_size(body: bytes) -> int:
-    """Returns the size of the work of rendering and tokenising a body. JSON in its strings counts."""
+    """Returns the size of the work on a body: of rendering and tokenising it, and of closing the objects of a schema.
+    JSON in its strings counts. It is long if the body can have a keyword of a schema that is replaced by many others.
+    """
     if len(body) >= LONG_WORK:
         return len(body)
-    return len(body) + CONTAINER_CHARS * (body.count(b"{") + body.count(b"["))
+    size = len(body) + CONTAINER_CHARS * (body.count(b"{") + body.count(b"["))
+    return size + LONG_WORK if EXPANDED.search(body) or ESCAPED_LETTER.search(body) else size
 
 
 def work_client(scope: Scope, cache_salt: str = "") -> str:
