@@ -101,3 +101,35 @@ def test_each_small_group_of_a_client_with_a_small_load_starts_soon(
         num_clients = len({other.request.client for other in engine.groups.values()} | {"small"})
         assert steps_to_first_token(engine, name) <= num_clients + 1
     engine.run_to_end(max_steps=5000)
+
+
+def test_a_group_does_not_wait_long_for_a_prompt_of_another_client_that_has_other_prompts_first() -> None:
+    engine = slow(PaperEngine(blocks=2000, budget=64, max_num_seqs=16), 4)
+    long = tuple(range(400))
+    engine.submit(request("stream", SMALL, max_tokens=400, client="third"))
+    engine.submit(request("long", long, max_tokens=1, client="busy"))
+    engine.steps(4)
+    assert engine.groups["long"].trunk.num_computed < 100
+    for number in range(60):
+        start = 1000 + 100 * number
+        engine.submit(request(f"short{number}", range(start, start + 20), max_tokens=1, client="busy"))
+    prompt = (*long[:100], 900)
+    waiting = engine.submit(request("small", prompt, max_tokens=2, client="other"))
+    assert steps_to_first_token(engine, "small", most=30)
+    assert waiting.trunk.alone
+    engine.run_to_end()
+    engine.assert_outputs("small", prompt, n=1, tokens=2)
+    engine.assert_outputs("long", long, n=1, tokens=1)
+
+
+def test_clients_with_one_prompt_compute_it_once_while_they_contend() -> None:
+    engine = slow(PaperEngine(blocks=2000, budget=64, max_num_seqs=16), 4)
+    prompt = tuple(range(400))
+    engine.submit(request("busy", SMALL, n=8, max_tokens=200, client="busy"))
+    engine.steps(2)
+    groups = [engine.submit(request(client, prompt, max_tokens=2, client=client)) for client in "abcdef"]
+    num_computed = 0
+    while len(engine.groups) > 1:
+        num_computed += sum(chunk.end - chunk.begin for chunk in engine.step().trunks)
+    assert num_computed == 400 + 5 * 4  # the last block of the prompt
+    assert not any(group.trunk.alone for group in groups)

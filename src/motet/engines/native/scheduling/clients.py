@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from operator import attrgetter
 
 from motet.engines.native.scheduling.queues import AgeOrdered, QueueKey, queue_key
@@ -27,6 +28,9 @@ _AGE = attrgetter("age")
 SAME_COST = 32.0
 """Costs of prompts are rounded down to multiples of this, about a hundred tokens: prompts of similar length are
 computed in order of arrival."""
+MAX_FOLLOW_RATIO = 2.0
+"""Maximum time for which a group follows a group of another client, in multiples of the time for computing its prompt
+in the share of its own client."""
 PRESENCE_S = 2.0
 """Time in seconds after its last group for which a client still counts as present, so that steps are short for its next
 request."""
@@ -54,6 +58,9 @@ class ClientUse:
     group cannot fit."""
     last_ran: tuple[int, int, int] | None = None
     """Age of the last of its sequences that got a row while sequences took turns."""
+    following: list[tuple[float, tuple[int, int], Group]] = field(default_factory=list)
+    """A heap of its groups that have followed groups of other clients, with the work counter up to which each
+    follows."""
     left_s: float = 0.0
     """Time at which it last ceased to have groups."""
 
@@ -116,6 +123,7 @@ class EngineClients:
             self._total_weight -= use.weight
             self._num_clients -= 1
             use.left_s, use.refused = self._clock(), None
+            use.following.clear()
             if not self._num_clients:
                 self._virtual_time = max(self._virtual_time, use.work_counter)
 
@@ -197,6 +205,22 @@ class EngineClients:
                 use.work_counter = max(use.work_counter, self._virtual_time - lag)
             elif client not in first:
                 use.work_counter += passed
+
+    def follow(self, group: Group, cost: float) -> None:
+        """Called when a group follows a group of another client. `cost`: the cost of its prompt without that group."""
+        use = self.use_of(group)
+        heappush(use.following, (use.work_counter + MAX_FOLLOW_RATIO * cost / use.weight, group.age, group))
+
+    def delayed_followers(self) -> list[Group]:
+        """Returns the groups that have followed a group of another client for too long: that client computes other
+        prompts first."""
+        delayed = []
+        for use in self:
+            while use.following and use.following[0][0] < use.work_counter:
+                group = heappop(use.following)[2]
+                if group.followed is not None:
+                    delayed.append(group)
+        return delayed
 
     def charge(self, group: Group, cost: float) -> None:
         use = self._uses[group.request.client]

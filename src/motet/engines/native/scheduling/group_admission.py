@@ -19,6 +19,7 @@ from motet.engines.native.attention.attention_plan import STRETCH
 from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.scheduling.running_groups import Preemption, RunningGroups
 from motet.engines.native.scheduling.sharing import SharedTrunk
+from motet.engines.native.scheduling.step_cost import prompt_cost
 from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.sequence import Group
 from motet.errors import ContextLengthError, RequestError
@@ -75,6 +76,9 @@ class GroupAdmission:
         if joined is None and (followed := self._group_to_follow(group, shared, num_hits=len(hits))) is not None:
             self.running.waiting.ready.remove(group)
             self.sharing.follow(group, followed, complete=shared is not None)
+            if followed.request.client != group.request.client:
+                cost = prompt_cost(len(hits) * self.limits.block_size, group.trunk.num_tokens)
+                self.running.clients.follow(group, cost)
             return AdmissionResult.FOLLOWS
         if not self._take_trunk(group, hits, joined=joined):
             use.refused = group, self.pool.num_gains
@@ -139,7 +143,7 @@ class GroupAdmission:
 
     def _group_to_follow(self, group: Group, shared: SharedTrunk | None, *, num_hits: int) -> Group | None:
         """Returns the running group that is computing blocks which this group would compute as well, if any."""
-        if group.request.sampling.prompt_logprobs is not None:
+        if group.request.sampling.prompt_logprobs is not None or group.trunk.alone:
             return None
         if shared is None:
             followed = self.sharing.group_computing(group, num_hits, max_hits=self._max_hits(group))

@@ -114,6 +114,12 @@ class GroupQueue:
         """Adds groups that do not follow any more. They return to `ready` in the next steps."""
         self._woken.update(dict.fromkeys(followers))
 
+    def end_following(self, groups: Iterable[Group]) -> None:
+        """Returns groups that follow to `ready` in the next steps. They do not follow again."""
+        for group in groups:
+            group.followed, group.trunk.alone = None, True
+            self.wake((group,))
+
     def requeue(self, max_groups: int) -> None:
         """Returns woken groups to `ready`. The limit keeps the work of a step independent of their number."""
         for group in list(islice(self._woken, max_groups)):

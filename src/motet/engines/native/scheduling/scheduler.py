@@ -93,6 +93,7 @@ class Scheduler:
         if contended:
             credit = self.pace.limit(contended=True)
             self.clients.advance(builder.unfinished, blocked=order.blocked, credit=credit)
+            self.waiting.end_following(self.clients.delayed_followers())
         builder.drop_preempted()
         if not builder.trunks:
             self._add_drafts(builder)

@@ -98,6 +98,8 @@ class GroupTrunk:
     """True if another group computed the trunk."""
     shared: bool = False
     """True if other groups can hold the same blocks: all of them, or leading stretches."""
+    alone: bool = False
+    """True if the group does not follow other groups any more, because that has delayed it."""
     finish_tag: float = 0.0
     """Orders the prompts of one client and one priority, lowest first (`EngineClients.add`)."""
     path: tuple[int, ...] = ()
