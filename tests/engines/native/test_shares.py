@@ -308,3 +308,14 @@ def test_expensive_grammars_run_if_there_is_nothing_else() -> None:
     group.sequences[0].sampling.matcher = SlowMatcher(0.05)  # type: ignore[assignment]
     engine.run_to_end()
     engine.assert_outputs("slow", PROMPT[:4], n=1, tokens=10)
+
+
+def test_the_engine_continues_if_a_group_without_time_has_taken_all_blocks_of_the_step() -> None:
+    engine = slow(PaperEngine(blocks=5, budget=15, max_num_seqs=8), 10)
+    prompts = [tuple(range(9)), tuple(range(100, 108)), tuple(range(200, 207))]
+    for prompt, client, n in zip(prompts, "abb", (2, 3, 1), strict=True):
+        weight = 1.0 if client == "a" else 2.5
+        engine.submit(request(f"g{prompt[0]}", prompt, n=n, max_tokens=3, client=client, client_weight=weight))
+    engine.run_to_end()
+    for prompt, n in zip(prompts, (2, 3, 1), strict=True):
+        engine.assert_outputs(f"g{prompt[0]}", prompt, n=n, tokens=3)

@@ -77,9 +77,13 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Returns the plan of the next step, which is empty if there is nothing to compute."""
         plan = self._plan()
-        # If every sequence of the step lost its blocks to others that do not run yet, these run now. Rows that were
-        # postponed run if there is nothing else.
-        return self._plan() if not plan and (self.running.num_preempted or self.pace.grammars.forgive()) else plan
+        # If all work of the step lost its blocks to groups for which no time was left, these run now. Each attempt can
+        # admit a group of another client. Rows that were postponed run if there is nothing else.
+        attempts = sum(1 for _ in self.clients)
+        while not plan and attempts and (plan.cost or self.running.num_preempted or self.pace.grammars.forgive()):
+            plan = self._plan()
+            attempts -= 1
+        return plan
 
     def _plan(self) -> StepPlan:
         self.preemption.restore()
