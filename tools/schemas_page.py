@@ -41,9 +41,9 @@ they have no effect.
 An answer uses one notation of each value, so some valid texts are never generated: properties have the order of the
 schema, strings escape only what must be escaped, and numbers with bounds have no exponent.
 
-Objects are [closed](api.md#structured-output) before `oneOf` is replaced. Two parts of `oneOf` with different optional
-properties then exclude one another, although a validator without this rule finds that an answer follows both. Use
-`anyOf` for such parts, or give them `additionalProperties: false`.
+Parts of `oneOf` must exclude one another in the schema as it was sent, in which objects are open. Two parts with
+different optional properties do not: an object with the properties of one part follows the other part too. Require a
+property with a different constant in each part, use `additionalProperties: false`, or use `anyOf`.
 """
 TAIL = f"""\
 ## Limits

@@ -17,6 +17,7 @@ from motet.grammar.schema.exclusion import exclude_others
 from motet.grammar.schema.formats import enforce_format
 from motet.grammar.schema.keywords import (
     DEFINITIONS,
+    OPEN,
     TOO_DEEP,
     Schema,
     SchemaPath,
@@ -34,17 +35,20 @@ from motet.grammar.schema.patterns import enforce_patterns
 def read_schema(source: str, multiples: Multiples | None = None) -> Schema:
     """Returns a JSON Schema that is safe for llguidance. Raises `GrammarError` with the path of the invalid part.
     `multiples` has counted the other schemas of the same grammar."""
-    lowered = lower(normal_form(_parse(source)))
+    parsed = _parse(source)
+    before = parsed.pop(OPEN, None)
+    lowered = lower(normal_form(parsed))
+    open_root = lower(normal_form(before)) if isinstance(before, dict) else None
     try:
-        return _enforceable(lowered, multiples or Multiples())
+        return _enforceable(lowered, open_root, multiples=multiples or Multiples())
     except GrammarError:
         _check_values(normal_form(_parse(source)))  # its errors have the client's places
         raise
 
 
-def _enforceable(schema: Schema, multiples: Multiples) -> Schema:
-    """Returns a lowered schema with values that llguidance reads exactly."""
-    exclude_others(schema)
+def _enforceable(schema: Schema, open_root: Schema | None, *, multiples: Multiples) -> Schema:
+    """Returns a lowered schema with values that llguidance reads exactly. `open_root`: see `OPEN`."""
+    exclude_others(schema, open_root=open_root)
     schemas = all_schemas(schema)
     for path, inner in schemas:
         if isinstance(inner, dict):
@@ -79,7 +83,10 @@ def _closed_source(source: str) -> str:
         schema = lower(normal_form(_parse(source)))
     except GrammarError:
         return source
+    before = json.loads(json.dumps(schema)) if '"oneOf"' in source else None
     close_objects(schema)
+    if before is not None and before != schema:
+        schema[OPEN] = before
     closed = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     return closed if len(closed) <= MAX_SOURCE_CHARS else source
 

@@ -1,10 +1,11 @@
 """Replaces `oneOf`, which llguidance enforces only for parts that are obviously different, by `anyOf`.
 
 Parts that exclude one another (`disjoint`) stay as they are. Of two other parts, each gets the complement of the other
-one (`negation`).
+one (`negation`). The schema before its objects were closed decides: a value of one closed part can follow another open
+part.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Final
 
@@ -21,31 +22,53 @@ MANY: Final = 24
 """Number of parts from which a property with a different constant in each part is searched for first."""
 
 
-def exclude_others(root: Schema) -> None:
-    """Replaces each `oneOf` in place. Raises `GrammarError` at one that has no replacement."""
-    disjointness, complements = Disjointness(root), Complements(root)
+def exclude_others(root: Schema, *, open_root: Schema | None = None) -> None:
+    """Replaces each `oneOf` in place. Raises `GrammarError` at one that has no replacement. `open_root`: the schema
+    before its objects were closed; None if they were not."""
+    open_root = root if open_root is None else open_root
+    disjointness, complements = Disjointness(open_root), Complements(open_root)
+    open_parts = dict(_all_parts(open_root)) if open_root is not root else {}
     waiting: list[tuple[Path, object]] = [((), root)]
     while waiting:
         path, schema = waiting.pop()
         waiting += [((*path, *inner.path), inner.schema) for inner in inner_schemas(schema)]
         if not isinstance(schema, dict) or "oneOf" not in schema:
             continue
-        parts = exclusive(list_at(schema, "oneOf"), disjointness=disjointness, complements=complements)
-        if parts is None:
-            raise schema_error((*path, "oneOf"), ONE_OF)
+        parts = list_at(schema, "oneOf")
         del schema["oneOf"]
+        as_sent = open_parts.get(path, parts)
+        names = [_closed_names(part, root) for part in parts]
+        extra = exclusions(as_sent, names=names, disjointness=disjointness, complements=complements)
+        if extra is None or len(as_sent) != len(parts):
+            raise schema_error((*path, "oneOf"), ONE_OF)
+        parts = [all_of([part, *each]) for part, each in zip(parts, extra, strict=True)]
         if "anyOf" in schema:
             schema["allOf"] = [*list_at(schema, "allOf"), {"anyOf": parts}]
         else:
             schema["anyOf"] = parts
 
 
-def exclusive(
-    parts: Sequence[object], *, disjointness: Disjointness, complements: Complements
-) -> Sequence[object] | None:
-    """Returns schemas for the values that exactly one of the parts allows; None if there are none."""
+def _all_parts(root: Schema) -> Iterator[tuple[Path, list[object]]]:
+    """Yields the parts of each `oneOf`, with the path of its schema."""
+    waiting: list[tuple[Path, object]] = [((), root)]
+    while waiting:
+        path, schema = waiting.pop()
+        waiting += [((*path, *inner.path), inner.schema) for inner in inner_schemas(schema)]
+        if isinstance(schema, dict) and "oneOf" in schema:
+            yield path, list_at(schema, "oneOf")
+
+
+def exclusions(
+    parts: Sequence[object],
+    *,
+    names: Sequence[Sequence[str] | None],
+    disjointness: Disjointness,
+    complements: Complements,
+) -> Sequence[Sequence[object]] | None:
+    """Returns schemas for each part that its values must follow too, so that they follow no other part; None if there
+    are none. `names`: the names that properties of the values of each part can have; None for any."""
     if len(parts) >= MANY and _has_discriminator(parts, disjointness):
-        return parts
+        return [[]] * len(parts)
     others: dict[int, list[int]] = {at: [] for at in range(len(parts))}
     shared: dict[int, frozenset[str]] = {at: frozenset() for at in range(len(parts))}
     """Types whose values are all allowed by the part and by another one."""
@@ -60,13 +83,12 @@ def exclusive(
             shared[one] |= all_shared
             if types - all_shared:
                 others[one].append(other)
-    found: list[object] = []
+    found: list[Sequence[object]] = []
     for at, overlapping in others.items():
-        names = _closed_names(parts[at], disjointness.root)
-        excluded = [complements.of(parts[other], names=names) for other in overlapping]
+        excluded = [complements.of(parts[other], names=names[at]) for other in overlapping]
         if any(each is None for each in excluded):
             return None
-        found.append(all_of([parts[at], _without(shared[at]), *excluded]))
+        found.append([_without(shared[at]), *excluded])
     return found
 
 

@@ -29,6 +29,9 @@ NARROWED: Final = "x-narrowed"
 """Key of a schema in the normal form that does not allow all values that the client's schema allows."""
 ELSEWHERE: Final = "$"
 """First step in the name of a definition of the normal form that is somewhere else in the client's schema."""
+OPEN: Final = "x-open"
+"""Key of a closed schema under which it has the schema before its objects were closed. It decides whether the parts of
+`oneOf` exclude one another, because the standard knows only this schema."""
 TOO_DEEP: Final = f"the schema is nested deeper than {MAX_NESTING} levels"
 
 Path = tuple[str | int, ...]

@@ -10,8 +10,8 @@
     contains             nothing or `minItems`, where all items count
     unevaluated...       `additionalProperties` or `items`, if the names and items that other schemas know are certain
 
-A schema for which no replacement is known is refused, and the error names the keyword. `oneOf` follows later
-(`exclusion`), because closed objects exclude one another more often. The schema is in the normal form.
+A schema for which no replacement is known is refused, and the error names the keyword. `oneOf` is
+replaced later (`exclusion`). The schema is in the normal form.
 """
 
 import json
