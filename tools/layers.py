@@ -137,7 +137,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "policies": (),
     "text": ("policies", "engine", "transfer.ticket"),
-    "grammar": ("text.tokenizer",),
+    "grammar": ("text.tokenizer", "text.tools.patterns"),
     "routing": (
         "engine",
         "engines.upstream.text_source",

@@ -5,6 +5,7 @@ Run: python tools/schemas_page.py          writes the page
      python tools/schemas_page.py --check  fails if the page is out of date
 """
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,17 +13,14 @@ from pathlib import Path
 from motet.grammar.limits import MAX_DECIMALS, MAX_LEVELS, MAX_MULTIPLES, MAX_NESTING, MAX_OPTIONAL, MAX_SOURCE_CHARS
 from motet.grammar.schema.disjoint import MAX_STEPS
 from motet.grammar.schema.drafts import KEPT
-from motet.grammar.schema.formats import ALIASES, LLGUIDANCE, PATTERNS
+from motet.grammar.schema.formats import LLGUIDANCE, PATTERNS
 from motet.grammar.schema.keywords import NARROWED, NOT_ENFORCED
-from motet.grammar.schema.lowering import MAX_ARRAYS, MAX_DEPENDENT, MAX_LOWERED_CHARS
+from motet.grammar.schema.lowering import CONDITIONS, MAX_ARRAYS, MAX_LOWERED_CHARS
 from motet.grammar.schema.negation import MAX_COMPLEMENTS
+from motet.text.tools.patterns import ALIASES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "schemas.md"
 ALWAYS = "yes"
-COMPLEMENT = (
-    "if the complement of its schema can be expressed: types, `const` and `enum` without arrays and objects, bounds, "
-    "lengths and counts, `required`, `properties`, `prefixItems`, `allOf`, `anyOf` and references"
-)
 HEAD = """\
 # JSON Schemas
 
@@ -62,6 +60,13 @@ TAIL = f"""\
 
 `python -m bench.schemas FOLDER` tries a folder of schemas and instances ([benchmarks](benchmarks.md)).
 """
+
+
+def enforced_condition(keyword: str) -> str:
+    """Returns the condition that the error for a keyword names, with code in place of quoted words."""
+    return re.sub(r"'([^']*)'", r"`\1`", CONDITIONS[keyword])
+
+
 KEYWORDS: Mapping[str, Mapping[str, str]] = {
     "Any value": {
         "type": ALWAYS,
@@ -73,8 +78,8 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
             "if its parts exclude one another: by types, constants, numbers, lengths, or properties and items that "
             "exclude one another, also through references; or if the complements of overlapping parts can be expressed"
         ),
-        "not": COMPLEMENT,
-        "if": "as `not`, for the schema of `if`",
+        "not": enforced_condition("not"),
+        "if": enforced_condition("if"),
         "then": "as `if`",
         "else": "as `if`",
         "$ref": ALWAYS,
@@ -88,11 +93,11 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "patternProperties": "if the patterns exclude one another, and none of their schemas is `false`",
         "minProperties": "if all of `properties` are required; a duplicate key of an open object counts twice",
         "maxProperties": "as `minProperties`",
-        "propertyNames": "`pattern`, `format`, lengths, `const` and `enum`, one of them, without `patternProperties`",
-        "dependentRequired": f"for up to {MAX_DEPENDENT} properties",
-        "dependentSchemas": f"for up to {MAX_DEPENDENT} properties",
+        "propertyNames": enforced_condition("propertyNames"),
+        "dependentRequired": enforced_condition("dependentRequired"),
+        "dependentSchemas": enforced_condition("dependentSchemas"),
         "dependencies": "as `dependentRequired` and `dependentSchemas`",
-        "unevaluatedProperties": "next to `allOf` and `$ref`, but not to other keywords with schemas for the object",
+        "unevaluatedProperties": enforced_condition("unevaluatedProperties"),
     },
     "Arrays": {
         "items": ALWAYS,
@@ -101,13 +106,13 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "minItems": ALWAYS,
         "maxItems": ALWAYS,
         "uniqueItems": (
-            f"for arrays of at most one item, and for items with a few constants. If there are more than {MAX_ARRAYS} "
-            "arrays, the constants have the order of the schema"
+            f"{enforced_condition('uniqueItems')}. If there are more than {MAX_ARRAYS} arrays, the constants have the "
+            "order of the schema"
         ),
-        "contains": "if it has the schema of `items`, or allows everything",
+        "contains": enforced_condition("contains"),
         "minContains": "as `contains`",
         "maxContains": "as `contains`",
-        "unevaluatedItems": "if no other keyword applies schemas to the array",
+        "unevaluatedItems": enforced_condition("unevaluatedItems"),
     },
     "Strings": {
         "minLength": ALWAYS,

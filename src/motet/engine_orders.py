@@ -31,7 +31,7 @@ class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
     paths: tuple[str, ...] = ()
     """Folders or files. Over HTTP, files in memory are uploaded before the order, one for each path."""
     base: str = ""
-    """For a checkpoint with some of the model's tensors: digest of the weights that have the other tensors, as reported
+    """Digest of the weights that have the other tensors of a checkpoint with some of the model's tensors, as reported
     by the engines that have applied the checkpoint before. Empty means the weights that serve."""
 
     @classmethod

@@ -69,7 +69,7 @@ def push(
     `way`: by default memory if the server's address is a loopback address and the server can open that memory, else
     HTTP. `timeout_s`: maximum time to wait for a response. A server that has no memory for the tensors, because it
     receives others, is tried again for the same time. Raises PushError if the server refuses the weights, ValueError
-    for tensors that cannot be sent, OSError if there is no connection or no memory."""
+    for tensors that cannot be sent, OSError without a connection or memory."""
     target = Target.of(server, admin_key=admin_key, timeout_s=timeout_s)
     tensors = dict(named_tensors)
     if way is not Delivery.HTTP and (way is Delivery.MEMORY or target.url.hostname in LOOPBACK):

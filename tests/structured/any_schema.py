@@ -3,12 +3,13 @@
 from hypothesis import strategies as st
 
 from motet.grammar.schema import formats
+from motet.text.tools.patterns import ALIASES
 from tests.structured.schemas.case import Schema
 
 # Steps that a double can represent exactly, because the reference implementation divides doubles.
 STEPS = (2, 3, 10, 0.5, 0.25)
 PATTERNS = ("^a+$", "^.{0,2}b", "^[0-9]{2,4}$", "^(x|yz)*$", r"^\w-\d$", "^é", "^[^[&]b]?$", "^[a&&b]|é$")
-FORMATS = (*formats.PATTERNS, *formats.LLGUIDANCE, *formats.ALIASES)
+FORMATS = (*formats.PATTERNS, *formats.LLGUIDANCE, *ALIASES)
 SHORT_FORMATS = ("date", "date-time", "time", "ipv4", "uuid")
 """Formats so short that a walk ends with any additional pattern."""
 NAMES = ("a", "b", "kind", "with space", "é")

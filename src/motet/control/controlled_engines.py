@@ -40,7 +40,7 @@ class ControlledEngines:
 
     @property
     def pause_s(self) -> float | None:
-        """Duration of the present pause, in which new groups wait; None if there is no pause."""
+        """Duration of the present pause, in which new groups wait; None without a pause."""
         return None if self._pause_start_s is None else self._clock() - self._pause_start_s
 
     def all(self) -> list[NamedEngine]:

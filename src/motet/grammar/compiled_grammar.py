@@ -27,8 +27,7 @@ from motet.errors import GrammarError
 from motet.grammar.grammar_source import llguidance_source, schema_source
 from motet.grammar.limits import MAX_TOKEN_S, PARSER_LIMITS, compiled_mb, with_deep_stack
 from motet.grammar.schema.client_schema import read_schema
-from motet.grammar.schema.keywords import Path, SchemaPath, dict_at, inner_schemas, schema_error
-from motet.grammar.schema.references import PREFIX
+from motet.grammar.schema.keywords import PREFIX, Path, SchemaPath, dict_at, inner_schemas, schema_error
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind
 

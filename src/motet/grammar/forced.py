@@ -17,8 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-from motet.grammar.schema.keywords import inner_schemas
-from motet.grammar.schema.references import target_of
+from motet.grammar.schema.keywords import inner_schemas, target_of
 
 MAX_FORCED: Final = 4_000
 """Maximum number of forced characters with forcing. They take two milliseconds per token at worst."""

@@ -13,7 +13,7 @@ _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Opens a regular file for reading. Raises OSError if there is no such file, or if it is of another kind."""
+    """Opens a regular file for reading. Raises OSError if the file does not exist, or is of another kind."""
     if "\0" in str(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     _check_mode(os.stat(path), path)

@@ -226,3 +226,29 @@ def test_the_largest_allowed_multiples_compile_in_a_moment() -> None:
     grammars.get(models.json(json.dumps({"anyOf": [integer(100), integer(9999 // 101), {"type": "null"}]})))
     grammars.get(models.json(json.dumps(obj(a=integer(9973)))))
     assert time.process_time() - started_s < 1.0  # 0.1 s; 10 times the number takes 1 to 2 s
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"café": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+        {"type": "object", "properties": {"café": {"type": "integer"}}, "patternProperties": {"^.{4}$": {}}},
+    ],
+)
+def test_an_escape_cannot_spell_the_name_of_a_property_in_another_way(schema: object) -> None:
+    grammar = models.json(json.dumps(schema))
+    assert follows(grammars_of(), grammar, '{"café":1}')
+    assert not follows(grammars_of(), grammar, r'{"caf\u00e9":"open"}')
+
+
+@pytest.mark.parametrize("ref", ["#/$defs/a~1b", "#/%24defs/a~1b", "#anchor", "https://e/x#anchor"])
+def test_work_behind_a_reference_of_any_kind_counts(ref: str) -> None:
+    inner = {"$id": "https://e/x", "$anchor": "anchor", **integer(300_007)}
+    if ref == "#anchor":
+        del inner["$id"]
+    assert "300007 is too much work" in refusal(obj(a={"$ref": ref}) | {"$defs": {"a/b": inner}})
+
+
+def test_objects_with_the_maximum_number_of_optional_properties_can_be_answered() -> None:
+    grammar = models.json(json.dumps(of_optional(MAX_OPTIONAL)))
+    assert follows(grammars_of(), grammar, f'{{"p0":1,"p{MAX_OPTIONAL - 1}":2}}')

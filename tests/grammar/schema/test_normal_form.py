@@ -7,6 +7,7 @@ import pytest
 
 from motet.errors import GrammarError
 from motet.grammar.limits import MAX_SCHEMAS
+from motet.grammar.schema.keywords import dict_at
 from motet.grammar.schema.normal_form import normal_form
 
 Schema = dict[str, Any]
@@ -61,7 +62,7 @@ def test_keywords_of_all_drafts_are_those_of_2020(schema: Schema, expected: Sche
 )  # fmt: skip
 def test_a_reference_of_any_kind_leads_to_its_schema(ref: str, document: Schema) -> None:
     found = normal_form({**document, "properties": {"p": {"$ref": ref}}})
-    name = str(*found["$defs"])  # type: ignore[misc]
+    [name] = dict_at(found, "$defs")
     assert found["properties"] == {"p": {"$ref": f"#/$defs/{name}"}}
     assert found["$defs"] == {name: INTEGER}
     assert normal_form(found) == found

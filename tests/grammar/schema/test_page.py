@@ -1,6 +1,7 @@
 """docs/schemas.md agrees with the code."""
 
-from motet.grammar.schema.formats import ALIASES, LLGUIDANCE, PATTERNS
+from motet.grammar.schema.formats import LLGUIDANCE, PATTERNS
+from motet.text.tools.patterns import ALIASES
 from tools.schemas_page import PAGE, page
 
 

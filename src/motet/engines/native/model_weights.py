@@ -128,8 +128,8 @@ def is_finite(numbers: Tensor) -> bool:
     if numbers.device.type != "cpu":
         lowest, highest = torch.aminmax(numbers)  # NaN if any number is NaN
         return bool(torch.isfinite(lowest) & torch.isfinite(highest))
-    # As integers, NaN and infinity are the largest values of each sign. numpy is used because the threads of torch wait
-    # for the engine's threads.
+    # NaN and infinity are the largest values of each sign when they are read as integers. numpy is used because the
+    # threads of torch wait for the engine's threads.
     infinity = torch.tensor(torch.inf, dtype=numbers.dtype).view(BITS[numbers.itemsize]).item()
     bits = numbers.contiguous().view(BITS[numbers.itemsize]).numpy()
     sign = 1 << (8 * numbers.itemsize - 1)

@@ -24,8 +24,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from motet.grammar.limits import MAX_OPTIONAL
-from motet.grammar.schema.keywords import Schema, SchemaPath, dict_at, inner_schemas, list_at
-from motet.grammar.schema.references import target_of
+from motet.grammar.schema.keywords import Schema, SchemaPath, dict_at, inner_schemas, list_at, target_of
 
 MAX_WORK: Final = 10_000
 """Maximum number of parts and property names that are processed for one root schema. Objects beyond that stay open."""

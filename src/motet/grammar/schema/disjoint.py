@@ -14,9 +14,8 @@ from itertools import islice
 from math import ceil, floor
 from typing import Final
 
-from motet.grammar.schema.keywords import NARROWED, TYPES, Schema, dict_at, is_number, list_at, types_of
+from motet.grammar.schema.keywords import NARROWED, TYPES, Schema, dict_at, is_number, list_at, target_of, types_of
 from motet.grammar.schema.patterns import matches
-from motet.grammar.schema.references import target_of
 
 MAX_STEPS: Final = 40_000
 """Maximum number of schemas, constants and patterns that are compared for one root schema. After that, nothing is

@@ -10,9 +10,18 @@ from itertools import combinations
 from typing import Final
 
 from motet.grammar.schema.disjoint import Disjointness
-from motet.grammar.schema.keywords import NARROWED, TYPES, Path, Schema, dict_at, inner_schemas, list_at, schema_error
+from motet.grammar.schema.keywords import (
+    NARROWED,
+    TYPES,
+    Path,
+    Schema,
+    dict_at,
+    inner_schemas,
+    list_at,
+    resolved,
+    schema_error,
+)
 from motet.grammar.schema.negation import Complements, all_of
-from motet.grammar.schema.references import resolved
 
 ONE_OF: Final = (
     "it is not certain that the parts of 'oneOf' exclude one another; use 'anyOf', or make each part an object with a "

@@ -1,4 +1,5 @@
-"""The keywords of JSON Schema: where schemas are inside a schema, and which values each keyword can have.
+"""The keywords of JSON Schema: where schemas are inside a schema, what references of the normal form lead to, and which
+values each keyword can have.
 
 Keywords of all drafts from 4 to 2020-12 are known. Unknown keywords are annotations, by the standard.
 """
@@ -32,6 +33,8 @@ ELSEWHERE: Final = "$"
 OPEN: Final = "x-open"
 """Key of a closed schema under which it has the schema before its objects were closed. It decides whether the parts of
 `oneOf` exclude one another, because the standard knows only this schema."""
+PREFIX: Final = "#/$defs/"
+"""Start of the references of the normal form, except `#`, the reference to the whole schema."""
 TOO_DEEP: Final = f"the schema is nested deeper than {MAX_NESTING} levels"
 
 Path = tuple[str | int, ...]
@@ -66,6 +69,23 @@ def inner_schemas(schema: object) -> Iterator[SchemaPath]:
             yield from (SchemaPath((key, name), each) for name, each in value.items() if not isinstance(each, list))
         elif key in SCHEMAS:
             yield SchemaPath((key,), value)
+
+
+def target_of(ref: str, root: Mapping[str, object]) -> object:
+    """Returns the schema that a reference of the normal form leads to."""
+    return root if ref == "#" else dict_at(root, "$defs")[ref.removeprefix(PREFIX)]
+
+
+def resolved(schema: object, root: Mapping[str, object]) -> object:
+    """Returns the schema that a schema with nothing but a reference leads to, through further such schemas. Returns
+    True if they refer to one another in a circle, which allows every value."""
+    visited = set[int]()
+    while isinstance(schema, dict) and schema.keys() == {"$ref"}:
+        if id(schema) in visited:
+            return True
+        visited.add(id(schema))
+        schema = target_of(str(schema["$ref"]), root)
+    return schema
 
 
 def check_nesting(root: object) -> None:

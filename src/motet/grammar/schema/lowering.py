@@ -31,12 +31,13 @@ from motet.grammar.schema.keywords import (
     inner_schemas,
     is_any,
     list_at,
+    resolved,
     schema_error,
+    target_of,
     types_of,
 )
 from motet.grammar.schema.negation import KINDS, Complements, all_of, any_of
 from motet.grammar.schema.property_names import restrict_names
-from motet.grammar.schema.references import resolved, target_of
 
 MAX_ARRAYS: Final = 200
 """Maximum number of arrays that are listed for `uniqueItems`."""
@@ -49,7 +50,7 @@ PARTS: Final = ("then", "else", "minContains", "maxContains")
 COMPLEMENTED: Final = (
     "types, constants, bounds, lengths, counts, 'required', 'properties' and combinations of these, within limits"
 )
-"""What `not` and `if` are enforced for, in errors."""
+"""The constraints with which `not` and `if` are enforced, for errors."""
 CONDITIONS: Final[Mapping[str, str]] = {
     "unevaluatedProperties": "next to 'properties', 'allOf' and '$ref', and not next to other combinations",
     "unevaluatedItems": "if no keyword other than 'prefixItems' has schemas for the array",

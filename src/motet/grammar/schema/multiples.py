@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from motet.grammar.limits import MAX_DECIMALS, MAX_MULTIPLES
-from motet.grammar.schema.keywords import Path, SchemaPath, list_at, schema_error
-from motet.grammar.schema.references import target_of
+from motet.grammar.schema.keywords import Path, SchemaPath, list_at, schema_error, target_of
 
 
 class Multiples:

@@ -5,9 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from motet.grammar.schema.keywords import NARROWED, Schema, dict_at, is_any, is_number, list_at, types_of
+from motet.grammar.schema.keywords import NARROWED, Schema, dict_at, is_any, is_number, list_at, target_of, types_of
 from motet.grammar.schema.numbers import LARGEST
-from motet.grammar.schema.references import target_of
 
 MAX_DEPTH: Final = 12
 """Maximum number of schemas inside one another, through references too, that are complemented."""
@@ -45,9 +44,9 @@ class Complements:
         self._left = MAX_COMPLEMENTS
 
     def of(self, schema: object, *, names: Collection[str] | None = None, depth: int = 0) -> Schema | bool | None:
-        """Returns a schema for the values that `schema` does not allow. Returns None if there is no such schema without
-        `not`, or if it is too much work. Numbers that are not integers can be missing from the complement of integers;
-        it then has the key `NARROWED`, and no complement of its own.
+        """Returns a schema for the values that `schema` does not allow. Returns None if only `not` can express it, or
+        if it is too much work. Numbers that are not integers can be missing from the complement of integers; it then
+        has the key `NARROWED`, and no complement of its own.
 
         `names`: all names that properties of the values can have; None if they can have any."""
         if isinstance(schema, bool):
@@ -169,7 +168,7 @@ def _other_types(names: frozenset[str]) -> Options:
 
 
 def _other_values(values: Sequence[object]) -> Options:
-    """Returns schemas for all values but these, none of which may be an array or an object."""
+    """Returns schemas for all other values. Returns None if one of these values is an array or an object."""
     if any(isinstance(value, dict | list) for value in values):
         return None
     booleans = [value for value in values if isinstance(value, bool)]

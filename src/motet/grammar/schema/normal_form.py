@@ -59,7 +59,7 @@ def normal_form(root: Mapping[str, object]) -> Schema:
 
 
 class _Scope(NamedTuple):
-    """What the references in a schema are relative to, and the draft of the schema."""
+    """The base of the references in a schema, and its draft."""
 
     resolver: Any
     """A resolver of `referencing`, which does not export its class."""

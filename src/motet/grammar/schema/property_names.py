@@ -3,9 +3,8 @@
 from collections.abc import Collection, Mapping
 
 from motet.grammar.schema.formats import PATTERNS
-from motet.grammar.schema.keywords import Schema, dict_at, is_any, list_at, types_of
+from motet.grammar.schema.keywords import Schema, dict_at, is_any, list_at, resolved, types_of
 from motet.grammar.schema.patterns import matches
-from motet.grammar.schema.references import resolved
 
 
 def restrict_names(schema: Schema, root: Mapping[str, object]) -> object:

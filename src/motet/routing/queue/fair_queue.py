@@ -67,7 +67,7 @@ class _Waiting(Generic[Item]):
 
 @dataclass(frozen=True)
 class ClientRules(Generic[Item]):
-    """What the queue needs to know about clients. The defaults are for a single client."""
+    """Answers the queue's questions about clients. The defaults are for a single client."""
 
     held: Callable[[str, float], float] = lambda *_: 0.0
     """Takes a client and its weight, and returns what it holds relative to the weight."""

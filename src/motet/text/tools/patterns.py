@@ -192,26 +192,29 @@ class _Converter:
         self._out, self._starts, self._ends = [], False, False
 
 
+_LEAP_YEAR = "(?:[0-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9][0-9]|00[1-9][0-9]|000[1-9])"
+_DAY = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+DATE: Final = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
+"""Days of the calendar from year 1 on."""
+TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+"""Times as Python parses them (ISO 8601), with an offset as in RFC 3339."""
+# At most 63 characters, no hyphen at either end, and no two hyphens at the third and fourth place, as in `xn--`.
+_LABEL = (
+    "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,2}[a-zA-Z0-9]"
+    "|[a-zA-Z0-9-](?:[a-zA-Z0-9][a-zA-Z0-9-]|-[a-zA-Z0-9])[a-zA-Z0-9-]{0,58}[a-zA-Z0-9])?"
+)
+HOSTNAME: Final = rf"{_LABEL}(?:\.{_LABEL})*"
+MAX_HOST_CHARS: Final = 253
+
+
 def _formats() -> Iterator[tuple[str, str]]:
-    leap_year = "(?:[0-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
-    year = "(?:[1-9][0-9]{3}|0[1-9][0-9][0-9]|00[1-9][0-9]|000[1-9])"
-    day = (
-        "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-        "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-    )
-    date = f"(?:{year}-{day}|{leap_year}-02-29)"
-    offset = r"(?:Z|[\x{2b}-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-    time = rf"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\x{{2e}}[0-9]{{1,9}})?{offset}"
-    yield from (("date", date), ("time", time), ("date-time", f"{date}T{time}"))
-    # At most 63 characters, no hyphen at either end, and no two hyphens at the third and fourth place, as in `xn--`.
-    label = (
-        "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,2}[a-zA-Z0-9]"
-        "|[a-zA-Z0-9-](?:[a-zA-Z0-9][a-zA-Z0-9-]|-[a-zA-Z0-9])[a-zA-Z0-9-]{0,58}[a-zA-Z0-9])?"
-    )
-    host = rf"{label}(?:\x{{2e}}{label})*"
-    yield "hostname", host
+    yield from (("date", DATE), ("time", TIME), ("date-time", f"{DATE}T{TIME}"), ("hostname", HOSTNAME))
     atom = r"[a-zA-Z0-9!#$%\x{26}'*\x{2b}\x{2f}=?^_`{|}\x{7e}-]{1,20}"
-    yield "email", rf"{atom}(?:\x{{2e}}{atom}){{0,2}}@{label}(?:\x{{2e}}{label}){{1,3}}"
+    yield "email", rf"{atom}(?:\x{{2e}}{atom}){{0,2}}@{_LABEL}(?:\x{{2e}}{_LABEL}){{1,3}}"
     octet = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
     ipv4 = rf"(?:{octet}\x{{2e}}){{3}}{octet}"
     yield "ipv4", ipv4
@@ -222,7 +225,7 @@ def _formats() -> Iterator[tuple[str, str]]:
     yield "uuid", "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
     char = r"(?:[a-zA-Z0-9._\x{7e}!$\x{26}'()*\x{2b},;=:@-]|%[0-9a-fA-F]{2})"
     path = rf"{char}*(?:\x{{2f}}{char}*)*"
-    authority = rf"\x{{2f}}\x{{2f}}(?:{host}|{ipv4})(?::[0-9]{{1,5}})?(?:\x{{2f}}{char}*)*"
+    authority = rf"\x{{2f}}\x{{2f}}(?:{HOSTNAME}|{ipv4})(?::[0-9]{{1,5}})?(?:\x{{2f}}{char}*)*"
     more = rf"(?:{char}|[\x{{2f}}?])*"
     yield "uri", rf"[a-zA-Z][a-zA-Z0-9\x{{2b}}.-]*:(?:{authority}|{char}{path})(?:\?{more})?(?:#{more})?"
     days = "[0-9]{1,4}D"
@@ -241,5 +244,5 @@ ONLY_IN_JSON: Final = frozenset(
     ["iri-reference", "json-pointer", "relative-json-pointer", "uri-reference", "uri-template"]
 )
 """Formats that are enforced in JSON and not here. All others are annotations."""
-MAX_CHARS: Final = {"hostname": 253}
+MAX_CHARS: Final = {"hostname": MAX_HOST_CHARS}
 """Maximum number of characters of a format's strings, if the regular expression does not limit it."""

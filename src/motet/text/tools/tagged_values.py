@@ -109,8 +109,8 @@ def value_rules(argument: Argument, rule: str, *, end: ValueEnd) -> tuple[list[s
 
 
 def _text_rule(texts: Sequence[Sequence[str]], name: str, *, end: ValueEnd) -> tuple[list[str], str]:
-    """Returns the rules for any of `texts`, each of which must match all of its expressions, and an expression that
-    matches a text with its end. Without an intersection, it has no rule, since rules are limited."""
+    """Returns the rules for any of `texts`, and an expression that matches a text with its end. A text must match all
+    expressions of one of `texts`. Without an intersection, it has no rule, since rules are limited."""
     if all(len(each) == 1 for each in texts) and sum(len(each[0]) for each in texts) <= MAX_REGEX_CHARS:
         return [], f"/(?:{'|'.join(each[0] for each in texts)}){literal(end.text)}/{end.token}"
     alternatives = " | ".join(" & ".join(_piece(regex) for regex in each) for each in texts)

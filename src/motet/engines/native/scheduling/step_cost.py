@@ -7,7 +7,6 @@ limit       the cost of a step that takes CONTENDED_RATIO times as long as a ste
 """
 
 import math
-from collections.abc import Sequence
 
 from motet.engines.native.step.sequence import ChoiceSequence
 
@@ -78,13 +77,13 @@ class GrammarTime:
         self._postpones = False
         """True if a row does not run in this step."""
 
-    def admitted(self, sequences: Sequence[ChoiceSequence], *, alone: bool) -> list[ChoiceSequence]:
+    def admitted(self, sequences: list[ChoiceSequence], *, alone: bool) -> list[ChoiceSequence]:
         """Returns the sequences that can run in this step. `alone`: True if they are all that the engine can do. If all
         of them have expensive grammars then, all run."""
         times_s = [0.0 if (matcher := each.sampling.matcher) is None else matcher.expected_s for each in sequences]
         num_expensive = sum(time_s > CHEAP_S for time_s in times_s)
         if not num_expensive or (alone and num_expensive == len(sequences)):
-            return list(sequences)
+            return sequences
         return [each for each, time_s in zip(sequences, times_s, strict=True) if self._admits(time_s)]
 
     def _admits(self, time_s: float) -> bool:

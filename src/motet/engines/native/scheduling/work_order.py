@@ -47,7 +47,7 @@ class WorkOrder:
         """Key of the piece returned last, whose client is not in the heap before it has been charged."""
 
     def next(self) -> Work | None:
-        """Returns the next work; None if there is no more."""
+        """Returns the next work; None after the last."""
         if self._last is not None:
             self._push(self._last)
             self._last = None
