@@ -20,7 +20,7 @@ from motet.grammar.schema.keywords import (
     OPEN,
     TOO_DEEP,
     Schema,
-    SchemaPath,
+    all_schemas,
     dict_at,
     inner_schemas,
     schema_error,
@@ -95,18 +95,6 @@ def closed_schema(schema: Mapping[str, object]) -> Mapping[str, object]:
     """Returns a copy of a schema with its objects closed."""
     closed: Schema = json.loads(closed_source(json.dumps(schema, ensure_ascii=False)))
     return closed
-
-
-def all_schemas(root: Schema) -> list[SchemaPath]:
-    """Returns all schemas inside a schema, with their paths, each object once."""
-    waiting, found, visited = [SchemaPath((), root)], [], set[int]()
-    while waiting:
-        path, schema = waiting.pop()
-        if isinstance(schema, dict) and id(schema) not in visited:
-            visited.add(id(schema))
-            found.append(SchemaPath(path, schema))
-            waiting += reversed([SchemaPath((*path, *each.path), each.schema) for each in inner_schemas(schema)])
-    return found
 
 
 def has_open_object(root: Mapping[str, object]) -> bool:

@@ -5,7 +5,7 @@ one (`negation`). The schema before its objects were closed decides: a value of 
 part.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Final
 
@@ -15,8 +15,8 @@ from motet.grammar.schema.keywords import (
     TYPES,
     Path,
     Schema,
+    all_schemas,
     dict_at,
-    inner_schemas,
     list_at,
     resolved,
     schema_error,
@@ -36,19 +36,14 @@ def exclude_others(root: Schema, *, open_root: Schema | None = None) -> None:
     before its objects were closed; None if they were not."""
     open_root = root if open_root is None else open_root
     disjointness, complements = Disjointness(open_root), Complements(open_root)
-    open_parts = dict(_all_parts(open_root)) if open_root is not root else {}
-    waiting: list[tuple[Path, object]] = [((), root)]
-    while waiting:
-        path, schema = waiting.pop()
-        waiting += [((*path, *inner.path), inner.schema) for inner in inner_schemas(schema)]
-        if not isinstance(schema, dict) or "oneOf" not in schema:
-            continue
+    as_sent = dict(_one_ofs(open_root))
+    for path, schema in _one_ofs(root):
         parts = list_at(schema, "oneOf")
         del schema["oneOf"]
-        as_sent = open_parts.get(path, parts)
         names = [_closed_names(part, root) for part in parts]
-        extra = exclusions(as_sent, names=names, disjointness=disjointness, complements=complements)
-        if extra is None or len(as_sent) != len(parts):
+        open_parts = parts if open_root is root else list_at(as_sent.get(path, schema), "oneOf")
+        extra = exclusions(open_parts, names=names, disjointness=disjointness, complements=complements)
+        if extra is None or len(open_parts) != len(parts):
             raise schema_error((*path, "oneOf"), ONE_OF)
         parts = [all_of([part, *each]) for part, each in zip(parts, extra, strict=True)]
         if "anyOf" in schema:
@@ -57,14 +52,9 @@ def exclude_others(root: Schema, *, open_root: Schema | None = None) -> None:
             schema["anyOf"] = parts
 
 
-def _all_parts(root: Schema) -> Iterator[tuple[Path, list[object]]]:
-    """Yields the parts of each `oneOf`, with the path of its schema."""
-    waiting: list[tuple[Path, object]] = [((), root)]
-    while waiting:
-        path, schema = waiting.pop()
-        waiting += [((*path, *inner.path), inner.schema) for inner in inner_schemas(schema)]
-        if isinstance(schema, dict) and "oneOf" in schema:
-            yield path, list_at(schema, "oneOf")
+def _one_ofs(root: Schema) -> list[tuple[Path, Schema]]:
+    """Returns the schemas with `oneOf`, with their paths."""
+    return [(path, each) for path, each in all_schemas(root) if isinstance(each, dict) and "oneOf" in each]
 
 
 def exclusions(

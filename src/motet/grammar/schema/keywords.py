@@ -71,6 +71,18 @@ def inner_schemas(schema: object) -> Iterator[SchemaPath]:
             yield SchemaPath((key,), value)
 
 
+def all_schemas(root: Schema) -> list[SchemaPath]:
+    """Returns all schemas inside a schema, with their paths, each object once."""
+    waiting, found, visited = [SchemaPath((), root)], [], set[int]()
+    while waiting:
+        path, schema = waiting.pop()
+        if isinstance(schema, dict) and id(schema) not in visited:
+            visited.add(id(schema))
+            found.append(SchemaPath(path, schema))
+            waiting += reversed([SchemaPath((*path, *each.path), each.schema) for each in inner_schemas(schema)])
+    return found
+
+
 def target_of(ref: str, root: Mapping[str, object]) -> object:
     """Returns the schema that a reference of the normal form leads to."""
     return root if ref == "#" else dict_at(root, "$defs")[ref.removeprefix(PREFIX)]
