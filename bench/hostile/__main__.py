@@ -41,8 +41,6 @@ from bench.program.command_line import add_check, benchmark_parser
 from bench.program.report import Cells, Floor, machine, print_report, table
 
 JSON = {"content-type": "application/json"}
-NICENESS = 10
-"""Niceness of the hostile clients, which in reality run on other machines: their CPU time is not the server's work."""
 STEP_S = 0.01
 MAX_STEP_RATIO = 1.2
 SETTLE_S = 30.0
@@ -119,7 +117,7 @@ def acts(url: str) -> dict[str, Callable[[], list[int]]]:
 def attack(url: str, *, clients: int) -> None:
     """Sends all requests and runs all courses repeatedly, until standard input ends, which it does with the parent."""
     every = list(acts(url).values())
-    os.nice(NICENESS)
+    os.nice(engine_shares.NICENESS)
 
     def repeat(first: int) -> None:
         for act in itertools.islice(itertools.cycle(every), first, None):

@@ -14,6 +14,8 @@ Run: python -m bench.hostile --engine [--seconds 20] [--check]
 """
 
 import itertools
+import multiprocessing
+import os
 import random
 import statistics
 import threading
@@ -30,6 +32,8 @@ from bench.servers.motet_server import KV_CACHE_GB
 from motet.deploy.child import ChildServer
 
 ORDINARY = "ordinary"
+NICENESS = 10
+"""Niceness of the hostile clients, which in reality run on other machines: their CPU time is not the server's work."""
 HOSTILE = tuple(f"hostile{number}" for number in range(4))
 MAX_FIRST_TOKEN_S = 1.5
 MAX_MEDIAN_RATIO = 2.0
@@ -37,9 +41,9 @@ MAX_STEP_RATIO = 6.0
 """A step may take four times as long as one without rows, and a chunk of at least four prompt tokens comes on top."""
 PAUSE_S = 0.25
 """Pause between two small requests."""
-SETTLE_S = 3.0
+SETTLE_S = 4.0
 Send = Callable[..., httpx.Response]
-Load = Callable[[Send, threading.Event], None]
+Load = Callable[[Send], None]
 
 
 @dataclass(frozen=True)
@@ -74,26 +78,26 @@ def prompt_of(length: int, tokens: Sequence[int] = ()) -> list[int]:
     return [random.choice(tokens) if tokens else random.randrange(1000, 40_000) for _ in range(length)]
 
 
-def overflow(send: Send, ended: threading.Event) -> None:
+def overflow(send: Send) -> None:
     send(prompt=prompt_of(4), n=250, max_tokens=8000, ignore_eos=True, stream=True)
 
 
-def wide_groups(send: Send, ended: threading.Event) -> None:
+def wide_groups(send: Send) -> None:
     stream = {"prompt": prompt_of(4), "max_tokens": 8000, "ignore_eos": True, "stream": True}
     threading.Thread(target=lambda: send(**stream), daemon=True).start()
-    while not ended.is_set():
+    while True:
         send(prompt=prompt_of(4), n=256, max_tokens=1)
 
 
-def many_prompts(send: Send, ended: threading.Event) -> None:
+def many_prompts(send: Send) -> None:
     send(prompt=[prompt_of(1000) for _ in range(250)], max_tokens=1)
 
 
-def long_prompts(send: Send, ended: threading.Event) -> None:
+def long_prompts(send: Send) -> None:
     send(prompt=prompt_of(8000), max_tokens=1)
 
 
-def rejected_drafts(send: Send, ended: threading.Event) -> None:
+def rejected_drafts(send: Send) -> None:
     few = prompt_of(6)
     sampling = {"allowed_token_ids": few, "temperature": 1.5, "ignore_eos": True}
     send(prompt=prompt_of(7000, few), n=3, max_tokens=1000, stream=True, **sampling)
@@ -109,41 +113,48 @@ LOADS: dict[str, tuple[Load, ...]] = {
 }
 
 
-def sender(url: str, key: str, ended: threading.Event) -> Send:
-    """Returns a function that sends a completions request with a key, and reads its answer until `ended` is set."""
+def sender(url: str, key: str) -> Send:
+    """Returns a function that sends a completions request with a key, and reads its answer."""
 
     def send(**body: object) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=600) as response:
             for _ in response.iter_raw():
-                if ended.is_set():
-                    break
+                pass
             return response
 
     return send
 
 
-@contextmanager
-def hostile_clients(url: str, loads: Sequence[Load]) -> Iterator[None]:
-    """Lets each hostile client cause one of the loads, again and again, until the end of the context."""
-    ended = threading.Event()
+def attack(url: str, load: str) -> None:
+    """Lets each hostile client cause one of the loads, again and again, until the process is killed."""
+    os.nice(NICENESS)
 
-    def repeat(key: str, load: Load) -> None:
-        send = sender(url, key, ended)
-        while not ended.is_set():
+    def repeat(key: str, cause: Load) -> None:
+        send = sender(url, key)
+        while True:
             with suppress(httpx.HTTPError):
-                load(send, ended)
-            ended.wait(0.05)
+                cause(send)
+            time.sleep(0.05)
 
-    pairs = zip(HOSTILE, itertools.cycle(loads), strict=False)
-    threads = [threading.Thread(target=repeat, args=pair, daemon=True) for pair in pairs]
+    pairs = zip(HOSTILE, itertools.cycle(LOADS[load]), strict=False)
+    threads = [threading.Thread(target=repeat, args=pair) for pair in pairs]
     for thread in threads:
         thread.start()
+
+
+@contextmanager
+def hostile_clients(url: str, load: str) -> Iterator[None]:
+    """Runs the hostile clients in a separate process, whose work does not delay the measurement, until the end of the
+    context."""
+    process = multiprocessing.get_context("spawn").Process(target=attack, args=(url, load))
+    process.start()
     time.sleep(SETTLE_S)
     try:
         yield
     finally:
-        ended.set()
+        process.kill()
+        process.join()
 
 
 def chunk_times(url: str, *, max_tokens: int, seconds: float) -> list[float]:
@@ -181,7 +192,7 @@ def report(*, seconds: float, check: bool) -> int:
             if not loads:
                 services.append(measured(server.url, load, seconds=seconds))
                 continue
-            with hostile_clients(server.url, loads):
+            with hostile_clients(server.url, load):
                 services.append(measured(server.url, load, seconds=seconds))
     alone, *others = services
     floors = [
