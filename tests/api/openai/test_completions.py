@@ -53,6 +53,18 @@ async def test_prompt_of_token_ids_goes_to_the_engine_as_it_is(served: Served) -
     assert [request.prompt for request in served.engine.requests] == [(5, 6, 7), (8,), (9, 10)]
 
 
+async def test_all_prompts_share_the_lists_of_token_ids(served: Served) -> None:
+    """A request has up to 250 prompts, and 16,000 ids in each list: a copy for each prompt took 60 ms of the event loop
+    in garbage collections."""
+    lists = {"allowed_token_ids": [5, 6, 7], "stop_token_ids": [8, 9]}
+    await served.openai.completions.create(model=MODEL, prompt=[[8], [9, 10]], logit_bias={"5": 1}, extra_body=lists)
+    first, second = (request.sampling for request in served.engine.requests)
+    assert first.allowed_token_ids == (5, 6, 7)
+    assert first.allowed_token_ids is second.allowed_token_ids
+    assert first.stop_token_ids is second.stop_token_ids
+    assert first.logit_bias is second.logit_bias
+
+
 async def test_without_max_tokens_a_choice_has_sixteen(serve: Serving) -> None:
     served = await serve(lambda request, start: fake_answer("abc", eos=False))
     answer = await served.openai.completions.create(model=MODEL, prompt="x")

@@ -7,7 +7,7 @@
 4. `make_plan` checks the request against the prompts and the model's limits, and plans the groups"""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -151,7 +151,7 @@ def make_plan(
     options = replace(options, logprobs_mode=options.logprobs_mode or service.config.logprobs_mode)
     policy = _policy(sampling, options, max_top=service.config.max_logprobs)
     client = rights.client_id or client_id_of(caller.work_client)
-    sampling_of = cache(partial(_sampling, fields=sampling, options=options, logit_bias=bias, policy=policy))
+    sampling_of = _sampling_of(sampling, options=options, logit_bias=bias, policy=policy)
     groups = tuple(
         GenerateRequest(
             request_id=answer_id if len(prompts) == 1 else RequestId(f"{answer_id}-{number}"),
@@ -285,30 +285,20 @@ def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> 
     )
 
 
-def _sampling(
-    prompt_len: int,
-    *,
-    fields: SamplingFields,
-    options: RouteOptions,
-    logit_bias: dict[int, float],
-    policy: GroupPolicy | None,
-) -> SamplingParams:
-    vocab_size = options.context.served.info.vocab_size
-    has_logprobs = options.logprobs is not None
+def _sampling_of(
+    fields: SamplingFields, *, options: RouteOptions, logit_bias: dict[int, float], policy: GroupPolicy | None
+) -> Callable[[int], SamplingParams]:
+    """Returns a function from the length of a prompt to its parameters. All of them share `logit_bias` and the lists
+    of token ids, which can be long."""
+    served, has_logprobs = options.context.served, options.logprobs is not None
     for name in ("stop_token_ids", "logprob_token_ids", "allowed_token_ids"):
-        _check_tokens(getattr(fields, name) or (), vocab_size, param=options.param + name)
-    max_tokens = options.context.served.preparer.max_tokens(
-        prompt_len, fields.requested_max_tokens, default=options.default_max_tokens, param=options.prompt_param
-    )
-    if fields.min_tokens > max_tokens:
-        why = f"{fields.min_tokens} is more than the {max_tokens} tokens that a choice may have"
-        raise invalid_value(f"{options.param}min_tokens", why)
+        _check_tokens(getattr(fields, name) or (), served.info.vocab_size, param=options.param + name)
     logprobs = 0 if has_logprobs and fields.logprob_token_ids else options.logprobs
     if policy is not None and policy.confidence is not None:
         logprobs = max(logprobs or 0, policy.confidence.top)
-    return SamplingParams(
-        max_tokens=max_tokens,
-        top_k=min(max(fields.top_k, 0), vocab_size),
+    params = SamplingParams(
+        max_tokens=0,
+        top_k=min(max(fields.top_k, 0), served.info.vocab_size),
         logit_bias=logit_bias,
         allowed_token_ids=tuple(fields.allowed_token_ids or ()),
         min_tokens=fields.min_tokens,
@@ -320,6 +310,18 @@ def _sampling(
         grammar=options.grammar,
         **{name: getattr(fields, name) for name in VERBATIM_FIELDS},
     )
+
+    @cache
+    def of_length(prompt_len: int) -> SamplingParams:
+        max_tokens = served.preparer.max_tokens(
+            prompt_len, fields.requested_max_tokens, default=options.default_max_tokens, param=options.prompt_param
+        )
+        if fields.min_tokens > max_tokens:
+            why = f"{fields.min_tokens} is more than the {max_tokens} tokens that a choice may have"
+            raise invalid_value(f"{options.param}min_tokens", why)
+        return msgspec.structs.replace(params, max_tokens=max_tokens)
+
+    return of_length
 
 
 def _logit_bias(fields: dict[str, float], vocab_size: int, *, param: str) -> dict[int, float]:
