@@ -49,7 +49,8 @@ from motet.types import Grammar, GrammarKind
 MAX_LISTED = 40
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|/.*/|-?\d[\d.e+-]*")
 """Parts of an error that differ between schemas with the same fault."""
-LISTS = ("refused", "valid_refused", "invalid_accepted", "unanswerable")
+LISTS = ("refused", "valid_refused", "invalid_accepted", "unanswerable", "slowest")
+NUM_SLOWEST = 8
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,11 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def listed(outcomes: Sequence[Outcome], what: str) -> list[str]:
-    """Returns a line for each outcome of a kind, with its error or its instances."""
+    """Returns a line for each outcome of a kind, with its error or its instances; or the schemas whose instances needed
+    the slowest masks."""
+    if what == "slowest":
+        slowest = sorted(outcomes, key=lambda each: -each.slowest_mask_ms)[:NUM_SLOWEST]
+        return [f"{each.name}\n    {each.slowest_mask_ms:.2f} ms" for each in slowest]
     found = [each for each in outcomes if getattr(each, what)]
     return [f"{each.name}\n    {each.refused or each.unanswerable or each.wrong}" for each in found[:MAX_LISTED]]
 
