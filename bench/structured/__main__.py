@@ -7,7 +7,11 @@ line.
 
 Floor (`--check` fails if it is missed): at n = 32 with the schema at least 0.9 of the tokens per second.
 
+With `--neighbour`, it measures the gaps between the tokens of a stream instead, next to four choices that follow each
+of these schemas (`bench.structured.neighbour`). Floor: their mean at most 1.5 times the mean next to free choices.
+
 Run: python -m bench.structured [--ns 1,8,32] [--repeats 5] [--url URL] [--vllm VENV] [--check]
+     python -m bench.structured --neighbour FILE [FILE ...] [--url URL] [--check]
 """
 
 import argparse
@@ -26,6 +30,7 @@ from bench.program.report import Bound, Cells, Floor, machine, print_report, tab
 from bench.servers.motet_server import motet_server
 from bench.servers.peer_server import all_cores, peer_server
 from bench.servers.vllm import MODEL_NAME, VLLMSetup
+from bench.structured.neighbour import measure_gaps
 from bench.structured.step_cost import SCHEMA, StepCost, step_costs
 from motet.models.model_source import resolve
 from motet.models.progress import Lines
@@ -35,6 +40,8 @@ from motet.text.tokenizer import Tokenizer
 FLOOR_N = 32
 FLOOR_RATIO = 0.9
 COST_STEPS = 200
+NEIGHBOUR_S = 4.0
+MAX_GAP_RATIO = 1.5
 
 
 @dataclass
@@ -112,7 +119,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = load_parser("bench.structured", __doc__, ns=(1, 8, 32), prompt_tokens=256, max_tokens=160, repeats=5)
     parser.add_argument("--url", help="a running server to use, instead of starting one")
     parser.add_argument("--vllm", type=Path, metavar="VENV", help="virtual environment with vLLM, to measure vLLM too")
+    parser.add_argument("--neighbour", type=Path, nargs="+", metavar="FILE", help="measure a stream next to schemas")
     return parser.parse_args(argv)
+
+
+def report_neighbour(url: str, files: Sequence[Path], *, check: bool) -> int:
+    alone, free, *others = asyncio.run(measure_gaps(url, files, seconds=NEIGHBOUR_S))
+    highest = max(one.mean_ms for one in others) / free.mean_ms
+    return print_report(
+        {one.name: asdict(one) for one in (alone, free, *others)},
+        table(one.cells(free) for one in (alone, free, *others)),
+        conditions=machine(),
+        floors=[Floor("mean gap next to a schema / next to free choices", highest, MAX_GAP_RATIO)],
+        check=check,
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -122,13 +142,14 @@ def main(argv: Sequence[str]) -> int:
     tokens = Tokenizer.load(folder).encode(TEXT)
     with ExitStack() as stack:
         url = arguments.url or stack.enter_context(motet_server(arguments.model)).url
+        if arguments.neighbour:
+            return report_neighbour(url, arguments.neighbour, check=arguments.check)
         measured = {"motet": asyncio.run(measure(url, setup, tokens))}
     if arguments.vllm is not None:
         with peer_server(VLLMSetup(arguments.vllm, folder, all_cores())) as peer:
             peer.wait_until_ready()
             measured["vllm"] = asyncio.run(measure(peer.url, setup, tokens, model=MODEL_NAME))
     costs = step_costs(folder, setup.ns, steps=COST_STEPS)
-    servers = {name: [row.record() for row in rows] for name, rows in measured.items()}
     servers = {name: [row.record() for row in rows] for name, rows in measured.items()}
     return print_report(
         {"setup": asdict(setup), "servers": servers, "costs": [asdict(cost) for cost in costs]},

@@ -60,6 +60,16 @@ def test_a_matcher_that_exceeds_a_limit_fails_alone() -> None:
     assert light.inner.is_accepting()
 
 
+def test_a_grammar_that_fails_wherever_a_choice_goes_is_refused_when_it_is_compiled() -> None:
+    """The intersection of this pattern with the length exceeds a limit of the lexer after one letter. Each request used
+    to be accepted, and failed in its answer."""
+    words = {"type": "string", "pattern": r"^$|(^(?:\S+\s+){0,99}\S+$)", "minLength": 1, "maxLength": 5000}
+    schema = {"type": "object", "properties": {"a": words, "n": {"type": "integer"}}, "required": ["a", "n"]}
+    with pytest.raises(GrammarError, match=r"^at properties\.a: lexer error: too many expressions"):
+        grammars_of().get(models_json(json.dumps(schema)))
+    grammars_of().get(models_json(json.dumps({**words, "maxLength": 50})))
+
+
 @pytest.mark.parametrize(
     "source",
     ["start: a a a a a a\na: b*\nb: c*\nc: /[a-z ]/*", 'start: a\na: a a a | a a | "e" | /[a-z ]/'],

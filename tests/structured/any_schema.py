@@ -162,3 +162,15 @@ def complete(schema: Schema, part: Schema, other: Schema, last: Schema) -> Schem
 references: st.SearchStrategy[Schema] = st.sampled_from(REFERENCES).map(lambda reference: {"$ref": reference})
 schemas = st.builds(complete, nested(leaves | references), nested(leaves), nested(leaves), leaves)
 """Complete schemas, and many of them refer to parts."""
+
+
+def with_arguments(*arguments: Schema) -> Schema:
+    properties = dict(zip(NAMES, arguments, strict=False))
+    return {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
+
+
+arguments = nested(leaves | references)
+parameters = st.builds(
+    complete, st.builds(with_arguments, arguments, arguments), nested(leaves), nested(leaves), leaves
+)
+"""Parameters of a tool with two arguments."""

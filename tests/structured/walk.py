@@ -1,5 +1,6 @@
 """Generates texts that a grammar allows, token by token, as a model with random weights would."""
 
+from collections.abc import Sequence
 from random import Random
 from typing import Final
 
@@ -13,6 +14,8 @@ FREE_TOKENS: Final = 40
 MAX_TOKENS: Final = 600
 PLAIN_SHARE: Final = 0.9
 """Share of the random tokens for which plain letters are preferred to white space and to bytes of longer characters."""
+ENDING_SHARE: Final = 0.25
+"""Probability of a text that leads to the end, in place of a token."""
 
 QUOTE: Final = FIRST_BYTE_ID + ord('"')
 LETTER: Final = FIRST_BYTE_ID + ord("q")
@@ -40,11 +43,19 @@ def _matcher_after(compiled: CompiledGrammar, text: str) -> Matcher | None:
         return None
 
 
-def walk(compiled: CompiledGrammar, random: Random) -> str:
-    """Returns a random complete text that the grammar allows."""
+def walk(compiled: CompiledGrammar, random: Random, *, ends: Sequence[str] = ()) -> str:
+    """Returns a random complete text that the grammar allows. `ends`: texts that lead to its end, as tags do."""
     matcher = compiled.matcher()
     tokens: list[int] = []
+    endings = [TOKENIZER.encode(end, add_special_tokens=False) for end in ends]
     while len(tokens) < MAX_TOKENS:
+        if (
+            endings and len(tokens) >= FREE_TOKENS and random.random() < ENDING_SHARE
+        ):  # it can be inside a string of JSON
+            ending = next((ids for ids in endings if matcher.inner.validate_tokens(ids) == len(ids)), [])
+            matcher.inner.consume_tokens(ending)
+            tokens += ending
+            continue
         token = (_random_token if len(tokens) < FREE_TOKENS else _closing_token)(allowed(matcher), random)
         if token == EOS_ID:
             return TOKENIZER.decode(tokens)

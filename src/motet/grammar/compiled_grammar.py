@@ -35,6 +35,8 @@ MAX_CACHED_MB: Final = 512
 """Maximum memory of the compiled grammars that are cached for one model, estimated by `limits.compiled_mb`."""
 MAX_ERROR_CHARS: Final = 300
 """Maximum length of an error of llguidance, which can contain a complete grammar. Longer errors are truncated."""
+TRIED_TOKENS: Final = 8
+"""Number of tokens, without forced ones, for which a compiled grammar is followed once."""
 LEXER_ERROR: Final = "lexer error"
 """Start of the errors after which no copy of a matcher can continue."""
 TOO_MANY_STATES: Final = "too many states"
@@ -265,15 +267,14 @@ class Grammars:
         vocabulary = self._built_vocabulary()
         source = llguidance_source(grammar, self._special)
         initial = _compiled(vocabulary, source)
-        if not initial.is_error():
+        error = _error_at_start(initial)
+        if error is None:
             return CompiledGrammar(initial, compile_again=partial(_compiled, vocabulary, source))
-        error = _error_of(initial)
         if grammar.kind is not GrammarKind.JSON:
             raise GrammarError(error)
 
         def error_in(part: Mapping[str, object]) -> str | None:
-            compiled = _compiled(vocabulary, schema_source(part))
-            return _error_of(compiled) if compiled.is_error() else None
+            return _error_at_start(_compiled(vocabulary, schema_source(part)))
 
         raise schema_error(*find_invalid_part(read_schema(grammar.source), error, error_in=error_in))
 
@@ -322,6 +323,23 @@ def _compiled(vocabulary: LLTokenizer, source: str) -> LLMatcher:
         return matcher
 
     return with_deep_stack(work)
+
+
+def _error_at_start(initial: LLMatcher) -> str | None:
+    """Returns the error of a compiled grammar: to compile it, or to follow it for a few tokens. Such a grammar exceeds
+    a limit wherever a choice goes. Returns None if there is no error."""
+    if initial.is_error():
+        return _error_of(initial)
+    matcher = initial.deep_copy()
+    for _ in range(TRIED_TOKENS):
+        matcher.consume_tokens(matcher.compute_ff_tokens())
+        allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if matcher.is_error():
+            return _error_of(matcher)
+        if matcher.is_stopped() or not allowed.any():
+            return None
+        matcher.consume_token(int(np.unpackbits(allowed, bitorder="little").argmax()))
+    return None
 
 
 def _error_of(matcher: LLMatcher) -> str:

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarnin
 
 N = 3
 PROMPT = prompt_of(20)
-CLOSING = {token: 5.0 for token in (*map(token_of, '"]},:'), *EOS_IDS)}
+CLOSING = dict.fromkeys((*map(token_of, '"]},:'), *EOS_IDS), 5.0)
 """Biases that let a model with random weights reach the end of its answer."""
 PLACES = (1, 6, 17)
 """Numbers of output tokens after which choices are resumed."""

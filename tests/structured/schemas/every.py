@@ -9,6 +9,7 @@ from tests.structured.schemas import (
     pydantic_models,
     real_life,
     references,
+    replaced,
     strings,
     unicode,
     values,
@@ -16,6 +17,6 @@ from tests.structured.schemas import (
 
 GROUPS = (
     *(objects, arrays, values, formats, strings, numbers),
-    *(references, combined, unicode, real_life, pydantic_models),
+    *(references, combined, replaced, unicode, real_life, pydantic_models),
 )
 CASES = tuple(case for group in GROUPS for case in group.CASES)

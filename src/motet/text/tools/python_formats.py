@@ -10,7 +10,9 @@ olmo3
 
 import ast
 import json
+import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from motet.text.tools.cursor import Cursor, EndOfText, NotACall
@@ -99,6 +101,8 @@ _ESCAPE = re.compile(r"\\.|\n|\r", re.DOTALL)
 _KNOWN_ESCAPES = frozenset("\n\\'\"abfnrtv0123xuUN")
 _JSON_WORDS = {"true": "True", "false": "False", "null": "None"}
 _JSON_WORD = re.compile(r"\b(?:true|false|null)\b(?!\s*=)")
+_FRACTION = re.compile(r"\b\d+(?:\.\d+)?[eE]\+?\d{3,}|\b\d{300,}\.\d+")
+"""A number that can be larger than any double."""
 _PREFIXED = re.compile(r"[A-Za-z0-9_]$")
 
 
@@ -136,12 +140,17 @@ def _source(cursor: Cursor) -> str:
             if not depth:
                 return "".join(source)
         elif piece[0] not in "\"'":
-            piece = _JSON_WORD.sub(lambda word: _JSON_WORDS[word[0]], piece)
+            piece = _JSON_WORD.sub(lambda word: _JSON_WORDS[word[0]], _FRACTION.sub(_finite, piece))
         elif _PREFIXED.search(source[-1]):  # f"", b"", r"", null""
             raise NotACall
         else:
             piece = _safe_string(piece)
         source.append(piece)
+
+
+def _finite(number: re.Match[str]) -> str:
+    """Returns a number, or the largest double in place of infinity, which JSON does not have."""
+    return repr(sys.float_info.max) if math.isinf(float(number[0])) else number[0]
 
 
 def _safe_string(literal: str) -> str:
