@@ -267,16 +267,35 @@ class Grammars:
         vocabulary = self._built_vocabulary()
         source = llguidance_source(grammar, self._special)
         initial = _compiled(vocabulary, source)
-        error = _error_at_start(initial)
+        error = self._error_at_start(initial)
         if error is None:
             return CompiledGrammar(initial, compile_again=partial(_compiled, vocabulary, source))
         if grammar.kind is not GrammarKind.JSON:
             raise GrammarError(error)
 
         def error_in(part: Mapping[str, object]) -> str | None:
-            return _error_at_start(_compiled(vocabulary, schema_source(part)))
+            return self._error_at_start(_compiled(vocabulary, schema_source(part)))
 
         raise schema_error(*find_invalid_part(read_schema(grammar.source), error, error_in=error_in))
+
+    def _error_at_start(self, initial: LLMatcher) -> str | None:
+        """Returns the error of a compiled grammar: to compile it, or to follow it for a few tokens. Such a grammar
+        exceeds a limit wherever a choice goes. Returns None if there is no error."""
+        if initial.is_error():
+            return _error_of(initial)
+        matcher = initial.deep_copy()
+        for _ in range(TRIED_TOKENS):
+            matcher.consume_tokens(matcher.compute_ff_tokens())
+            mask = matcher.compute_bitmask()
+            if matcher.is_error():
+                return _error_of(matcher)
+            allowed = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+            allowed[list(self._eos_token_ids)] = 0
+            last = len(allowed) - 1 - int(allowed[::-1].argmax())
+            if not allowed[last]:
+                return None
+            matcher.consume_token(last)  # the first one is often white space
+        return None
 
     def _built_vocabulary(self) -> LLTokenizer:
         with self._vocabulary_lock:
@@ -323,23 +342,6 @@ def _compiled(vocabulary: LLTokenizer, source: str) -> LLMatcher:
         return matcher
 
     return with_deep_stack(work)
-
-
-def _error_at_start(initial: LLMatcher) -> str | None:
-    """Returns the error of a compiled grammar: to compile it, or to follow it for a few tokens. Such a grammar exceeds
-    a limit wherever a choice goes. Returns None if there is no error."""
-    if initial.is_error():
-        return _error_of(initial)
-    matcher = initial.deep_copy()
-    for _ in range(TRIED_TOKENS):
-        matcher.consume_tokens(matcher.compute_ff_tokens())
-        allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        if matcher.is_error():
-            return _error_of(matcher)
-        if matcher.is_stopped() or not allowed.any():
-            return None
-        matcher.consume_token(int(np.unpackbits(allowed, bitorder="little").argmax()))
-    return None
 
 
 def _error_of(matcher: LLMatcher) -> str:
