@@ -131,6 +131,40 @@ def test_a_token_does_not_depend_on_the_filter_or_the_number_of_candidates(
             assert dict(one.logprob.top) == pytest.approx(dict(other.logprob.top), abs=1e-5)
 
 
+WIDE = 49_152
+NEUTRAL: dict[str, dict[str, object]] = {
+    "log-probabilities": {"logprobs": 3, "logprob_token_ids": (5, 4000)},
+    "processed log-probabilities": {"logprobs": 1, "logprobs_mode": LogprobsMode.PROCESSED},
+    "a bias of 0": {"logit_bias": {5: 0.0, WIDE - 1: -0.0}},
+    "all tokens allowed": {"allowed_token_ids": tuple(range(WIDE))},
+    "top-k of all tokens": {"top_k": WIDE},
+    "prompt log-probabilities": {"prompt_logprobs": 2},
+    "a minimum without an end": {"min_tokens": 3, "ignore_eos": True},
+    "all of them": {"logprobs": 0, "logprobs_mode": LogprobsMode.PROCESSED, "logit_bias": {5: 0.0}, "top_k": WIDE},
+}
+
+
+@pytest.mark.parametrize("filters", [None, TorchFilters(WIDE)], ids=["compiled", "torch"])
+@pytest.mark.parametrize("fields", NEUTRAL.values(), ids=NEUTRAL)
+def test_a_token_does_not_depend_on_what_is_reported_or_on_neutral_values(
+    filters: TorchFilters | None, fields: dict[str, object]
+) -> None:
+    """Edits that changed nothing, and log-probabilities after them, used to take another path, which rounded weights
+    in another way: one token of 4,000 differed, and the rest of its answer with it."""
+    sampler, logits = (
+        Sampler(WIDE, CPU, filters=filters),
+        3 * torch.randn(8, WIDE, generator=torch.Generator().manual_seed(0)),
+    )
+    plain, other = SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, **fields)  # type: ignore[arg-type]
+    for first in range(0, 12_000 if filters is None else 500, 500):
+        pasts = [Past(seed) for seed in range(first, first + 500)]
+        got, expected = (
+            sample(logits, [SampledRow(past.seed % 8, used, past) for past in pasts], sampler)
+            for used in (other, plain)
+        )
+        assert [one.token_id for one in got] == [one.token_id for one in expected]
+
+
 @pytest.mark.parametrize("vocab", [49_152, 50_257, 151_936])
 def test_rows_of_a_real_vocabulary_are_the_same_alone_and_together(vocab: int) -> None:
     logits = (3 * torch.randn(4, vocab, generator=torch.Generator().manual_seed(vocab))).bfloat16()

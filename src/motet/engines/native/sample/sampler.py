@@ -1,9 +1,11 @@
 """Samples the next token of every choice of a step, in a few operations over all choices.
 
 A sampled token depends only on the bits of its row of logits and on the choice's parameters, previous tokens, seed and
-position. Every operation in this folder therefore works row by row, and equal logits have a fixed order. All
-implementations sample the same token, except for the rounding of weights. With the compiled kernels, all choices whose
-logits are not modified are sampled in one call (`compiled_sampling`). All other choices are sampled in four steps:
+position. Every operation in this folder therefore works row by row, and equal logits have a fixed order. Two
+implementations, the compiled kernels and torch's operators, sample the same token, except for the rounding of weights.
+A sampler uses one of them for all choices, so that a token does not depend on the information that a request asks for,
+or on edits that change nothing. With the compiled kernels, all choices whose logits are not modified are sampled in one
+call (`compiled_sampling`). All other choices are sampled in four steps:
 
 1. Choices are assigned to lanes (one distribution each), and lanes to batches of one kind (`lanes`).
 2. A batch's logits are copied as float32 to scratch memory and changed by grammars, bias and penalties (`edits`).
@@ -204,7 +206,7 @@ class Sampler:
         enough = torch.ones_like(finite)
         if batch.kind is LaneKind.GREEDY:
             token_ids = top_tokens(x, 1).squeeze(1)[lane_of_choice]
-        elif batch.kind is LaneKind.UNFILTERED:
+        elif batch.kind is LaneKind.UNFILTERED and self._compiled is None:
             token_ids = sample_dense(softmax(x, lane_params, with_min_p=True, out=spare), lane_of_choice, uniform)
         else:
             token_ids, enough = self._filters.sample(
