@@ -87,6 +87,23 @@ def test_the_output_of_a_steered_group_is_the_start_of_the_undisturbed_output(
     assert 3 <= finished < 8 if "stop_when" in group else finished == 8
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"logprobs": True, "top_logprobs": 3},
+        {"logprobs": True, "logprobs_mode": "processed_logprobs"},
+        {"logprobs": True, "logprob_token_ids": [5, 6]},
+        {"logit_bias": {"5": 0}, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+        {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "min_tokens": 0, "stop": [], "stop_token_ids": []},
+        {"stop": ["no answer contains this"], "include_stop_str_in_output": True, "skip_special_tokens": False},
+    ],
+    ids=lambda more: next(reversed(more)),
+)
+def test_what_a_request_reports_and_neutral_values_change_no_token(client: OpenAI, more: dict[str, object]) -> None:
+    reported = {"return_token_ids": True, "ignore_eos": True}
+    assert tokens_of(client, **reported, **more) == tokens_of(client, **reported)
+
+
 def tokens_of(client: OpenAI, **more: object) -> dict[int, tuple[list[int], str]]:
     """Returns the tokens and the end of each of eight choices."""
     answer = client.chat.completions.create(

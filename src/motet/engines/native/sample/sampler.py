@@ -3,7 +3,7 @@
 A sampled token depends only on the bits of its row of logits and on the choice's parameters, previous tokens, seed and
 position. Every operation in this folder therefore works row by row, and equal logits have a fixed order. Two
 implementations, the compiled kernels and torch's operators, sample the same token, except for the rounding of weights.
-A sampler uses one of them for all choices, so that a token does not depend on the information that a request asks for,
+A sampler uses one of them for all choices, so that a token does not depend on the information in the answer,
 or on edits that change nothing. With the compiled kernels, all choices whose logits are not modified are sampled in one
 call (`compiled_sampling`). All other choices are sampled in four steps:
 
