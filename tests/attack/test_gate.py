@@ -154,6 +154,13 @@ async def test_a_preflight_request_of_another_origin_is_refused(serve: Serving) 
         assert "access-control-allow-origin" not in first.headers
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/drain", "/workers", "/engine", "/health"])
+async def test_a_preflight_request_needs_no_key_and_is_answered_by_no_route(serve: Serving, path: str) -> None:
+    served = await serve(api_keys=("client",), admin_key="admin", worker_key="worker")
+    first = await served.http.options(path, headers={"authorization": ""})
+    assert_error(first, status=405, code="method_not_allowed")
+
+
 @pytest.mark.parametrize(("method", "path"), ENGINE_ROUTES)
 async def test_without_a_worker_key_the_routes_of_workers_are_open_only_on_this_machine(
     serve: Serving, method: str, path: str

@@ -1,5 +1,6 @@
 """The decode replica that a router chooses, from the replicas' reports and the session of a request."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -154,6 +155,17 @@ def test_two_routers_start_a_session_at_the_same_replica() -> None:
 def test_equal_replicas_all_get_requests() -> None:
     balance = ReplicaBalance()
     assert {best(balance) for _ in range(50)} == {"a", "b"}
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3, 8])
+@pytest.mark.parametrize("session", ["", "crew-{:05d}", "{}"])
+def test_each_of_equal_replicas_is_first_for_an_equal_share_of_requests(num_replicas: int, session: str) -> None:
+    """Within five standard deviations."""
+    balance, total = ReplicaBalance(), 2000
+    idle = {f"decode-{i:08x}": None for i in range(num_replicas)}
+    first = Counter(best(balance, idle, session=session.format(i)) for i in range(total))
+    fair = total / num_replicas
+    assert all(abs(first[id] - fair) < 5 * fair**0.5 for id in idle), first
 
 
 def test_a_request_that_was_sent_to_another_replica_counts_there() -> None:

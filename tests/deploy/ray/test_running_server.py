@@ -4,8 +4,12 @@ import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import httpx
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
+from motet.api.http.request_ids import ProxiedApp
 from motet.deploy.ray.running_server import RunningServer
 from motet.deploy.server import Outcome, Serving
 from motet.deploy.shutdown import StopSignals
@@ -109,3 +113,13 @@ async def test_a_server_whose_task_was_cancelled_can_be_closed(caplog: pytest.Lo
     await server.close()
     assert not server.serves
     assert caplog.text == ""
+
+
+async def test_serve_alone_names_the_request_in_an_answer_through_its_proxy() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("hi", headers={"x-request-id": "boat-7", "kept": "yes"})(scope, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(ProxiedApp(app))) as http:
+        answer = await http.get("http://here")
+    assert "x-request-id" not in answer.headers
+    assert (answer.headers["kept"], answer.text) == ("yes", "hi")

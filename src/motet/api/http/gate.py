@@ -8,6 +8,8 @@
     GET /workers                  the admin key, else an API key         local callers
     all others                    an API key                             all callers
 
+OPTIONS needs no key: browsers send none with a preflight request, and no route answers one.
+
 A caller is local if the other end of its socket is this machine, unless a header shows that it forwards a request: a
 proxy for a client on another machine (`FORWARDING`), or a browser for a web page (`Origin`, `Sec-Fetch-Site`).
 
@@ -149,8 +151,8 @@ class Gate:
         try:
             headers = Headers(scope=scope)
             self._check_host(headers)
-            if (check := self._check_of(route_of(scope), scope["method"])) is not None:
-                check.check(scope, headers)
+            if scope["method"] != "OPTIONS":
+                self._check_key(scope, headers)
             is_json = JSON_TYPE.match(headers.get("content-type", "")) is not None
             if scope["method"] not in SAFE_METHODS and from_page(headers) and not is_json:
                 raise RequestError(NOT_JSON, code="invalid_content_type")
@@ -158,6 +160,10 @@ class Gate:
             await ErrorResponse(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    def _check_key(self, scope: Scope, headers: Headers) -> None:
+        if (check := self._check_of(route_of(scope), scope["method"])) is not None:
+            check.check(scope, headers)
 
     def _check_host(self, headers: Headers) -> None:
         """Raises ForbiddenError for a host name that this server does not have."""

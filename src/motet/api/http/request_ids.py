@@ -107,3 +107,19 @@ class RequestIds:
                 "param": body.param and cut(body.param, MAX_NAME_CHARS),
             }
         )
+
+
+class ProxiedApp:
+    """The app of a server for requests through Serve's proxy. The proxy adds the request's `x-request-id` to every
+    response, so the app's own header is left out: two equal headers would reach the client as one with two values."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                del MutableHeaders(scope=message)[HEADER]
+            await send(message)
+
+        await self._app(scope, receive, send_without_id)

@@ -6,9 +6,9 @@ Serve's proxy chooses before it has received the body, so neither n nor the prom
 choice until the replica's next report includes it."""
 
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import count
 
 import msgspec
@@ -101,7 +101,7 @@ class ReplicaBalance:
             loads[home] = -1
         # The order of equal replicas differs between requests, but is the same for one session in all routers.
         salt = session or str(next(self._turns))
-        return sorted(loads, key=lambda id: (loads[id], zlib.crc32(f"{salt} {id}".encode())))
+        return sorted(loads, key=lambda id: (loads[id], _digest(f"{salt} {id}")))
 
     def send(self, request: str, replica: str, *, session: str) -> None:
         """Counts a request at this replica, and not at an earlier one any more."""
@@ -121,6 +121,12 @@ class ReplicaBalance:
     def _remove(self, id: str) -> None:
         del self._replicas[id]
         self._replica_of = {request: replica for request, replica in self._replica_of.items() if replica != id}
+
+
+def _digest(text: str) -> bytes:
+    """Returns a hash that is the same in all processes. The order of two hashes does not depend on how the texts
+    differ, as it would with a linear hash such as a CRC."""
+    return blake2b(text.encode(), digest_size=8).digest()
 
 
 def report_in(stats: object) -> LoadReport | None:

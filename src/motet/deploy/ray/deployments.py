@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 import ray
-from fastapi import FastAPI
 from ray import serve
 
+from motet.api.http.request_ids import ProxiedApp
 from motet.deploy.cell import StartEngine
 from motet.deploy.ray.balance import LoadReport
 from motet.deploy.ray.clients import ClientStreams
@@ -71,8 +71,8 @@ class DirectReplica:
         self._streams = ClientStreams(self._worker, prefill, any_ending=any_ending)
         self._reports = 0
 
-    async def __serve_build_asgi_app__(self) -> FastAPI:
-        return self._worker.serving.app
+    async def __serve_build_asgi_app__(self) -> ProxiedApp:
+        return ProxiedApp(self._worker.serving.app)
 
     async def check_health(self) -> None:
         self._streams.check()
@@ -101,8 +101,8 @@ class GatewayReplica:
         self._streams = ClientStreams(self._server, prefill, any_ending=any_ending)
         favour_streams()
 
-    async def __serve_build_asgi_app__(self) -> FastAPI:
-        return self._server.serving.app
+    async def __serve_build_asgi_app__(self) -> ProxiedApp:
+        return ProxiedApp(self._server.serving.app)
 
     async def check_health(self) -> None:
         self._streams.check()
