@@ -91,7 +91,6 @@ def test_the_output_of_a_steered_group_is_the_start_of_the_undisturbed_output(
     "more",
     [
         {"logprobs": True, "top_logprobs": 3},
-        {"logprobs": True, "logprobs_mode": "processed_logprobs"},
         {"logprobs": True, "logprob_token_ids": [5, 6]},
         {"logit_bias": {"5": 0}, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
         {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "min_tokens": 0, "stop": [], "stop_token_ids": []},
