@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from motet.deploy.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, RESERVE, ConnectionLimits
 from motet.deploy.listen import HttpServer
+from motet.settings.server_config import ServerConfig
 from tests.attack.hostile import MIB, flood, read_to_end, status
 from tests.deploy.listening import left, serving
 
@@ -122,9 +123,34 @@ async def test_malformed_requests_log_nothing(caplog: pytest.LogCaptureFixture) 
     ids=["nothing", "empty line", "head", "body", "chunks"],
 )
 async def test_a_request_that_does_not_come_in_time_ends_the_connection(sent: bytes, answer: int) -> None:
-    async with serving(app, ConnectionLimits(receive_s=0.05), sent=sent) as (_, reader, _writer):
+    async with serving(app, ConnectionLimits(receive_s=0.05, keep_alive_s=0.05), sent=sent) as (_, reader, _writer):
         assert await status(reader) == answer
         await read_to_end(reader)
+
+
+async def test_an_idle_connection_stays_open_as_long_as_clients_keep_theirs() -> None:
+    """Regression: connections were closed after 75 s, new ones after 60 s. The pools of Go and of hyper keep them for
+    90 s, and a request on a closed connection is lost."""
+    assert ServerConfig(served_model_name="").keep_alive_s >= 100
+    async with serving(app, ConnectionLimits(receive_s=0.02, keep_alive_s=60)) as (_, reader, writer):
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            writer.write(GET % b"/" + b"\r\n")
+            assert await status(reader) == 200
+            await reader.readuntil(b"0\r\n\r\n")
+
+
+async def test_an_idle_connection_is_closed_in_the_end() -> None:
+    async with serving(app, ConnectionLimits(keep_alive_s=0.05), sent=GET % b"/" + b"\r\n") as (_, reader, _writer):
+        assert await status(reader) == 200
+        await read_to_end(reader)
+
+
+async def test_a_byte_on_an_idle_connection_starts_the_limit_of_a_head() -> None:
+    async with serving(app, ConnectionLimits(receive_s=0.05, keep_alive_s=60)) as (_, reader, writer):
+        await asyncio.sleep(0.1)
+        writer.write(b"G")
+        assert await status(reader) == 408
 
 
 async def test_single_bytes_do_not_extend_the_time_limit() -> None:

@@ -1,6 +1,6 @@
 """One HTTP connection with limits on the resources that a client can use. Uvicorn's own connections have none.
 
-    waiting    there is no request: up to `KEEP_ALIVE_S` after an answer, up to `receive_s` at the start
+    waiting    there is no request: up to `keep_alive_s`, at the start and after an answer
     head       up to `MAX_HEAD_BYTES` and `MAX_HEADERS`, within `receive_s` of its first byte
     body       within `receive_s` of its head; the part that an answer does not read is discarded
     answer     the connection of a client that reads nothing for `STALLED_S` is closed
@@ -58,6 +58,7 @@ class ConnectionLimits:
     """The limits of one server's connections, and the connections that wait for a request."""
 
     receive_s: float = 60.0
+    keep_alive_s: float = 120.0
     max_connections: int = 8192
     stalled_s: float = STALLED_S
     waiting: dict["ClientConnection", None] = field(default_factory=dict)
@@ -77,7 +78,7 @@ def connection_limits(config: ServerConfig) -> ConnectionLimits:
     maximum = config.max_connections
     if resource is not None and (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) != resource.RLIM_INFINITY:
         maximum = min(maximum, max(1, limit // 2))
-    return ConnectionLimits(config.receive_timeout_s, maximum)
+    return ConnectionLimits(config.receive_timeout_s, config.keep_alive_s, maximum)
 
 
 def allow_open_files(requested: int = OPEN_FILES) -> int | None:
@@ -133,6 +134,7 @@ class ClientConnection(HttpToolsProtocol):
     def __init__(self, *, limits: ConnectionLimits, **uvicorn_arguments: Any) -> None:
         super().__init__(**uvicorn_arguments)
         self._limits = limits
+        self.timeout_keep_alive = limits.keep_alive_s  # type: ignore[assignment]  # uvicorn's own timer takes any number
         self._deadline = _Timer(self.loop)
         """Ends the wait for a request, or for the rest of it."""
         self._stalled = _Timer(self.loop)
@@ -156,7 +158,8 @@ class ClientConnection(HttpToolsProtocol):
         if len(self.connections) > limits.max_connections + RESERVE:
             transport.abort()
             return
-        self._expect_rest()
+        # Like after an answer: clients open connections in advance, and keep them with the ones that they have used.
+        self._deadline.start(limits.keep_alive_s, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.stop()
@@ -177,8 +180,9 @@ class ClientConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._ended:
             return
+        is_first = not self._unread_bytes and not self._in_body
         self._unread_bytes += len(data)
-        if not self._deadline.runs:
+        if is_first or not self._deadline.runs:
             self._expect_rest()
         super().data_received(data)
         if self._unread_bytes > MAX_HEAD_BYTES and not self._ended:

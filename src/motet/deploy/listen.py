@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 
 Send = Callable[[dict[str, object]], Awaitable[None]]
 BACKLOG = 2048
-KEEP_ALIVE_S = 75
-"""Time for which idle connections stay open: longer than clients keep them, so that no request meets a closed one."""
 LINGER_S = 3
 """Time from the end of the server until open connections are closed."""
 CUT_S = 0.1
@@ -106,7 +104,6 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,  # `scope["client"]` is the peer of the socket, without regard to headers
-            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=LINGER_S,
         )
         super().__init__(config)

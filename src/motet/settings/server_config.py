@@ -261,6 +261,12 @@ class ServerConfig:
     receive_timeout_s: float = limit(
         60.0, "Maximum time to receive a request's head, and then its body.", commands=SERVE + GATEWAY, above=0
     )
+    keep_alive_s: int = limit(
+        120,
+        "Time for which an idle connection stays open. It must be longer than the time for which clients and proxies "
+        "reuse connections, so that no request meets a closed one.",
+        minimum=1,
+    )
     additional_properties: bool = limit(
         False, "Allow properties that a JSON Schema neither names nor forbids, as JSON Schema itself does."
     )

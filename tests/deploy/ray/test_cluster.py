@@ -11,6 +11,7 @@ from motet.deploy.ray.options import serve_config
 from motet.errors import ConfigError, StartupError
 from motet.settings.declaration import ServerCommand
 from motet.settings.resolve import names_of, resolve_settings
+from motet.settings.server_config import ServerConfig
 from tests.deploy.ray.test_serve_config import FLAGS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -26,7 +27,7 @@ def test_a_taken_port_is_reported_before_anything_is_started() -> None:
         port = stranger.getsockname()[1]
         with (
             pytest.raises(ConfigError, match=f"--port {port}: another program listens there"),
-            connected(LOCAL, host="127.0.0.1", port=port, cpus=1),
+            connected(LOCAL, server=ServerConfig(served_model_name="", port=port), cpus=1),
         ):
             pass
 
@@ -41,7 +42,7 @@ def test_a_cluster_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("ray.init", init)
     with (
         pytest.raises(StartupError, match="Ray cannot start a cluster on this machine: The current node timed out"),
-        foreground.connected(foreground.LOCAL, host="127.0.0.1", port=0, cpus=1),
+        foreground.connected(foreground.LOCAL, server=ServerConfig(served_model_name="", port=0), cpus=1),
     ):
         pass
 

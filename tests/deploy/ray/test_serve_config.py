@@ -50,7 +50,7 @@ FLAGS: dict[str, object] = {
 
 def test_the_config_has_serve_s_address_and_the_application() -> None:
     config = written(resolved(FLAGS))
-    assert config["http_options"] == {"host": "0.0.0.0", "port": 9000}
+    assert config["http_options"] == {"host": "0.0.0.0", "port": 9000, "keep_alive_timeout_s": 120}
     assert config["proxy_location"] == "EveryNode"
     (application,) = config["applications"]
     assert (application["name"], application["route_prefix"]) == ("mine: yes", "/")
@@ -69,7 +69,7 @@ def test_its_arguments_make_the_same_settings_again() -> None:
 def test_an_application_with_only_defaults_has_no_arguments() -> None:
     config = written(resolved({}))
     assert args_of(config) == {}
-    assert config["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    assert config["http_options"] == {"host": "127.0.0.1", "port": 8000, "keep_alive_timeout_s": 120}
 
 
 def test_no_key_is_in_it_whatever_its_source(tmp_path: Path) -> None:

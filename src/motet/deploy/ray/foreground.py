@@ -27,7 +27,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, ProxyStatus, ServeStatus
 
-from motet.deploy.listen import KEEP_ALIVE_S, listen, url_at
+from motet.deploy.listen import listen, url_at
 from motet.deploy.ray.app import application
 from motet.deploy.ray.options import deployment_options, max_replicas_of
 from motet.deploy.server import Outcome
@@ -35,6 +35,7 @@ from motet.deploy.shutdown import StopSignals, first_of
 from motet.errors import ConfigError, StartupError
 from motet.machine import cores
 from motet.settings.record import Settings
+from motet.settings.server_config import ServerConfig
 from motet.threads import in_daemon_thread
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ async def run_application(
         max_replicas_of(options) * options["ray_actor_options"]["num_cpus"]
         for options in deployment_options(settings).values()
     )
-    with connected(ray.ray_address, host=server.host, port=server.port, cpus=cpus) as served:
+    with connected(ray.ray_address, server=server, cpus=cpus) as served:
         signals.take()  # again, since Ray has replaced the handlers by its own
         if served:
             logger.warning("Serve runs on this cluster already, at its own address: --host and --port have no effect")
@@ -198,19 +199,19 @@ async def _take_down(name: str, signals: StopSignals) -> None:
 
 
 @contextlib.contextmanager
-def connected(address: str | None, *, host: str, port: int, cpus: float) -> Iterator[bool]:
+def connected(address: str | None, *, server: ServerConfig, cpus: float) -> Iterator[bool]:
     """Joins or starts a cluster with Serve. Yields True if Serve ran before. `cpus`: minimum number of CPUs of a new
     cluster. Raises StartupError."""
     with contextlib.ExitStack() as stack:
         if not _joined(address):
-            listen(host, port).close()  # finds at once that the port is taken; Serve will listen there
+            listen(server.host, server.port).close()  # finds at once that the port is taken; Serve will listen there
             _start_cluster(cpus)
         stack.callback(ray.shutdown)
         status = serve.status()
         served = bool(status.proxies or status.applications)
         if not served:
             stack.callback(_end_serve)
-            _start_serve(host, port)
+            _start_serve(server)
         yield served
 
 
@@ -265,8 +266,9 @@ def _end_serve() -> None:
             pass
 
 
-def _start_serve(host: str, port: int) -> None:
+def _start_serve(server: ServerConfig) -> None:
+    host, port = server.host, server.port
     try:
-        serve.start(http_options=HTTPOptions(host=host, port=port, keep_alive_timeout_s=KEEP_ALIVE_S))
+        serve.start(http_options=HTTPOptions(host=host, port=port, keep_alive_timeout_s=server.keep_alive_s))
     except (RuntimeError, TimeoutError, RayError) as error:
         raise StartupError(f"Serve cannot be started to listen at {host}:{port}: {text_of(error)}") from error

@@ -180,6 +180,7 @@ def serve_config(settings: Settings) -> str:
         "http_options:",
         f"  host: {_json(server.host)}",
         f"  port: {server.port}",
+        f"  keep_alive_timeout_s: {server.keep_alive_s}",
         "applications:",
         f"  - name: {_json(ray.app_name)}",
         '    route_prefix: "/"',
