@@ -73,7 +73,7 @@ async def test_prefill_generates_one_token_and_decode_gets_the_ticket(
     assert body["kv_transfer_params"] == {"remote_port": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("all_forked")
 def test_pulls_are_measured_over_each_transport(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_tiny_model("llama", tmp_path)

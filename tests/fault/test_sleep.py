@@ -63,7 +63,7 @@ async def fetched(cell: RunningCell) -> int:
     return sum([(await cell.stats(worker)).transfers for worker in ("decode-0", "decode-1")])
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_kept_streams_continue_and_kv_moves_between_engines_after_the_sleep(
     level: int, long_folder: Path, forking: ForkingProcess
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_prefill_host_cut_off_while_it_computes_holds_nothing_afterwards(serve
     check_transfers_again(servers, "computing again")
 
 
+@pytest.mark.long
 def test_a_prefill_host_is_cut_off_before_its_prompts_are_pulled(servers: Servers) -> None:
     """The pull stays open, since its data can still arrive, and its blocks are not used until then. No group waits for
     it."""
@@ -162,6 +163,7 @@ def test_a_prefill_host_is_cut_off_before_its_prompts_are_pulled(servers: Server
     check_transfers_again(servers, "pulled again")
 
 
+@pytest.mark.long
 def test_a_prefill_host_is_cut_off_while_its_prompt_is_pulled(servers: Servers) -> None:
     """The engine has received the request for the data, and sends it into the cut link."""
     prefill, decode, body = servers.prefill, servers.decode, request("pulling")

@@ -187,7 +187,7 @@ def test_a_refused_request_and_one_whose_client_leaves_end_their_spans(
         assert choice.events["first_token"] <= choice.end_ns
 
 
-@pytest.mark.parametrize("silent", [False, True], ids=["refusing", "silent"])
+@pytest.mark.parametrize("silent", [False, pytest.param(True, marks=pytest.mark.long)], ids=["refusing", "silent"])
 def test_a_server_works_and_ends_without_its_collector(folder: Path, forking: ForkingProcess, silent: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

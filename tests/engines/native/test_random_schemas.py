@@ -48,7 +48,7 @@ def assert_same(outcome: GroupOutcome, expected: GroupOutcome) -> None:
     assert (outcome.error, outcome.tokens, outcome.finish) == (None, expected.tokens, expected.finish)
 
 
-@examples(25)
+@examples(15)
 @given(schemas)
 def test_finished_answers_are_valid_and_equal_however_they_are_run(model: Path, schema: Schema) -> None:
     grammar = Grammar(GrammarKind.JSON, closed_source(json.dumps(schema)))
