@@ -146,6 +146,30 @@ def test_the_last_message_can_be_left_open_to_be_continued() -> None:
     assert continued("{{ messages[-1].content | trim }}</s>", messages) == "The answer"
 
 
+TRIMMING = CHAT_TEMPLATE.replace("message['content']", "message['content'] | trim")
+LLAMA = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("source", [CHAT_TEMPLATE, TRIMMING, TRIMMING.replace("trim", "rstrip()"), LLAMA])
+@pytest.mark.parametrize("content", ["", " ", "\n", " \n\n "])
+def test_an_empty_or_blank_last_message_is_continued_as_a_new_answer(source: str, content: str) -> None:
+    """A template that trims contents lost the line break of the turn's header."""
+    source = source.replace(" | rstrip()", ".rstrip()")
+    shown = content if source is CHAT_TEMPLATE else ""
+    expected = ChatTemplate(source).render([USER]) + shown
+    assert continued(source, [USER, {"role": "assistant", "content": content}]) == expected
+
+
+@pytest.mark.parametrize("source", [TRIMMING, LLAMA])
+def test_a_continued_message_is_trimmed_like_other_messages(source: str) -> None:
+    message = {"role": "assistant", "content": " \n one two \n"}
+    assert continued(source, [USER, message]) == ChatTemplate(source).render([USER]) + "one two"
+
+
 def test_a_message_that_the_template_changes_cannot_be_continued() -> None:
     with pytest.raises(RequestError) as raised:
         continued("{{ messages[0].role }}", [USER])

@@ -26,8 +26,11 @@ MAX_BYTES_HERE = 2**14
 """Maximum size of the messages and other variables of a prompt that is rendered in this process."""
 END_MARK = "\ue000MOTET-CONTINUES-HERE\ue000 "
 """Marks the end of the last message while a template is rendered. The first character is for private use, so no message
-contains it. If its last character, a space, is missing afterwards, the template strips messages: then the text before
-the mark is stripped too."""
+contains it. If its last character, a space, is missing afterwards, the template strips messages: then the text of the
+message is stripped too."""
+BLANK_MARK = f" {END_MARK}"
+"""Takes the place of a last message that is empty or blank. If the template strips messages, the prompt ends before the
+mark: the line break that ends the header of the turn is not the message's."""
 
 
 class ChatTemplate:
@@ -81,15 +84,16 @@ class ChatTemplate:
         plain = plain_messages(messages, has_developer=self.uses("developer"))
         if not self.uses("tools"):
             plain = with_tools_as_text(plain, tools or ())
+        last = str(plain[-1]["content"]) if continue_final_message else ""
         if continue_final_message:
-            plain[-1]["content"] = f"{plain[-1]['content']}{END_MARK}"
+            plain[-1]["content"] = f"{last}{END_MARK}" if last.strip() else BLANK_MARK
         variables = {**self._named_tokens, "tools": tools or None, "documents": None, **(template_kwargs or {})}
         variables |= {"messages": plain, "add_generation_prompt": add_generation_prompt}
         try:
             text = self._text(variables, in_process)
         except (*TEMPLATE_ERRORS, RenderError) as exc:
             raise RequestError(f"the chat template rejects these messages: {exc}", param="messages") from exc
-        return _until_mark(text) if continue_final_message else text
+        return _until_mark(text, last) if continue_final_message else text
 
     def _text(self, variables: dict[str, Any], in_process: bool | None) -> str:
         assert self._process is not None
@@ -104,12 +108,19 @@ class ChatTemplate:
         return self._process.render(request)
 
 
-def _until_mark(text: str) -> str:
+def _until_mark(text: str, last: str) -> str:
+    """Returns the text up to the end of the last message, whose content is `last`."""
     if (end := text.rfind(END_MARK.rstrip())) < 0:
         raise RequestError(
             "the chat template changes the last message, so it cannot be continued", param="continue_final_message"
         )
-    return text[:end] if text.startswith(END_MARK, end) else text[:end].rstrip()
+    stripped = not text.startswith(END_MARK, end)
+    if last.strip():
+        return text[:end].rstrip() if stripped else text[:end]
+    start = end - 1  # of the mark's first space
+    if start < 0 or text[start] != " ":
+        return text[:end]
+    return text[:start] if stripped else text[:start] + last
 
 
 def plain_messages(messages: Sequence[Message], *, has_developer: bool = True) -> list[dict[str, object]]:

@@ -112,6 +112,49 @@ async def test_a_turn_of_the_assistant_at_the_end_is_continued(served: Served) -
     assert served.prompt.endswith("I say")
 
 
+@pytest.mark.parametrize("content", ["", " \n"])
+async def test_an_empty_turn_of_the_assistant_is_continued_like_a_new_one(served: Served, content: str) -> None:
+    unstreamed(await post(served, [*TURNS, {"role": "assistant", "content": content}]))
+    unstreamed(await post(served, TURNS))
+    continued, new = served.engine.requests
+    assert continued.prompt[: len(new.prompt)] == new.prompt
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.332.{0}; cc_entrypoint=cli; cch={0};"
+RULES = "You are a coding agent."
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        [{"type": "text", "text": BILLING}, {"type": "text", "text": RULES}],
+        f"{BILLING}\n{RULES}",
+        [{"type": "text", "text": f"{BILLING}\nx-anthropic-more: 1\n{RULES}"}],
+    ],
+    ids=["block", "string", "lines"],
+)
+async def test_lines_of_claude_code_that_change_are_not_in_the_prompt(served: Served, system: object) -> None:
+    """Claude Code's first block has a new hash in each request, so that no prompt would share a cached prefix."""
+    for value in ("3c7", "9a1"):
+        unstreamed(await post(served, TURNS, system=json.loads(json.dumps(system).replace("{0}", value))))
+    unstreamed(await post(served, TURNS, system=RULES))
+    first, second, plain = (request.prompt for request in served.engine.requests)
+    assert first == second == plain
+
+
+async def test_a_system_prompt_with_nothing_but_such_a_line_is_omitted(served: Served) -> None:
+    unstreamed(await post(served, TURNS, system=BILLING))
+    unstreamed(await post(served, TURNS))
+    with_line, without = served.engine.requests
+    assert with_line.prompt == without.prompt
+
+
+async def test_a_user_can_ask_about_such_a_line(served: Served) -> None:
+    line = BILLING.format("3c7")
+    unstreamed(await post(served, line, system=f"{RULES}\n{line}"))
+    assert served.prompt.count(line) == 2
+
+
 async def test_an_answer_can_be_sent_back_unchanged(served: Served) -> None:
     first = await served.anthropic.messages.create(model=MODEL, max_tokens=50, messages=TURNS)
     again = [*TURNS, first.to_param(), {"role": "user", "content": "and?"}]

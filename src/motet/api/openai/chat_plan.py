@@ -68,7 +68,7 @@ async def chat_prompt(
 
     def rendered(in_process: bool) -> str:
         return preparer.template.render(
-            [message.for_template() for message in chat.messages],
+            chat.turns(),
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final_message,
             continue_final_message=chat.continue_final_message,
             tools=[] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools],

@@ -1,5 +1,6 @@
 """The body of `POST /v1/chat/completions`: the messages, the tools, the tool choice, and the fields of the answer."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
@@ -71,6 +72,11 @@ def as_parts(kind: str, part: type[ContentPart]) -> BeforeValidator:
     return BeforeValidator(parts, json_schema_input_type=str | list[part])  # type: ignore[valid-type]
 
 
+CLIENT_LINES = re.compile(r"(?:x-anthropic-[a-z0-9-]+:[^\n]*(?:\n|\Z))+")
+"""Lines at the start of a system message that are not for the model. Claude Code sends `x-anthropic-billing-header`,
+also through proxies that convert its requests. Its value changes with each request, so no prefix would be cached."""
+
+
 class Message(OpenSchema):
     """One turn. A client can send an answer of this server as a message without changing it."""
 
@@ -98,9 +104,12 @@ class Message(OpenSchema):
 
     def for_template(self) -> dict[str, object]:
         """Returns the turn for the chat template, with its parts joined to one string."""
+        content = self.text if self.content else (self.refusal or "")
+        if self.role in ("system", "developer") and (lines := CLIENT_LINES.match(content)):
+            content = content[lines.end() :]
         turn = {
             "role": self.role,
-            "content": self.text if self.content else (self.refusal or ""),
+            "content": content,
             "name": self.name,
             "reasoning_content": self.reasoning if self.reasoning_content is None else self.reasoning_content,
             "tool_calls": [call.for_template() for call in self.tool_calls] or None,
@@ -265,6 +274,13 @@ class ChatPrompt(Schema):
             if name not in names:
                 raise FieldError(invalid_value, param, f"there is no tool named '{name}' in 'tools'")
         return self
+
+    def turns(self) -> list[dict[str, object]]:
+        """Returns the messages for the chat template, without system messages that have only `CLIENT_LINES`."""
+        turns = [message.for_template() for message in self.messages]
+        given = zip(self.messages, turns, strict=True)
+        shown = [turn for message, turn in given if turn["content"] or not CLIENT_LINES.match(message.text)]
+        return shown or turns
 
     @property
     def tool_rules(self) -> ToolRules | None:
