@@ -264,7 +264,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     traceparent: TraceContext | None = None
     """Parent span of this work, also for the next hop; None if there is none."""
     session_id: str = ""
-    """The client's `x-session-id`, for the next hop."""
+    """Id of the client's session, for routing and for the next hop."""
     model: ModelName = ModelName("")
     """Name of the model; empty if the engine has only one."""
     seeded: bool = True

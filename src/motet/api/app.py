@@ -34,6 +34,7 @@ from motet.api.trainers.server_info import server_info_router
 from motet.api.trainers.weight_routes import transfer_router, weight_router
 from motet.api.vllm.generate import generate_router, render_router
 from motet.api.worker.engine_routes import engine_router, order_router
+from motet.session_ids import SessionHeaders
 
 ROUTERS = (
     chat_router,
@@ -94,7 +95,8 @@ def create_router(service: Service) -> APIRouter:
 def _middleware(service: Service) -> list[Middleware]:
     """Returns the middleware, the outermost first."""
     config = service.config
-    layers = [Middleware(RequestIds, metrics=service.metrics, tracer=service.tracer)]
+    sessions = SessionHeaders(config.session_headers)
+    layers = [Middleware(RequestIds, metrics=service.metrics, tracer=service.tracer, sessions=sessions)]
     if config.cors_origins:
         layers.append(
             Middleware(

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from motet.log import LogFormat
 from motet.metrics.declare import MetricPrefix
+from motet.session_ids import HEADER_PATTERN
 from motet.settings.declaration import (
     CLIENT_KEY,
     ENGINES,
@@ -196,6 +197,13 @@ class ServerConfig:
         "Origin whose web pages may call the server (CORS); repeatable.",
         pattern=NOT_BLANK,
         must="an origin such as https://example.com",
+    )
+    session_headers: tuple[str, ...] = setting(
+        (),
+        "Additional request header with the id of the client's session, after x-session-id; repeatable.",
+        unset="x-session-id, then the headers of Dynamo, Claude Code and Codex",
+        pattern=HEADER_PATTERN,
+        must="the name of a header without a key",
     )
     page: bool = setting(True, "Serve a web page at / that sends requests to this server and shows its groups.")
     max_n: int = limit(256, "Maximum n: the number of choices of one prompt.", minimum=1)

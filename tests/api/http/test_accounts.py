@@ -79,6 +79,15 @@ async def test_an_invalid_session_id_counts_as_not_given(served: Served) -> None
     assert await session_of(served, ("y-session-id", "other")) == ""
 
 
+async def test_sessions_of_other_clients_and_of_the_operator_s_headers_are_read(serve: Serving) -> None:
+    served = await serve(session_headers=("X-Correlation-ID",))
+    names = ("x-session-id", "x-correlation-id", "x-dynamo-session-id", "x-claude-code-session-id", "session_id")
+    headers = [(name, name) for name in reversed(names)]
+    for name in names:  # each takes precedence over the next ones
+        assert await session_of(served, *headers) == name
+        headers.pop()
+
+
 async def test_every_group_carries_the_request_s_id(served: Served) -> None:
     headers = {"x-request-id": "mine"}
     await served.http.post("/v1/completions", json={"prompt": ["x", "y"]}, headers=headers)

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from motet.deploy.ray.balance import DELIVERY_S, SESSION_SLACK, LoadReport, ReplicaBalance, report_in
+from motet.deploy.ray.balance import DELIVERY_S, SESSION_SLACK, LoadReport, ReplicaBalance, report_in, session_in
+from motet.session_ids import SessionHeaders
 from tests.clock import Clock
 
 NO_REPORTS: Mapping[str, LoadReport | None] = {"a": None, "b": None}
@@ -194,3 +196,11 @@ def test_stats_of_another_shape_are_ignored(stats: object) -> None:
 
 def test_a_report_arrives_unchanged() -> None:
     assert report_in(msgspec.structs.asdict(LoadReport(3, 8))) == LoadReport(3, 8)
+
+
+def test_the_session_of_a_call_is_in_the_headers_of_its_http_request() -> None:
+    headers = SessionHeaders(["x-talk"])
+    request = SimpleNamespace(asgi_scope={"headers": [(b"X-Talk", b"talk"), (b"x-dynamo-session-id", b"dynamo")]})
+    assert session_in((b"body", request), headers) == "talk"
+    for arguments in ((), (b"body",), (SimpleNamespace(asgi_scope=None),), (SimpleNamespace(asgi_scope={}),)):
+        assert session_in(arguments, headers) == ""

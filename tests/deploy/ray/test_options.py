@@ -111,10 +111,11 @@ def direct(**flags: object) -> Settings:
     return settings(**{"ingress": "direct", **flags})
 
 
-def test_the_proxy_uses_motets_router_with_the_session_expiry() -> None:
-    config = request_router_options(direct(session_expiry_s=30.0), {})["request_router_config"]
+def test_the_proxy_uses_motets_router_with_the_settings_of_sessions() -> None:
+    chosen = direct(session_expiry_s=30.0, session_headers=["x-talk"])
+    config = request_router_options(chosen, {})["request_router_config"]
     assert config["request_router_class"] == REQUEST_ROUTER
-    assert config["request_router_kwargs"] == {"session_ttl_s": 30.0}
+    assert config["request_router_kwargs"] == {"session_ttl_s": 30.0, "session_headers": ["x-talk"]}
 
 
 def test_with_gateways_serve_uses_its_own_router() -> None:

@@ -84,6 +84,16 @@ def test_an_engine_has_as_many_threads_as_cpus_are_reserved_for_it(model: Path) 
     assert threads(cpus_per_worker=8.0, num_threads=2) == 2
 
 
+def test_a_replica_reads_the_session_header_of_its_node_s_proxy(model: Path) -> None:
+    environ = {"RAY_SERVE_SESSION_ID_HEADER_KEY": "x-correlation-id"}
+    chosen = settings(model, None, session_headers=["x-talk"])
+    expected = ("x-talk", "x-correlation-id")
+    for role in Role:
+        assert worker_plan(chosen, role, place=PLACE, environ=environ).server.server.session_headers == expected
+    assert gateway_replica_plan(chosen, PLACE, environ=environ).server.session_headers == expected
+    assert gateway_of(chosen).server.session_headers == ("x-talk",)
+
+
 def test_only_replicas_that_serve_clients_accept_their_keys(model: Path) -> None:
     direct = settings(model, ingress="direct", prefill=1, decode=1, api_keys=["client"])
     gateways = settings(model, prefill=1, decode=1, api_keys=["client"])

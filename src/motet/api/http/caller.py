@@ -1,6 +1,5 @@
 """The sender of a request: the ids that its groups pass on to the engine, to other servers and to the log."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,14 +10,12 @@ from motet.api.http.admission import ANONYMOUS
 from motet.api.http.failure import invalid_value
 from motet.api.http.long_work import LONG_WORK, in_thread, work_client, work_size
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan, request_span_of
+from motet.session_ids import is_id
 
 HEADER = "x-request-id"
-SESSION_HEADER = "x-session-id"
 NO_SESSION = -1
 
 T = TypeVar("T")
-
-_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Caller:
     trace: str
     """The client's `x-request-id`, or the id that the server gave the request."""
     session_id: str
-    """The client's `x-session-id`; empty without one."""
+    """Id of the conversation, from a session header or the body; empty without one."""
     client: str
     """Name of the client whose limits apply. It contains the number of the API key, not the key itself. All requests
     without a key have one name."""
@@ -58,22 +55,14 @@ def caller_of(
     session_in_body = "" if session in (None, NO_SESSION) else str(session)
     if session_in_body and not is_id(session_in_body):
         raise invalid_value("session_id", "expected up to 200 printable characters without spaces")
-    # The header's case, `-` and `_` differ between clients and proxies.
-    headers = ((name.lower().replace("_", "-"), value) for name, value in request.headers.items())
-    sessions = (value for name, value in headers if name == SESSION_HEADER and is_id(value))
     state = request.scope["state"]
     body = state.get("body", b"")
     return Caller(
         trace,
-        session_id=next(sessions, session_in_body),
+        session_id=state.get("session") or session_in_body,
         client=state.get("client", ANONYMOUS),
         body_bytes=len(body),
         work_size=work_size(body),
         work_client=work_client(request.scope, cache_salt),
         span=request_span_of(request.scope),
     )
-
-
-def is_id(text: str) -> bool:
-    """Returns True if the text can be used as an id in a header and in a log line."""
-    return _ID.fullmatch(text) is not None

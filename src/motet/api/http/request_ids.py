@@ -1,4 +1,5 @@
-"""The outermost layer of the app: request ids, HTTP metrics, and the log lines of refused and failed requests.
+"""The outermost layer of the app: ids of requests and sessions, HTTP metrics, and log lines of refused and failed
+requests.
 
 Every response and its log lines have a request id; a client's own `x-request-id` is used if it is short and printable.
 An unexpected exception is answered like any other error. This layer sees the status of every response, so it counts
@@ -12,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from motet.api.http.caller import HEADER, is_id
+from motet.api.http.caller import HEADER
 from motet.api.http.dialect import speaks_anthropic
 from motet.api.http.failure import CLIENT_GONE, ErrorResponse, error_body
 from motet.api.http.request_spans import WORKER_ROUTES, end_request_span, sent_context
@@ -21,6 +22,7 @@ from motet.errors import BodyTooLargeError, OverloadedError, RequestError
 from motet.ids import new_request_id
 from motet.log import cut
 from motet.metrics.prometheus import Metrics
+from motet.session_ids import SessionHeaders, is_id
 from motet.tracing.spans import Tracer
 
 log = logging.getLogger("motet.api")
@@ -54,10 +56,11 @@ class RefusalLog:
 
 
 class RequestIds:
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, tracer: Tracer) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, tracer: Tracer, sessions: SessionHeaders) -> None:
         self._app = app
         self._metrics = metrics
         self._tracer = tracer
+        self._sessions = sessions
         self._refusals = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,6 +68,7 @@ class RequestIds:
         given = headers.get(HEADER, "")
         trace = given if is_id(given) else new_request_id("req")
         scope["state"]["trace"] = trace
+        scope["state"]["session"] = self._sessions.session_of(scope["headers"])
         scope["state"]["span"] = self._tracer.request(sent_context(headers))
         status: int | None = None
 

@@ -11,12 +11,12 @@ from fastapi import Request, Response
 
 from motet.api.generation.plan import check_prompt_logprobs
 from motet.api.generation.request_fields import MAX_KEEP_S
-from motet.api.http.caller import is_id
 from motet.api.http.failure import invalid_value
 from motet.api.http.routes import body_of, drop_body
 from motet.api.served import ServedModel
 from motet.engines.wire import MSGPACK, PROTOCOL, PROTOCOL_HEADER, UNREADABLE
 from motet.errors import RequestError
+from motet.session_ids import is_id
 from motet.settings.named_worker import MAX_WEIGHT, MIN_WEIGHT
 from motet.transfer.ticket import Ticket, is_for_prompt, params_of, ticket_of
 from motet.types import SAMPLING_FIELDS, GenerateRequest, Role

@@ -6,7 +6,7 @@ Serve's proxy chooses before it has received the body, so neither n nor the prom
 choice until the replica's next report includes it."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
@@ -14,6 +14,7 @@ from itertools import count
 import msgspec
 
 from motet.routing.workers.affinity import SESSION_TTL_S, Affinity
+from motet.session_ids import SessionHeaders
 
 SESSION_SLACK = 8
 """Maximum number of choices that a session's replica can have more than the least busy one. Eight open choices cost as
@@ -135,3 +136,13 @@ def report_in(stats: object) -> LoadReport | None:
         return msgspec.convert(stats, LoadReport)
     except msgspec.ValidationError:
         return None
+
+
+def session_in(arguments: Iterable[object], headers: SessionHeaders) -> str:
+    """Reads the session from the arguments of a call to a replica, such as the client's HTTP request. Returns
+    an empty text if Serve passes it in another form."""
+    for argument in arguments:
+        scope = getattr(argument, "asgi_scope", None)
+        if isinstance(scope, Mapping) and isinstance(sent := scope.get("headers"), Iterable):
+            return headers.session_of(sent)
+    return ""

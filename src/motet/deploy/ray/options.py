@@ -150,7 +150,10 @@ def request_router_options(settings: Settings, environ: Mapping[str, str]) -> Op
     return {
         "request_router_config": {
             "request_router_class": REQUEST_ROUTER,
-            "request_router_kwargs": {"session_ttl_s": settings.routing.session_expiry_s},
+            "request_router_kwargs": {
+                "session_ttl_s": settings.routing.session_expiry_s,
+                "session_headers": list(settings.server().session_headers),
+            },
             "request_routing_stats_period_s": ROUTING_STATS_PERIOD_S,
         }
     }

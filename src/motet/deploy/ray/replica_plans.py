@@ -11,6 +11,7 @@ from motet.deploy.ray.worker import WorkerPlan, side_channel_ports
 from motet.deploy.server_plan import GatewayPlan, gateway_plan, server_config, server_plan
 from motet.machine import cores
 from motet.models.progress import Lines
+from motet.session_ids import headers_on_ray
 from motet.settings.record import Settings
 from motet.settings.server_config import KVEventsConfig, cache_folder
 from motet.transfer.ticket import is_loopback
@@ -69,7 +70,12 @@ def worker_plan(settings: Settings, role: Role, *, place: ReplicaPlace, environ:
         plan,
         engine=engine,
         server=replace(
-            plan.server, host=place.address, port=0, api_keys=tuple(filter(None, keys)), worker_key=worker_key
+            plan.server,
+            host=place.address,
+            port=0,
+            api_keys=tuple(filter(None, keys)),
+            worker_key=worker_key,
+            session_headers=headers_on_ray(plan.server.session_headers, environ),
         ),
         cell=replace(plan.cell, prefill=0, decode=0, prefill_may_come=direct and bool(plan.cell.prefill)),
         kv_events=KVEventsConfig(kv_events_port=0 if publishes else None, kv_events_host=place.address),
@@ -87,7 +93,13 @@ def gateway_replica_plan(settings: Settings, place: ReplicaPlace, *, environ: Ma
     host = server.host if is_loopback(server.host) else place.address
     return replace(
         plan,
-        server=replace(server, host=host, port=0, worker_key=engine_key(settings)),
+        server=replace(
+            server,
+            host=host,
+            port=0,
+            worker_key=engine_key(settings),
+            session_headers=headers_on_ray(server.session_headers, environ),
+        ),
         find_tokenizer=None,  # replicas are Motet's own servers, which send their tokenizer
         cell=replace(plan.cell, prefill_may_come=bool(plan.cell.prefill)),
         connects_workers=False,

@@ -3,18 +3,23 @@
 Serve pickles this module by value to every process that routes requests. The modules that it imports must be installed
 there, as Motet is on every node of a cluster."""
 
+from collections.abc import Sequence
+
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from motet.deploy.ray.balance import ReplicaBalance, report_in
+from motet.deploy.ray.balance import ReplicaBalance, report_in, session_in
 from motet.routing.workers.affinity import SESSION_TTL_S
+from motet.session_ids import SessionHeaders, headers_on_ray
+from motet.settings.server_config import environment
 
 
 class ChoicesRouter(RequestRouter):
     """A `ReplicaBalance` as a router of Serve."""
 
-    def initialize_state(self, **kwargs: float) -> None:
+    def initialize_state(self, *, session_ttl_s: float = SESSION_TTL_S, session_headers: Sequence[str] = ()) -> None:
         """Called by Serve with the deployment's `request_router_kwargs`."""
-        self._balance = ReplicaBalance(session_ttl_s=kwargs.get("session_ttl_s", SESSION_TTL_S))
+        self._balance = ReplicaBalance(session_ttl_s=session_ttl_s)
+        self._session_headers = SessionHeaders(headers_on_ray(session_headers, environment()))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -22,7 +27,7 @@ class ChoicesRouter(RequestRouter):
         """Returns all replicas, each with a rank of its own: if one cannot be reached, the next one is tried."""
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         reports = {id: report_in(replica.routing_stats) for id, replica in replicas.items()}
-        session = "" if pending_request is None else pending_request.metadata.session_id
+        session = "" if pending_request is None else self._session_of(pending_request)
         order = self._balance.ranked(session, reports)
         if pending_request is not None:
             # Without this, Serve tries again without a pause while no replica can be reached.
@@ -36,7 +41,12 @@ class ChoicesRouter(RequestRouter):
     ) -> None:
         metadata, replica = pending_request.metadata, replica_id.unique_id
         if self._balance.replica_of(metadata.internal_request_id) != replica:
-            self._balance.send(metadata.internal_request_id, replica, session=metadata.session_id)
+            self._balance.send(metadata.internal_request_id, replica, session=self._session_of(pending_request))
+
+    def _session_of(self, pending_request: PendingRequest) -> str:
+        """Returns the session in the request's headers. Serve itself reads only one header."""
+        in_headers = session_in(pending_request.args, self._session_headers)
+        return in_headers or pending_request.metadata.session_id
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         self._balance.finish(internal_request_id)

@@ -34,6 +34,7 @@ from motet.engines.upstream.text_source import TextRequest, TextRoute, TextStep,
 from motet.engines.upstream.upstream_server import Abilities, RouteAbilities, UpstreamReply, UpstreamServer, probe
 from motet.engines.wire import EngineReport
 from motet.merge import Merge, Take
+from motet.session_ids import SESSION_HEADER
 from motet.tracing.context import headers_of
 from motet.types import FinishReason, Usage
 
@@ -291,7 +292,7 @@ class UpstreamAnswer:
         request = self._call.request
         headers = {
             "x-request-id": request.trace,
-            "x-session-id": request.session_id,
+            SESSION_HEADER: request.session_id,
             "authorization": request.authorization,
             **headers_of(request.traceparent),
         }

@@ -68,6 +68,7 @@ from motet.errors import (
 )
 from motet.ids import new_request_id
 from motet.loop_budget import batched_within_loop_budget
+from motet.session_ids import SESSION_HEADER
 from motet.tracing.context import headers_of
 from motet.types import Role, SamplingParams, score_parts
 
@@ -311,7 +312,7 @@ class VLLMAnswer:
 def _headers_of(vllm_request: VLLMRequest) -> dict[str, str]:
     names = {
         "x-request-id": _name(vllm_request.request_id, vllm_request.trace),
-        "x-session-id": vllm_request.session_id,
+        SESSION_HEADER: vllm_request.session_id,
     }
     return {**names, **headers_of(vllm_request.traceparent)}
 
