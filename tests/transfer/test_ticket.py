@@ -129,7 +129,6 @@ def test_params_without_a_ticket_are_refused(params: object) -> None:
         ({"tp_size": 2}, "tp_size is 2"),
         ({"do_remote_prefill": False}, "do_remote_prefill"),
         ({"do_remote_decode": True}, "do_remote_decode"),
-        ({"lease": 1}, "lease"),
     ],
 )
 def test_an_invalid_field_of_a_ticket_is_refused_by_name(fields: dict[str, object], named: str) -> None:

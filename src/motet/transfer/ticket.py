@@ -57,8 +57,9 @@ class TransferAddress(msgspec.Struct, frozen=True):
     port: int
 
 
-class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A trunk that a prefill worker keeps for `readers` readers."""
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """A trunk that a prefill worker keeps for `readers` readers. Unknown keys are ignored: the routers of clients add
+    their own, such as `transfer_id`."""
 
     do_remote_prefill: bool = True
     do_remote_decode: bool = False

@@ -56,6 +56,17 @@ def taken(served: Served, params: object) -> Ticket:
     return ticket
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_the_prefill_request_of_llm_d_s_sidecar_is_accepted(served: Served, path: str) -> None:
+    """The sidecar reduces the client's request to one token, in all fields at once."""
+    nulls = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+    limits = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 1, "stream": False}
+    order = ORDER | nulls | {"transfer_id": "t-1", "priority": {"of": "the router"}}
+    response = await served.http.post(path, json={**ROUTES[path], **limits, "kv_transfer_params": order})
+    assert response.status_code == 200, response.text
+    taken(served, response.json()["kv_transfer_params"])
+
+
 async def test_an_order_is_answered_with_a_ticket_and_no_text(served: Served) -> None:
     response = await served.complete(PROMPT, kv_transfer_params=ORDER)
     body = response.json()

@@ -65,6 +65,12 @@ async def test_all_prompts_share_the_lists_of_token_ids(served: Served) -> None:
     assert first.logit_bias is second.logit_bias
 
 
+async def test_max_completion_tokens_takes_precedence_as_in_chats(served: Served) -> None:
+    await served.complete(max_tokens=500, max_completion_tokens=2)
+    await served.complete(max_completion_tokens=3)
+    assert [request.sampling.max_tokens for request in served.engine.requests] == [2, 3]
+
+
 async def test_without_max_tokens_a_choice_has_sixteen(serve: Serving) -> None:
     served = await serve(lambda request, start: fake_answer("abc", eos=False))
     answer = await served.openai.completions.create(model=MODEL, prompt="x")
@@ -282,7 +288,6 @@ async def test_best_of_equal_to_n_keeps_the_order(serve: Serving) -> None:
         ({"prompt": 5}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_completion_tokens": 5}, "max_completion_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"min_tokens": 17}, "min_tokens"),
         ({"min_tokens": 10**30}, "min_tokens"),

@@ -32,12 +32,16 @@ PARAM = "kv_transfer_params"
 MAX_READERS = 64
 
 
-class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The order to compute the prompt's KV and to keep it for decode workers."""
+class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """The order to compute the prompt's KV and to keep it for decode workers. Unknown keys are ignored: routers have
+    their own, such as `transfer_id`."""
 
     do_remote_decode: bool
     do_remote_prefill: bool = False
     readers: Annotated[int, msgspec.Meta(ge=1, le=MAX_READERS)] = 1
+
+
+TICKET_KEYS = frozenset(Ticket.__struct_fields__) - frozenset(PrefillOrder.__struct_fields__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +124,11 @@ def _order(given: object) -> PrefillOrder:
         raise invalid_value(PARAM, "a prefill server accepts an object")
     if given.get("do_remote_prefill"):
         raise invalid_value(PARAM, "this is a prefill server: it makes tickets and accepts none")
+    values = {name: value for name, value in given.items() if value is not None}
+    if in_ticket := sorted(TICKET_KEYS & values.keys()):
+        raise invalid_value(PARAM, f"{in_ticket[0]} is a key of tickets, and a prefill server makes them")
     try:
-        order = msgspec.convert({name: value for name, value in given.items() if value is not None}, PrefillOrder)
+        order = msgspec.convert(values, PrefillOrder)
     except msgspec.ValidationError as error:
         raise invalid_value(PARAM, str(error)) from error
     except UnicodeEncodeError as error:  # half of a surrogate pair, which msgspec cannot read

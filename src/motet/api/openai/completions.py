@@ -51,6 +51,8 @@ class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestF
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts)]
     max_tokens: int | None = Field(None, ge=0)
     """0, with `echo`, returns only the prompt and its log-probabilities."""
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """The same limit under its name in chats, where it takes precedence too: llm-d's sidecar sends both."""
     best_of: int | None = Field(None, ge=1)
     echo: bool = False
     logprobs: Annotated[int | None, BeforeValidator(_as_count, json_schema_input_type=int | bool)] = in_range(
@@ -78,11 +80,13 @@ class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestF
     @property
     def requested_max_tokens(self) -> int | None:
         """The maximum number of output tokens, at least one: sampling it from the prompt's logits costs no step."""
-        return 1 if self.prompt_only else self.max_tokens
+        if self.prompt_only:
+            return 1
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def prompt_only(self) -> bool:
-        return self.max_tokens == 0
+        return self.max_tokens == 0 and self.max_completion_tokens is None
 
     @model_validator(mode="after")
     def check_max_tokens(self) -> Self:
