@@ -3,7 +3,7 @@
 Serve pickles this module by value to every process that routes requests. The modules that it imports must be installed
 there, as Motet is on every node of a cluster."""
 
-from collections.abc import Sequence
+from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
@@ -16,10 +16,10 @@ from motet.settings.server_config import environment
 class ChoicesRouter(RequestRouter):
     """A `ReplicaBalance` as a router of Serve."""
 
-    def initialize_state(self, *, session_ttl_s: float = SESSION_TTL_S, session_headers: Sequence[str] = ()) -> None:
+    def initialize_state(self, **kwargs: Any) -> None:
         """Called by Serve with the deployment's `request_router_kwargs`."""
-        self._balance = ReplicaBalance(session_ttl_s=session_ttl_s)
-        self._session_headers = SessionHeaders(headers_on_ray(session_headers, environment()))
+        self._balance = ReplicaBalance(session_ttl_s=kwargs.get("session_ttl_s", SESSION_TTL_S))
+        self._session_headers = SessionHeaders(headers_on_ray(kwargs.get("session_headers", ()), environment()))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
