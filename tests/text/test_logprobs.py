@@ -65,6 +65,13 @@ def test_of_top_tokens_with_the_same_text_the_most_likely_one_is_listed(tokenize
     assert form["top_logprobs"] == [{"\ufffd": -0.5, "a": -9.0}]
 
 
+def test_the_sampled_token_is_the_first_of_the_completions_form(tokenizer: Tokenizer) -> None:
+    """It came last if it was not among the most likely ones. vLLM's users read the first key."""
+    entries = [TokenLogprob(C, -4.0, 9, ((A, -0.5), (B, -1.5))), TokenLogprob(B, -1.5, 2, ((A, -0.5), (B, -1.5)))]
+    form = completion_logprobs(tokenizer, [C, B], logprobs=entries, offsets=(0, 1), num_top=2)
+    assert [list(top) for top in form["top_logprobs"] if isinstance(top, dict)] == [["c", "a", "b"], ["b", "a"]]
+
+
 def test_minus_infinity_becomes_a_number_of_json(tokenizer: Tokenizer) -> None:
     entry = TokenLogprob(A, -math.inf, 9, ((B, -math.inf),))
     assert chat_logprobs(tokenizer, [entry], num_top=1)[0]["logprob"] == -9999.0

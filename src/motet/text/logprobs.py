@@ -41,22 +41,22 @@ def chat_logprobs(
 
 def id_logprobs(logprobs: Sequence[TokenLogprob], *, num_top: int, ranked: bool = True) -> list[ChatLogprob]:
     """Returns vLLM's form for tokens without text, with the id and the rank of each token, and with the fields of the
-    chat form, which earlier versions of vLLM returned. `ranked`: False if the other tokens are not the most likely."""
+    chat form, which earlier versions of vLLM returned. With `num_top` 0, `top_logprobs` has the sampled token, as in
+    vLLM. `ranked`: False if the other tokens are not the most likely."""
 
     def entry_of(token_id: int, logprob: float, *, rank: int | None) -> ChatLogprob:
         token, value = as_id(token_id), _finite(logprob)
         return {"token_id": token_id, "logprob": value, "rank": rank, "token": token, "bytes": None}
 
-    return [
-        {
-            **entry_of(entry.token_id, entry.logprob, rank=entry.rank),
-            "top_logprobs": [
-                entry_of(id, value, rank=rank if ranked else None)
-                for rank, (id, value) in enumerate(entry.top[:num_top], start=1)
-            ],
-        }
-        for entry in logprobs
-    ]
+    def listed(entry: TokenLogprob) -> dict[str, object]:
+        own = entry_of(entry.token_id, entry.logprob, rank=entry.rank)
+        top = [
+            entry_of(id, value, rank=rank if ranked else None)
+            for rank, (id, value) in enumerate(entry.top[:num_top], start=1)
+        ]
+        return {**own, "top_logprobs": top if num_top else [own]}
+
+    return [*map(listed, logprobs)]
 
 
 def as_id(token_id: int) -> str:
@@ -97,7 +97,7 @@ def completion_logprobs(
     as_ids: bool = False,
 ) -> CompletionLogprobs:
     """Returns the form of the completions API, for an answer or for an echoed prompt, whose first token has no
-    log-probability. The top tokens include the token itself, as the last one if it is not among the `num_top`.
+    log-probability. The top tokens start with the token itself, as in vLLM, whatever its rank is.
     `as_ids`: tokens are named `token_id:5`, as in vLLM; the offsets still refer to the text."""
     name = partial(_name, tokenizer, as_ids=as_ids)
     return {
@@ -126,12 +126,11 @@ def ranked_logprobs(
 
 
 def _top_by_name(entry: TokenLogprob, name: Callable[[int], str], *, num_top: int) -> dict[str, float]:
-    """Returns log-probabilities by the names of the tokens. Of several tokens with the same name (parts of characters)
-    the most likely one is listed, except that the sampled token has its own value."""
-    top: dict[str, float] = {}
+    """Returns log-probabilities by the names of the tokens, the sampled token first. Of several tokens with the same
+    name (parts of characters), the sampled token or else the most likely one is listed."""
+    top = {name(entry.token_id): _finite(entry.logprob)}
     for token_id, logprob in entry.top[:num_top]:
         top.setdefault(name(token_id), _finite(logprob))
-    top[name(entry.token_id)] = _finite(entry.logprob)
     return top
 
 

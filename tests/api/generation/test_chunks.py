@@ -97,25 +97,20 @@ async def test_chat_chunk_equals_the_output_of_an_encoder(
 ) -> None:
     writer = chat_writer(plan(tokenizer), chat(return_token_ids=token_ids), stream=True)
     event = ChoiceEvent(1, text, (8, 9), None, None, finish, None)
-    *_, chunk = parsed(writer.feed([step(event)], usage))
-    expected: dict[str, object] = {
-        **HEAD,
-        "object": "chat.completion.chunk",
-        "choices": [
-            {
-                "index": 1,
-                "delta": {"content": text} if text or not finish else {},
-                "logprobs": None,
-                "finish_reason": finish,
-                **({"stop_reason": None} if finish else {}),
-                **({"token_ids": [8, 9]} if token_ids else {}),
-            }
-        ],
-    }
-    assert chunk == expected
-    assert (
-        msgspec.json.decode(ChatCompletionChunk.model_validate(chunk).model_dump_json(exclude_unset=True)) == expected
-    )
+    _, _, *received = parsed(writer.feed([step(event)], usage))  # after the chunks with the roles
+    contents = {} if not text and (token_ids or finish) else {"content": text}
+    choices: list[dict[str, object]] = [{"delta": contents, "finish_reason": None}] if text or not finish else []
+    if finish:  # the chunk with the reason has no text
+        choices.append({"delta": {}, "finish_reason": finish, "stop_reason": None})
+    if token_ids:
+        choices[0]["token_ids"] = [8, 9]
+    expected: list[dict[str, object]] = [
+        {**HEAD, "object": "chat.completion.chunk", "choices": [{"index": 1, "logprobs": None, **choice}]}
+        for choice in choices
+    ]
+    assert received == expected
+    read = [ChatCompletionChunk.model_validate(chunk).model_dump_json(exclude_unset=True) for chunk in received]
+    assert [*map(msgspec.json.decode, read)] == expected
 
 
 @pytest.mark.parametrize(
@@ -146,7 +141,7 @@ async def test_stop_reason_is_a_string_or_a_token(tokenizer: Tokenizer) -> None:
     writer = chat_writer(plan(tokenizer), chat(), stream=True)
     a_string = ChoiceEvent(0, "x", (8,), None, None, FinishReason.STOP, '"E"')
     a_token = ChoiceEvent(1, "x", (8,), None, None, FinishReason.STOP, 7)
-    *_, first, second = parsed(writer.feed([step(a_string, a_token)], usage))
+    *_, first, _, second = parsed(writer.feed([step(a_string, a_token)], usage))
     assert choice_of(first)["stop_reason"] == '"E"'
     assert choice_of(second)["stop_reason"] == 7
 

@@ -29,6 +29,7 @@ from tests.tiny_tokenizer import fake_answer
 pytestmark = pytest.mark.anyio
 
 ORDER = {"do_remote_decode": True, "do_remote_prefill": False}
+VLLM_NULLS = dict.fromkeys(("token_ids", "prompt_token_ids", "prompt_logprobs"))
 
 
 class Waiting:
@@ -74,7 +75,7 @@ async def test_an_order_is_answered_with_a_ticket_and_no_text(served: Served) ->
     assert (ticket.num_tokens, ticket.prompt_digest, ticket.readers) == (3, prompt_digest(PROMPT[:3]), 1)
     assert body["kv_transfer_params"] == json.loads(msgspec.json.encode(params_of(ticket)))
     assert body["choices"] == [
-        {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None},
+        {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None, **VLLM_NULLS},
     ]
     assert body["usage"]["prompt_tokens"] == 4
     assert body["usage"]["completion_tokens"] == 0

@@ -12,6 +12,7 @@ from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
 
@@ -55,6 +56,19 @@ async def test_each_choice_has_one_finish_reason_and_nothing_after_it(serve: Ser
         if choice.finish_reason is not None:
             ended.append(choice.index)
     assert ended == [0, 1]  # the short choice does not wait for the long one
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True}, {"return_token_ids": True}, {"tools": [TOOL]}])
+async def test_the_chunk_with_the_finish_reason_has_no_text(serve: Serving, fields: dict[str, object]) -> None:
+    """A choice that ended with `length`, or whose last text was held back, had its last text in this chunk."""
+    served = await serve(saying("one EN"))
+    for limits in ({"max_tokens": 3}, {"stop": "END"}, {"max_tokens": 6, "stop": "END"}):
+        whole = (await served.chat(**fields, **limits)).json()["choices"][0]["message"]["content"]
+        *before, last = chunks(await served.chat(stream=True, **fields, **limits))
+        assert last["choices"][0]["finish_reason"] is not None
+        assert not last["choices"][0]["delta"].get("content")
+        assert not any(chunk["choices"][0]["finish_reason"] for chunk in before)
+        assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in before) == whole
 
 
 async def test_include_usage_adds_one_chunk_without_choices_and_nulls_before(served: Served) -> None:

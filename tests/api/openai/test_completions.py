@@ -214,6 +214,20 @@ async def test_return_token_ids_gives_those_of_prompt_and_answer(served: Served)
     assert ids == fake_answer("hello 0")
 
 
+async def test_the_prompt_s_ids_are_in_the_first_chunk_of_each_choice(served: Served) -> None:
+    """They had a chunk of their own, without log-probabilities, although the request had `logprobs`."""
+    fields = {"return_token_ids": True, "logprobs": 1, "n": 2}
+    received = chunks(await served.complete([[5, 6], [7]], stream=True, **fields))
+    choices: dict[int, list[dict[str, Any]]] = {}
+    for chunk in received:
+        choices.setdefault(chunk["choices"][0]["index"], []).append(chunk["choices"][0])
+    assert sorted(choices) == [0, 1, 2, 3]
+    for index, (first, *others) in choices.items():
+        assert first["prompt_token_ids"] == ([5, 6], [7])[index // 2]
+        assert len(first["token_ids"]) == len(first["logprobs"]["tokens"]) == 1
+        assert not any("prompt_token_ids" in choice for choice in others)
+
+
 class RankedGroup:
     """A group of one step: choice i generates one token with log-probability -|i - 2|."""
 
@@ -384,7 +398,8 @@ async def test_prompt_logprobs_are_in_each_choice_in_addition_to_an_echo(served:
         assert choice["logprobs"]["tokens"][:3] == ["x", "y", "z"]
         assert len(choice["logprobs"]["top_logprobs"][1]) >= 1
     assert served.engine.requests[-1].sampling.prompt_logprobs == 1
-    assert "prompt_logprobs" not in (await served.complete("xyz")).json()["choices"][0]
+    (choice,) = (await served.complete("xyz")).json()["choices"]
+    assert {choice[name] for name in ("prompt_logprobs", "prompt_token_ids", "token_ids")} == {None}
 
 
 async def test_prompt_logprobs_of_a_chat_are_next_to_its_choices(served: Served) -> None:
@@ -392,7 +407,7 @@ async def test_prompt_logprobs_of_a_chat_are_next_to_its_choices(served: Served)
     first, *scored = body["prompt_logprobs"]
     assert first is None
     assert [next(iter(entry)) for entry in scored] == [str(token) for token in served.engine.requests[-1].prompt[1:]]
-    assert "prompt_logprobs" not in (await served.chat()).json()
+    assert (await served.chat()).json()["prompt_logprobs"] is None
 
 
 async def test_prompt_logprobs_are_for_unstreamed_answers(served: Served) -> None:

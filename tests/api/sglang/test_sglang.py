@@ -209,8 +209,10 @@ async def test_log_probabilities_have_sglang_s_forms(served: Served) -> None:
     assert meta["output_top_logprobs"] == [[[-0.5, token, None], [-1.5, token + 1, None]]]
     meta = (await generate(served, **fields, token_ids_logprob=[9, token])).json()["meta_info"]
     assert meta["output_token_ids_logprobs"] == [[[-1.0, 9, None], [-0.5, token, None]]]
-    meta = (await generate(served, **fields, return_text_in_logprobs=True)).json()["meta_info"]
+    meta = (await generate(served, **fields, logprob_start_len=0, return_text_in_logprobs=True)).json()["meta_info"]
     assert meta["output_token_logprobs"] == [[-0.5, token, served.tokenizer.token_text(token)]]
+    texts = [text for _, _, text in meta["input_token_logprobs"]]  # the first token has one too
+    assert texts == [served.tokenizer.token_text(token) for token in PROMPT]
 
 
 async def test_a_prompt_alone_is_scored_as_slime_s_teachers_do(served: Served) -> None:

@@ -167,7 +167,6 @@ async def test_sampling_params_reach_the_engine(served: Served) -> None:
         ({}, {"token_ids": []}, "token_ids"),
         ({}, {"token_ids": [9999]}, "token_ids"),
         ({}, {"token_ids": "x"}, "token_ids"),
-        ({}, {"sampling_params": None}, "sampling_params"),
     ],
 )
 async def test_a_refused_field_is_named(
@@ -243,12 +242,22 @@ async def test_refused_texts_and_tokens_are_named(
     assert_error(await served.http.post(path, json=body), status=400, param=param)
 
 
+async def test_every_sampling_field_has_a_default(served: Served) -> None:
+    """A body without `sampling_params` was refused."""
+    bodies: list[dict[str, object]] = [{}, {"sampling_params": None}, {"sampling_params": {}}]
+    for fields in bodies:
+        answer = await served.http.post("/inference/v1/generate", json={"token_ids": [5, 6, 7], **fields})
+        assert answer.json()["choices"][0]["finish_reason"] == "stop"
+        assert served.engine.requests[-1].sampling.temperature == 1.0
+
+
 async def test_no_alternatives_are_the_sampled_token_alone(serve: Serving) -> None:
     served = await serve(saying("a"))
     body = (await generate(served, {"logprobs": 0, "max_tokens": 1})).json()
     token = fake_answer("a")[0]
     (entry,) = body["choices"][0]["logprobs"]["content"]
-    assert (entry["token_id"], entry["logprob"], entry["top_logprobs"]) == (token, -0.5, [])
+    own = {name: entry[name] for name in ("token_id", "logprob", "rank", "token", "bytes")}
+    assert (own["token_id"], own["logprob"], entry["top_logprobs"]) == (token, -0.5, [own])
 
 
 async def test_the_tokenizer_is_described_in_vllm_s_shape(served: Served) -> None:

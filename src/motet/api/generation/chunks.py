@@ -172,13 +172,8 @@ class ChunkWriter(GroupsWriter):
 
 
 def _text_openings(plan: Plan, template: ChunkTemplate, *, before_text: bytes) -> dict[int, bytes]:
-    """Returns the bytes before the text of each choice, by the choice's index in the answer. The choices of each prompt
-    follow the choices of the previous prompt."""
-    return {
-        (index := number * plan.group_size + start.index): b"%b%d%b" % (template.opening, index, before_text)
-        for number, group in enumerate(plan.groups)
-        for start in group.choices
-    }
+    """Returns the bytes before the text of each choice, by the choice's index in the answer."""
+    return {index: b"%b%d%b" % (template.opening, index, before_text) for index in plan.choice_indices}
 
 
 def ticket_before(closing: bytes, ticket: Ticket | None) -> bytes:

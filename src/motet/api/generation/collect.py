@@ -262,10 +262,10 @@ class CollectedAnswer:
         return prompts + scored + answers >= LONG_WORK
 
     def prompt_logprobs(self, group: int, num_top: int | None) -> dict[str, object]:
-        """Returns the field with the log-probabilities of a prompt, if the request has it."""
+        """Returns the field with the log-probabilities of a prompt, which is null if the request does not have it."""
         report = self.groups[group].prompt
         if num_top is None or report is None or report.logprobs is None:
-            return {}
+            return {PROMPT_LOGPROBS: None}
         scored, ranked = report.logprobs, partial(ranked_logprobs, self.plan.served.tokenizer, num_top=num_top)
 
         def encode() -> EncodedJson:

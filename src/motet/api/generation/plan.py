@@ -7,7 +7,7 @@
 4. `make_plan` checks the request against the prompts and the model's limits, and plans the groups"""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -91,6 +91,12 @@ class Plan:
     def num_choices(self) -> int:
         """Number of choices of all groups."""
         return len(self.groups) * self.group_size
+
+    @property
+    def choice_indices(self) -> Iterator[int]:
+        """The index of each choice in the answer. The choices of each prompt follow the choices of the previous one."""
+        for number, group in enumerate(self.groups):
+            yield from (number * self.group_size + start.index for start in group.choices)
 
     @property
     def num_listed(self) -> int:

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`: one prompt, n choices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter, Request, Response
 from msgspec.json import encode as json_bytes
@@ -85,10 +85,9 @@ class ChatBody(BodyShape):
 
     def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
         request = self._request
-        prompt: dict[str, object] = {}
-        if request.return_token_ids:
-            prompt["prompt_token_ids"] = answer.plan.groups[0].prompt
-        prompt |= answer.prompt_logprobs(0, request.prompt_logprobs)
+        # Fields that vLLM adds are null without a request for them, as in vLLM: its clients read them unconditionally.
+        ids = answer.plan.groups[0].prompt if request.return_token_ids else None
+        prompt = {"prompt_token_ids": ids, **answer.prompt_logprobs(0, request.prompt_logprobs)}
         choices = answer.take_choices(self._choice)
         return answer.openai_body("chat.completion", choices, usage=usage_shape(usage, reasoning=True), **prompt)
 
@@ -106,7 +105,7 @@ class ChatBody(BodyShape):
             "message": self._message(choice),
             "logprobs": logprobs,
             **choice.end_fields(),
-            **({"token_ids": choice.token_ids} | choice.span_fields() if self._request.return_token_ids else {}),
+            **({"token_ids": choice.token_ids} | choice.span_fields() if self._request.return_token_ids else NO_IDS),
         }
 
     def _message(self, choice: CollectedChoice) -> dict[str, object]:
@@ -128,6 +127,7 @@ class ChatBody(BodyShape):
 AFTER_DELTA = b',"logprobs":null,"finish_reason":null}]'
 """The rest of a choice without log-probabilities and token ids, before its end."""
 AFTER_TEXT = b"}" + AFTER_DELTA
+NO_IDS: Mapping[str, object] = {"token_ids": None}
 NOTHING = b"{}"
 NO_TEXT = b'{"content":""}'
 
@@ -135,8 +135,8 @@ NO_TEXT = b'{"content":""}'
 class ChatChunks(ChunkShape):
     """The chunks of a streamed chat. The first chunk of each choice has the role.
 
-    An event with plain text is one chunk, also at the end of its choice. An event with parts is a chunk for each part,
-    and one more for the end of its choice."""
+    An event is a chunk for its text, or for each of its parts, and one more for the end of its choice: as in OpenAI's
+    API, the chunk with the finish reason has no text."""
 
     def __init__(self, plan: Plan, body: ChatRequest, *, template: ChunkTemplate) -> None:
         self.plain = not body.logprobs and not body.return_token_ids
@@ -161,13 +161,7 @@ class ChatChunks(ChunkShape):
         return [self._chunk(index, rest) for index in indices]
 
     def chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
-        if event.parts is not None:
-            return self._part_chunks(event, closing)
-        delta = b'{"content":%b}' % json_bytes(event.text) if event.text or not event.finish else NOTHING
-        return [self._chunk(event.index, delta + self._after_delta(event, tokens=True, end=True) + closing)]
-
-    def _part_chunks(self, event: ChoiceEvent, closing: bytes) -> list[bytes]:
-        """Returns a chunk for each part; the first one has the event's tokens and log-probabilities."""
+        """Returns a chunk for each delta; the first one has the event's tokens and log-probabilities."""
         deltas = self._deltas(event)
         if event.finish is not None:
             deltas.append(NO_TEXT if event.index in self._undecided else NOTHING)
@@ -184,7 +178,7 @@ class ChatChunks(ChunkShape):
     def _deltas(self, event: ChoiceEvent) -> list[bytes]:
         """Returns the deltas of an event. All deltas of a choice, joined, are the message of an unstreamed answer."""
         deltas = []
-        for part in event.parts or ():
+        for part in (Content(event.text),) if event.parts is None else event.parts:
             match part:
                 case Content(text) if text:
                     deltas.append(b'{"content":%b}' % json_bytes(text))

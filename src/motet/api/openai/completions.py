@@ -265,13 +265,16 @@ class CompletionBody(BodyShape):
     def _choice(self, answer: CollectedAnswer, group: int, *, choice: CollectedChoice, place: int) -> dict[str, object]:
         """`place`: number of the choice among the choices of its prompt that are sent."""
         prompt = self._texts.prompt_logprobs(group, answer.groups[group].prompt)
-        ids = {"token_ids": choice.token_ids, "prompt_token_ids": answer.plan.groups[group].prompt}
+        ids: dict[str, object] = {"token_ids": None, "prompt_token_ids": None}
+        if self._request.return_token_ids:
+            ids = {"token_ids": choice.token_ids, "prompt_token_ids": answer.plan.groups[group].prompt}
+            ids |= choice.span_fields()
         return {
             "index": group * self._request.n + place,
             "text": self._texts.prompt(group) + choice.text,
             "logprobs": None if choice.logprobs is None else choice.logprob_fields(before=prompt),
             **choice.end_fields(),
-            **(ids | choice.span_fields() if self._request.return_token_ids else {}),
+            **ids,
             **answer.prompt_logprobs(group, self._request.prompt_logprobs),
         }
 
@@ -288,14 +291,16 @@ class CompletionChunks(ChunkShape):
         self._template = template
         self._texts = texts
         self._token_ids = body.return_token_ids
-        self._has_openings = body.echo or body.return_token_ids
+        self._echo = body.echo
         """True if each choice starts with a chunk about the prompt."""
+        self._without_prompt = {*plan.choice_indices} if body.return_token_ids and not body.echo else set[int]()
+        """Choices whose first chunk, with the prompt's token ids, is still to come, by their indices in the answer."""
         self._prompts: dict[int, PromptReport] = {}
         """The reports on the prompts, for choices that start later."""
 
     def openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
-        """Returns a chunk for each choice with the prompt's text and token ids."""
-        if not self._has_openings:
+        """Returns a chunk for each choice with the prompt's text and token ids, if the answer repeats the text."""
+        if not self._echo:
             return []
         group = step.group
         if step.prompt is not None:
@@ -313,11 +318,17 @@ class CompletionChunks(ChunkShape):
         return [self._before_text(group, index) + rest for index in indices]
 
     def chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
-        chunk = b'%b%b,"logprobs":%b,"finish_reason":%b%b%b' % (
+        index = group * self._plan.group_size + event.index
+        prompt = b""
+        if index in self._without_prompt:
+            self._without_prompt.discard(index)
+            prompt = b',"prompt_token_ids":' + json_bytes(self._plan.groups[group].prompt)
+        chunk = b'%b%b,"logprobs":%b,"finish_reason":%b%b%b%b' % (
             self._before_text(group, event.index),
             json_bytes(event.text),
             json_bytes(self._texts.logprobs(group, event)),
             finish_json(event),
+            prompt,
             self._ids_before(b"}]", event),
             closing,
         )

@@ -176,7 +176,8 @@ class SglangBody(BodyShape):
 
         def entries(part: slice) -> dict[str, Sequence[object]]:
             own = [
-                [None, first, None] if one is None else self._scored(one.token_id, one.logprob) for one in scored[part]
+                self._scored(first, None) if one is None else self._scored(one.token_id, one.logprob)
+                for one in scored[part]
             ]
             top = [None if one is None else self._top(one) for one in scored[part]] if has_top else []
             return {"input_token_logprobs": own} | ({"input_top_logprobs": top} if has_top else {})
@@ -203,9 +204,9 @@ class SglangBody(BodyShape):
     def _top(self, entry: TokenLogprob) -> list[ScoredToken]:
         return [self._scored(id, logprob) for id, logprob in entry.top[: self._request.top_logprobs_num]]
 
-    def _scored(self, token_id: int, logprob: float) -> ScoredToken:
+    def _scored(self, token_id: int, logprob: float | None) -> ScoredToken:
         text = self._tokenizer.token_text(token_id) if self._request.return_text_in_logprobs else None
-        return [max(logprob, LOWEST), token_id, text]
+        return [None if logprob is None else max(logprob, LOWEST), token_id, text]
 
 
 class SglangEvents(GroupsWriter):

@@ -91,7 +91,7 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     neutral: ClassVar[Neutral] = {"output_mode": ("tokens",)}
 
     token_ids: TokenIds
-    sampling_params: GenerateSampling
+    sampling_params: GenerateSampling = Field(default_factory=lambda: GenerateSampling.model_validate({}))
     choices: list[StartedChoice] | None = Field(None, min_length=1)
     """The choices to continue; None for n new choices."""
     request_id: str | None = Field(None, min_length=1, max_length=200)
@@ -232,7 +232,6 @@ class TokensBody(BodyShape):
         (group,) = answer.groups
         rest = {
             **({"prompt_token_ids": answer.plan.groups[0].prompt} if self._token_ids else {}),
-            "prompt_logprobs": None,
             **answer.prompt_logprobs(0, self._sampling.prompt_logprobs),
             "kv_transfer_params": group.ticket,
             "usage": usage_shape(usage),
