@@ -45,11 +45,17 @@ class PromptPreparer:
         if len(ids) > self._info.max_model_len:
             raise self._too_long(f"you sent {len(ids)} tokens", param, param=param, prompt=len(ids))
 
-    def max_tokens(self, prompt_len: int, requested: int | None, *, default: int | None, param: str) -> int:
+    def max_tokens(
+        self, prompt_len: int, requested: int | None, *, default: int | None, param: str, scored: bool = False
+    ) -> int:
         """Returns the maximum number of output tokens of a choice: `requested`, else `default`, else all that fit.
         Raises `ContextLengthError` if the prompt leaves no capacity, or less than `requested`. `param`: field of the
-        prompt."""
+        prompt. `scored`: True if the request is for the log-probabilities of the prompt and no output."""
         part, capacity = _part(param), self._info.max_model_len - prompt_len
+        if scored and capacity <= 0:
+            longest = f"a prompt for an answer of 0 tokens can have {self._info.max_model_len - 1}"
+            reason = f"your {part} resulted in {prompt_len} tokens, and {longest}"
+            raise self._too_long(reason, part, param=param, prompt=prompt_len)
         if requested is None:
             if capacity <= 0:
                 reason = f"your {part} resulted in {prompt_len} tokens"

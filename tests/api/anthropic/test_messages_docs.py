@@ -19,6 +19,7 @@ from motet.api.anthropic.messages_schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from motet.api.generation.request_fields import OTHER_SERVERS_NEUTRAL
 from motet.api.http.schema import Schema
 from motet.errors import RequestError
 from tests.api.messaging import checked_error, post
@@ -53,7 +54,8 @@ def test_every_block_and_every_end_is_described(name: str) -> None:
 
 
 def test_every_field_without_an_effect_and_every_refused_one_is_listed() -> None:
-    names = [*MessagePrompt.ignored, *MessagePrompt.refused, *MessagePrompt.neutral, *MessageTool.refused]
+    neutral = MessagePrompt.neutral.keys() - OTHER_SERVERS_NEUTRAL.keys()
+    names = [*MessagePrompt.ignored, *MessagePrompt.refused, *neutral, *MessageTool.refused]
     assert [name for name in [*names, *MessageTool.neutral] if f"`{name}" not in SECTION] == []
 
 

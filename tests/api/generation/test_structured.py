@@ -119,7 +119,7 @@ async def test_objects_stay_open_if_the_server_or_the_schema_requests_it(
             "structured_outputs.json",
             "unclosed group",
         ),
-        ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        ({"structured_outputs": {"disable_additional_properties": True}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"json_object": False}}, "structured_outputs", "exactly one"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "too short"),

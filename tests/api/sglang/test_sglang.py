@@ -280,7 +280,14 @@ async def test_a_rid_names_the_request_also_of_each_prompt(serve: Serving) -> No
         ({"sampling_params": {"json_schema": "{"}}, "sampling_params.json_schema"),
         ({"sampling_params": {"custom_params": {"return_top_p_token_ids": True}}}, "sampling_params.custom_params"),
         ({"image_data": ["data:image/png;base64,AA=="]}, "image_data"),
-        ({"sampling_params": [{}]}, "sampling_params"),
+        ({"sampling_params": []}, "sampling_params"),
+        ({"sampling_params": [{}, {}]}, "sampling_params"),
+        ({"sampling_params": [{"max_new_tokens": -1}]}, "sampling_params[0].max_new_tokens"),
+        ({"text": ["a", "b"], "sampling_params": [{}, {"max_new_tokens": 5000}]}, "text"),
+        ({"text": ["a", "b"], "sampling_params": [{}, {"min_new_tokens": 500}]}, "sampling_params[1].min_new_tokens"),
+        ({"text": ["a", "b"], "sampling_params": [{}, {"logit_bias": {"9999": 1}}]}, "sampling_params[1].logit_bias"),
+        ({"text": ["a", "b"], "sampling_params": [{}, {"regex": "("}]}, "sampling_params[1].regex"),
+        ({"text": ["a", "b"], "sampling_params": [{"n": 2}, {}]}, "sampling_params[1].n"),
         ({"return_logprob": True, "logprob_start_len": 2}, "logprob_start_len"),
         ({"return_logprob": True, "logprob_start_len": 0, "stream": True}, "logprob_start_len"),
         ({"return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
@@ -288,8 +295,8 @@ async def test_a_rid_names_the_request_also_of_each_prompt(serve: Serving) -> No
         ({"return_logprob": True, "token_ids_logprob": [5], "top_logprobs_num": 1}, "token_ids_logprob"),
         ({"top_logprobs_num": 1}, "top_logprobs_num"),
         ({"return_routed_experts": True}, "return_routed_experts"),
-        ({"stream": True, "sampling_params": {"n": 4, "max_new_tokens": 6000}}, "stream"),
-        ({"stream": True, "return_logprob": True, "sampling_params": {"max_new_tokens": 6000}}, "stream"),
+        ({"stream": True, "sampling_params": {"n": 8, "max_new_tokens": 3000}}, "stream"),
+        ({"stream": True, "return_logprob": True, "sampling_params": {"n": 2, "max_new_tokens": 3000}}, "stream"),
         (
             {
                 "stream": True,
@@ -311,3 +318,25 @@ async def test_a_field_that_is_not_honoured_is_refused_by_name(
 ) -> None:
     prompt = {} if not fields or "text" in fields else {"input_ids": [5]}
     assert_error(await generate(refusing, **prompt | fields), status=400, param=param)
+
+
+async def test_each_prompt_can_have_its_own_parameters(serve: Serving) -> None:
+    served = await serve(lambda request, start: fake_answer("one. two. three."), max_open_answer_bytes=100_000)
+    each = [
+        {"sampling_seed": 3, "max_new_tokens": 100, "stop": "two"},
+        {"sampling_seed": 8, "temperature": 0, "max_new_tokens": 4},
+        {"max_new_tokens": 0},
+    ]
+    answers = (await generate(served, text=["a", "b", "c"], rid=["x", "y", "z"], sampling_params=each)).json()
+    assert [answer["meta_info"]["id"] for answer in answers] == ["x", "y", "z"]
+    for number, sampling in enumerate(each):
+        alone = (await generate(served, text="abc"[number], sampling_params=sampling)).json()
+        assert (alone["text"], alone["output_ids"]) == (answers[number]["text"], answers[number]["output_ids"])
+        assert alone["meta_info"]["finish_reason"] == answers[number]["meta_info"]["finish_reason"]
+    together, apart = served.engine.requests[:3], served.engine.requests[3:]
+    assert len({request.request_id for request in together}) == 3
+    assert [request.sampling for request in together] == [request.sampling for request in apart]
+    assert [request.choices[0].seed for request in together[:2]] == [3, 8]
+    many = {"return_logprob": True, "sampling_params": [{"max_new_tokens": 2000, "ignore_eos": True}] * 3}
+    refused = await generate(served, text=["a", "b", "c"], **many)
+    assert_error(refused, status=400, code="answer_too_large")

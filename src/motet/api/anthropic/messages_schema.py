@@ -8,7 +8,13 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import StructuredFields
-from motet.api.generation.request_fields import RequestFields, SamplingFields, StopStrings, StreamingFields
+from motet.api.generation.request_fields import (
+    OTHER_SERVERS_NEUTRAL,
+    RequestFields,
+    SamplingFields,
+    StopStrings,
+    StreamingFields,
+)
 from motet.api.http.failure import (
     FieldError,
     invalid_type,
@@ -207,6 +213,8 @@ class MessagePrompt(Schema):
         | {"kv_transfer_params", "logprob_token_ids", "stop", "stream_options"}
     )
     neutral: ClassVar[Neutral] = {
+        **OTHER_SERVERS_NEUTRAL,
+        "bad_words": ([],),
         "context_management": ({"edits": []}, {"edits": [KEEP_ALL]}),
         "mcp_servers": ([],),
         "n": (1,),

@@ -108,6 +108,17 @@ class StructuredOutputs(Schema):
         return AnswerForm(Grammar(GrammarKind.JSON, source), param, closed=closed)
 
 
+def _none_if_empty(value: object) -> object:
+    """Reads an object as no form if it has neither a form nor an option that is on."""
+    if not isinstance(value, dict):
+        return value
+    off = (inner is None or (inner is False and name != "json_object") for name, inner in value.items())
+    return None if all(off) else value
+
+
+StructuredOutputsField = Annotated[StructuredOutputs | None, BeforeValidator(_none_if_empty)]
+
+
 def refuse_former_names(cls: type[Schema], data: object) -> object:
     """Checks that a body has none of the fields that vLLM had before 0.12 in place of `structured_outputs`."""
     for key in ("json", "regex", "choice", "grammar", "json_object"):
@@ -120,7 +131,7 @@ def refuse_former_names(cls: type[Schema], data: object) -> object:
 class StructuredFields(Schema):
     """The form of answers, on routes whose answers are not OpenAI's texts."""
 
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputsField = None
 
     _refuse_former_names = model_validator(mode="before")(refuse_former_names)
 
@@ -138,7 +149,7 @@ def check_named_logprobs(sampling: SamplingFields, num_top: int | None) -> None:
 class FormattedFields(Schema):
     """The form of answers on OpenAI's routes, and the log-probabilities of the prompt."""
 
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputsField = None
 
     response_format: ResponseFormat | None = None
     prompt_logprobs: int | None = in_range("prompt_logprobs", None)

@@ -168,7 +168,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
                 served.engine,
                 request,
                 tokenizer=served.tokenizer,
-                rules=plan.rules,
+                rules=plan.rules_of(number),
                 policy=plan.policy,
                 number=number,
                 count_waiting_bytes=self._waiting_bytes.set,

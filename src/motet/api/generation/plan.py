@@ -66,7 +66,7 @@ class AnswerHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The groups of a request, one for each prompt, all with the same rules."""
+    """The groups of a request, one for each prompt."""
 
     head: AnswerHead
     served: ServedModel
@@ -78,6 +78,8 @@ class Plan:
     body_bytes: int = 0
     span: RequestSpan = NO_REQUEST_SPAN
     rules: TextRules = field(default_factory=TextRules)
+    each_rules: tuple[TextRules, ...] = ()
+    """The rules of each group, where they differ; empty if `rules` are the rules of all groups."""
     policy: GroupPolicy | None = None
     """The policy of each group; None if all its choices generate to their ends."""
     include_usage: bool = False
@@ -91,6 +93,10 @@ class Plan:
     def num_choices(self) -> int:
         """Number of choices of all groups."""
         return len(self.groups) * self.group_size
+
+    def rules_of(self, number: int) -> TextRules:
+        """Returns the rules of a group. `number`: number of its prompt."""
+        return self.each_rules[number] if self.each_rules else self.rules
 
     @property
     def choice_indices(self) -> Iterator[int]:
@@ -191,6 +197,20 @@ def make_plan(
         include_usage=options.streaming.include_usage,
         continuous_usage=options.streaming.continuous_usage,
     )
+
+
+def joined_plans(service: Service, plans: Sequence[Plan], *, options: RouteOptions) -> Plan:
+    """Returns the plan of a request with several prompts from the plans of each prompt, whose sampling fields differ.
+    Raises `RequestError` for limits that the prompts exceed together."""
+    groups = tuple(group for plan in plans for group in plan.groups)
+    _check_scores([group.prompt for group in groups], options)
+    _check_answer(groups, options, maximum=service.config.max_open_answer_bytes)
+    first = plans[0]
+    named = (
+        msgspec.structs.replace(group, request_id=RequestId(f"{first.head.id}-{number}"))
+        for number, group in enumerate(groups)
+    )
+    return replace(first, groups=tuple(named), each_rules=tuple(plan.rules for plan in plans))
 
 
 def _rules(sampling: SamplingFields, options: RouteOptions) -> TextRules:
@@ -320,7 +340,11 @@ def _sampling_of(
     @cache
     def of_length(prompt_len: int) -> SamplingParams:
         max_tokens = served.preparer.max_tokens(
-            prompt_len, fields.requested_max_tokens, default=options.default_max_tokens, param=options.prompt_param
+            prompt_len,
+            fields.requested_max_tokens,
+            default=options.default_max_tokens,
+            param=options.prompt_param,
+            scored=options.prompt_only,
         )
         if fields.min_tokens > max_tokens:
             why = f"{fields.min_tokens} is more than the {max_tokens} tokens that a choice may have"

@@ -8,6 +8,7 @@ from functools import partial
 from motet.api.http.caller import Caller
 from motet.api.http.failure import FieldError, invalid_type, invalid_value
 from motet.api.http.long_work import LONG_WORK, in_thread_of
+from motet.api.http.schema import as_integer
 from motet.text.prepare import PromptPreparer
 from motet.text.rendering.jinja import NeedsProcess
 from motet.text.template import ChatTemplate
@@ -19,25 +20,26 @@ Prompt = str | tuple[int, ...]
 
 
 def parse_prompts(value: object) -> tuple[Prompt, ...]:
-    """Reads a string, a list of strings, a list of token ids, or a list of such lists; all of the same kind."""
+    """Reads a string, a list of token ids, or a list of prompts: strings and lists of token ids."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
-        kinds = "a string, an array of strings, an array of token ids or an array of such arrays"
+        kinds = "a string, an array of token ids or an array of such prompts"
         raise FieldError(invalid_type, None, kinds)
     if not value:
         raise FieldError(invalid_value, None, "the array is empty; at least one prompt is needed")
-    if all(isinstance(item, str) for item in value):
-        return tuple(value)
-    if all(type(item) is int for item in value):
-        return (tuple(value),)
-    if all(isinstance(item, list) for item in value):
-        return tuple(_token_ids(item, number) for number, item in enumerate(value))
-    raise FieldError(invalid_type, None, "either strings, or token ids, or arrays of token ids in an array of prompts")
+    if all(isinstance(item, str | list) for item in value):
+        return tuple(item if isinstance(item, str) else _token_ids(item, number) for number, item in enumerate(value))
+    if any(isinstance(item, str | list) for item in value):
+        raise FieldError(invalid_type, None, "either token ids, or prompts in an array of prompts")
+    return (_token_ids(value),)
 
 
-def _token_ids(item: list[object], number: int) -> tuple[int, ...]:
+def _token_ids(item: list[object], number: int | None = None) -> tuple[int, ...]:
+    """`number`: number of the prompt in an array of prompts."""
     ids = tuple(token for token in item if type(token) is int)
+    if len(ids) != len(item):
+        ids = tuple(token for token in map(as_integer, item) if type(token) is int)
     if len(ids) != len(item):
         raise FieldError(invalid_type, number, "token ids, which are integers")
     return ids

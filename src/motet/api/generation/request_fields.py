@@ -1,11 +1,12 @@
 """The fields of requests, with the same names, ranges and defaults on every route that generates."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.http.failure import FieldError, invalid_type, invalid_value
-from motet.api.http.schema import UNICODE, Schema
+from motet.api.http.schema import UNICODE, Neutral, Schema, as_integer
 from motet.errors import RequestError
 from motet.types import MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, SamplingParams
 
@@ -60,10 +61,19 @@ def _token_ids(value: object) -> object:
         raise FieldError(invalid_type, None, "an array of token ids, which are integers")
     for number, token in enumerate(value):
         if type(token) is not int:
-            raise FieldError(invalid_type, number, "a token id, which is an integer")
+            return _whole_token_ids(value)
         if token < 0:
             raise FieldError(invalid_value, number, "token ids are not negative")
     return value
+
+
+def _whole_token_ids(value: list[object]) -> object:
+    """Returns the token ids of a list in which some are decimals, such as 2.0."""
+    whole = list(map(as_integer, value))
+    for number, token in enumerate(whole):
+        if type(token) is not int:
+            raise FieldError(invalid_type, number, "a token id, which is an integer")
+    return _token_ids(whole)
 
 
 TokenIds = Annotated[list[int], PlainValidator(_token_ids, json_schema_input_type=list[TokenId])]
@@ -75,8 +85,14 @@ def _check_biases(value: object) -> object:
     return value
 
 
+SEED_NAMES: Mapping[str, str] = {"random_seed": "seed", "sampling_seed": "seed"}
+"""The names of the seed in LMDeploy and SGLang."""
+
+
 class SamplingFields(Schema):
     """The fields that control the sampling of tokens and the ends of choices."""
+
+    aliases = SEED_NAMES
 
     # The fields of `SamplingParams` that a request has unchanged (`motet.types.VERBATIM_FIELDS`).
     temperature: float = declared("temperature")
@@ -118,12 +134,50 @@ IGNORED_FIELDS = frozenset(
 )
 """Fields that OpenAI's clients send and that have no meaning for this server."""
 
+OTHER_SERVERS_NEUTRAL: Neutral = {
+    # vLLM
+    "ec_transfer_params": ({},),
+    "extra_args": ({},),
+    "length_penalty": (1.0,),
+    "logits_processors": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "return_mm_kwargs": (True,),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (1,),
+    "thinking_token_budget": (-1,),
+    "truncate_prompt_tokens": (-1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+    # SGLang
+    "custom_labels": ({},),
+    "custom_params": ({},),
+    "images_config": ({},),
+    "require_reasoning": (False,),
+    "return_cached_tokens_details": (False,),
+    "return_hidden_states": (False,),
+    "return_meta_info": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_routed_experts": (False,),
+    "routed_experts_start_len": (0,),
+    "session_params": ({},),
+    "stream_reasoning": (True,),
+    "use_audio_in_video": (False,),
+    # LMDeploy
+    "do_preprocess": (True,),
+}
+"""Fields of other servers for features that this server does not have, and the values that request none of them."""
+
 MIN_PRIORITY, MAX_PRIORITY = -(2**63), 2**63 - 1
 MAX_KEEP_S = 3600.0
 """Maximum time in seconds for which a prompt is kept."""
 
 
 def _text_or_number(value: object) -> object:
+    value = as_integer(value)
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise FieldError(invalid_type, None, "a string or an integer")
     return value

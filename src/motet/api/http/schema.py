@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, unknown_parameter, unsupported_parameter
 
@@ -31,12 +31,26 @@ T = TypeVar("T")
 Neutral = Mapping[str, tuple[object, ...]]
 
 
-def _failing_fast(core: CoreSchema) -> CoreSchema:
-    """Makes the check of a list stop at the first error, the only one that is reported: a list can have millions."""
+def as_integer(value: object) -> object:
+    """Returns 2 for 2.0, which JSON Schema counts as an integer and some clients send, and other values unchanged."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+def _adapted(core: CoreSchema) -> CoreSchema:
+    """Makes integers accept 2.0, and the check of a list stop at the first error, the only one that is reported: a list
+    can have millions of values."""
     parts: list[object] = [core]
     while parts:
         part = parts.pop()
         if isinstance(part, dict):
+            if part.get("type") == "function-before" and part["function"]["function"] is as_integer:
+                continue  # an inner schema, which is adapted already
+            if part.get("type") == "int":
+                inner = dict(part)
+                part.clear()
+                part |= core_schema.no_info_before_validator_function(as_integer, core_schema.int_schema())
+                part["schema"] = inner
+                continue
             if part.get("type") == "list":
                 part["fail_fast"] = True
             parts += part.values()
@@ -53,6 +67,8 @@ class Schema(BaseModel):
     has_token_ids: ClassVar[bool] = False
     """True for a body with token ids, which can have more values (`body.MAX_TOKEN_IDS`)."""
     ignored: ClassVar[frozenset[str]] = frozenset()
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Other names of fields, from other servers, and the names of these fields."""
     neutral: ClassVar[Neutral] = {}
     """Unsupported fields, and the values with which they have no effect."""
     refused: ClassVar[frozenset[str]] = frozenset()
@@ -62,7 +78,7 @@ class Schema(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
-        return _failing_fast(handler(source))
+        return _adapted(handler(source))
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -73,6 +89,8 @@ class Schema(BaseModel):
             properties[name] = {"description": "Accepted, and not used."}
         for name, values in cls.neutral.items():
             properties[name] = {"enum": list(values), "description": "Another value is refused."}
+        for name, field in cls.aliases.items():
+            properties[name] = {**properties.get(field, {}), "description": f"Another name of `{field}`."}
         return schema
 
     @model_validator(mode="before")
@@ -82,9 +100,15 @@ class Schema(BaseModel):
             return data
         if len(data) > MAX_FIELDS:
             raise FieldError(unknown_parameter, next(name for name in data if name not in cls.model_fields))
-        return {
+        given = {
             name: value for name, value in data.items() if value is not None and not cls._has_no_effect(name, value)
         }
+        for name in cls.aliases.keys() & given.keys():
+            field, value = cls.aliases[name], given.pop(name)
+            if given.setdefault(field, value) != value:
+                why = f"it is another name of '{field}', which has another value"
+                raise FieldError(invalid_value, name, why, field)
+        return given
 
     @classmethod
     def _has_no_effect(cls, name: str, value: object) -> bool:
@@ -93,11 +117,16 @@ class Schema(BaseModel):
         if name not in cls.neutral and name not in cls.refused:
             return False
         passing = cls.neutral.get(name, ())
-        if any(type(value) is type(allowed) and value == allowed for allowed in passing):
+        if any(_equal(value, allowed) for allowed in passing):
             return True
         except_for = f" (other than {' or '.join(map(repr, passing))})" if passing else ""
         why = f": {cls.advice[name]}" if name in cls.advice else except_for
         raise FieldError(unsupported_parameter, name, f"is not supported by this server{why}")
+
+
+def _equal(value: object, allowed: object) -> bool:
+    """Returns True for equal JSON values. Numbers can be written as 1 or 1.0."""
+    return type(as_integer(value)) is type(as_integer(allowed)) and value == allowed
 
 
 class OpenSchema(Schema):
@@ -110,9 +139,9 @@ def ignored_paths(given: object, body: object, *, path: str = "") -> Iterator[st
     """Yields the paths of the fields in a request's JSON that its checked body ignores or an `OpenSchema` lacks."""
     if isinstance(given, dict) and isinstance(body, Schema):
         for name, value in given.items():
-            inner = f"{path}.{name}" if path else name
-            if name in type(body).model_fields:
-                yield from ignored_paths(value, getattr(body, name), path=inner)
+            inner, field = f"{path}.{name}" if path else name, body.aliases.get(name, name)
+            if field in type(body).model_fields:
+                yield from ignored_paths(value, getattr(body, field), path=inner)
             elif value is not None and (isinstance(body, OpenSchema) or name in body.ignored):
                 yield inner
     elif isinstance(given, list) and isinstance(body, list):

@@ -9,7 +9,14 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from motet.api.generation.answer_form import FormattedFields, check_named_logprobs
 from motet.api.generation.group_schema import SteeredFields, check_keep
-from motet.api.generation.request_fields import IGNORED_FIELDS, RequestFields, SamplingFields, StreamingFields, in_range
+from motet.api.generation.request_fields import (
+    IGNORED_FIELDS,
+    OTHER_SERVERS_NEUTRAL,
+    RequestFields,
+    SamplingFields,
+    StreamingFields,
+    in_range,
+)
 from motet.api.http.body import check_json_strings
 from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unknown_parameter
 from motet.api.http.schema import UNICODE, JsonObject, Neutral, OpenSchema, Schema, TextOrObject
@@ -94,7 +101,8 @@ class Message(OpenSchema):
 
     @model_validator(mode="after")
     def check_content_given(self) -> Self:
-        if not self.content and not self.tool_calls and self.role != "assistant":
+        """Checks that there is content, which can be empty."""
+        if "content" not in self.model_fields_set and not self.tool_calls and self.role != "assistant":
             raise FieldError(missing_parameter, "content")
         return self
 
@@ -304,13 +312,14 @@ class ChatRequest(ChatPrompt, FormattedFields, SamplingFields, SteeredFields, Re
         {"audio", "chat_template", "moderation", "prediction", "prompt_cache_options", "web_search_options"}
     )
     neutral: ClassVar[Neutral] = {
+        **OTHER_SERVERS_NEUTRAL,
+        "bad_words": ([],),
+        "best_of": (1,),
         "documents": ([],),
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
-        "modalities": (["text"],),
-        "spaces_between_special_tokens": (True,),
-        "use_beam_search": (False,),
+        "modalities": (["text"], []),
         "verbosity": ("medium",),
     }
     advice: ClassVar[Mapping[str, str]] = {

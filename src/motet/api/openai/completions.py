@@ -18,7 +18,14 @@ from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
 from motet.api.generation.prompts import Prompt, completion_prompts, parse_prompts
-from motet.api.generation.request_fields import IGNORED_FIELDS, RequestFields, SamplingFields, StreamingFields, in_range
+from motet.api.generation.request_fields import (
+    IGNORED_FIELDS,
+    OTHER_SERVERS_NEUTRAL,
+    RequestFields,
+    SamplingFields,
+    StreamingFields,
+    in_range,
+)
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import FieldError, invalid_value
 from motet.api.http.routes import PostRoute, drop_body, new_router, read_body
@@ -43,9 +50,10 @@ class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestF
     has_token_ids = True
     ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
     neutral: ClassVar[Neutral] = {
-        "spaces_between_special_tokens": (True,),
+        **OTHER_SERVERS_NEUTRAL,
+        "bad_words": ([],),
+        "modalities": (["text"], []),
         "suffix": ("",),
-        "use_beam_search": (False,),
     }
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts)]

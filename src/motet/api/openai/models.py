@@ -42,7 +42,7 @@ class TokenizeBody(ChatPrompt):
     """A text (`prompt`), or a chat (`messages` and the fields of a chat prompt)."""
 
     refused = frozenset({"chat_template"})
-    neutral: ClassVar[Neutral] = {"mm_processor_kwargs": ({},)}
+    neutral: ClassVar[Neutral] = {"media_io_kwargs": ({},), "mm_processor_kwargs": ({},)}
 
     model: str | None = None
     prompt: str | None = None

@@ -8,7 +8,14 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import StructuredFields
-from motet.api.generation.request_fields import IGNORED_FIELDS, RequestFields, SamplingFields, StreamingFields, in_range
+from motet.api.generation.request_fields import (
+    IGNORED_FIELDS,
+    OTHER_SERVERS_NEUTRAL,
+    RequestFields,
+    SamplingFields,
+    StreamingFields,
+    in_range,
+)
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, unsupported_parameter
 from motet.api.http.schema import UNICODE, Neutral, OpenSchema, Schema
 from motet.api.openai.chat_schema import MAX_TOOLS, ContentPart, as_choice, as_parts
@@ -219,8 +226,11 @@ class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, Streamin
         | {"access_programs", "image", "kv_transfer_params", "max_tokens", "moderation"}
     )
     neutral: ClassVar[Neutral] = {
+        **OTHER_SERVERS_NEUTRAL,
         "background": (False,),
+        "bad_words": ([],),
         "context_management": ([],),
+        "enable_response_messages": (False,),
         "n": (1,),
         "truncation": ("disabled",),
     }

@@ -3,7 +3,7 @@
 An unstreamed answer is an object, or a list of objects for several prompts or choices, prompt by prompt. In a stream
 each event has the choice so far from its start, which is SGLang's default."""
 
-import re
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,10 +23,10 @@ from motet.api.generation.collect import (
 from motet.api.generation.json_pieces import Buffer, encode_answer, encode_arrays, encode_json
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
-from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
+from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, joined_plans, make_plan, with_grammar
 from motet.api.generation.prompts import completion_prompts
 from motet.api.http.caller import caller_of
-from motet.api.http.failure import names_table, renamed
+from motet.api.http.failure import invalid_value, names_table, renamed
 from motet.api.http.routes import new_router, post
 from motet.api.service import Service
 from motet.api.sglang.sglang_schema import SglangRequest
@@ -37,16 +37,20 @@ from motet.text.text_group import GroupStep
 from motet.types import FIRST_VERSION, FinishReason, TokenLogprob, Usage
 
 NAMES = names_table(
-    (re.escape(other), here)
-    for other, here in {
-        "sampling_params.logprob_token_ids": "token_ids_logprob",
-        "sampling_params.max_tokens": "sampling_params.max_new_tokens",
-        "sampling_params.min_tokens": "sampling_params.min_new_tokens",
-        "sampling_params.prompt_logprobs": "top_logprobs_num",
-        "sampling_params.top_logprobs_num": "top_logprobs_num",
-    }.items()
+    (
+        (r"sampling_params(?:\[\d+\])?\.logprob_token_ids", "token_ids_logprob"),
+        (r"sampling_params(\[\d+\])?\.max_tokens", r"sampling_params\1.max_new_tokens"),
+        (r"sampling_params(\[\d+\])?\.min_tokens", r"sampling_params\1.min_new_tokens"),
+        (r"sampling_params(?:\[\d+\])?\.(?:prompt_logprobs|top_logprobs_num)", "top_logprobs_num"),
+    )
 )
 """The names of fields on other routes, and their names on this one."""
+MAX_STREAMED_BYTES = 256 * 1024
+"""Maximum size of the last events of all choices of a stream together. Each event repeats its choice so far. So the
+time of a step grows with the length of the choices, up to 1 ms at this limit, and the size of the stream grows with its
+square."""
+EVENT_TOKEN_BYTES, EVENT_LOGPROB_BYTES = 12, 40
+"""Estimated size of an output token, and of each of its log-probabilities, in an event."""
 ScoredToken = list[object]
 """[log-probability, token id, text]; the text is null unless the request has `return_text_in_logprobs`."""
 
@@ -58,7 +62,7 @@ def sglang_generate_router(service: Service) -> APIRouter:
     async def generate(body: SglangRequest, request: Request) -> Response:
         named = body.rid if isinstance(body.rid, str) else None
         caller = caller_of(request, named=named, session=body.session_id, cache_salt=body.cache_salt)
-        async with request_context(service, body, caller=caller, num_choices=body.sampling_params.n) as context:
+        async with request_context(service, body, caller=caller, num_choices=body.n) as context:
             plan = await _plan(service, body, context=context)
             writer = await caller.in_thread_if_long(partial(_writer, plan, body), GROUP_CHARS // 4 * plan.num_choices)
             return answer_plan(service, plan, writer=writer, names=lambda: NAMES)
@@ -67,34 +71,53 @@ def sglang_generate_router(service: Service) -> APIRouter:
 
 
 async def _plan(service: Service, body: SglangRequest, *, context: RequestContext) -> Plan:
-    sampling = body.sampling
+    samplings = body.sampling
+    listed = len(samplings) > 1
     options = RouteOptions(
         context=context,
         streaming=body,
         prefix="generate",
         prompt_param=body.prompt_param,
-        num_choices=sampling.n,
+        num_choices=body.n,
         count_param="sampling_params.n",
         logprobs=body.top_logprobs_num if body.return_logprob else None,
         logprobs_param="top_logprobs_num",
         prompt_logprobs=body.top_logprobs_num if body.scores_prompt else None,
-        prompt_repeats=sampling.n,
-        prompt_only=sampling.prompt_only,
-        param="sampling_params.",
+        prompt_repeats=body.n,
     )
     given, preparer, caller, param = body.given.prompts, context.served.preparer, context.caller, body.prompt_param
     check_size(service, len(given), options=options)
     prompts = await completion_prompts(preparer, given, add_special_tokens=True, caller=caller, param=param)
-    options = await with_grammar(options, sampling.form)
-    make = partial(make_plan, service, prompts, sampling=sampling, request=body, options=options)
-    try:
-        plan = await caller.in_thread_if_long(make, max(caller.work_size, GROUP_CHARS * len(prompts)))
-    except RequestError as error:
-        raise renamed(error, NAMES) from error
+    plans = []
+    for number, sampling in enumerate(samplings):
+        own_prompts = [prompts[number]] if listed else prompts
+        where = f"sampling_params[{number}]." if listed else "sampling_params."
+        own = await with_grammar(replace(options, param=where, prompt_only=sampling.prompt_only), sampling.form)
+        make = partial(make_plan, service, own_prompts, sampling=sampling, request=body, options=own)
+        size = max(caller.work_size // len(samplings), GROUP_CHARS * len(own_prompts))
+        try:
+            plans.append(await caller.in_thread_if_long(make, size))
+        except RequestError as error:
+            raise renamed(error, NAMES) from error
+        await asyncio.sleep(0)  # other tasks run
+    plan = joined_plans(service, plans, options=options) if listed else plans[0]
+    _check_streamed(plan, body)
     if isinstance(body.rid, list):
         named = zip(plan.groups, body.rid, strict=True)
         plan = replace(plan, groups=tuple(msgspec.structs.replace(group, trace=rid) for group, rid in named))
     return plan
+
+
+def _check_streamed(plan: Plan, body: SglangRequest) -> None:
+    """Raises RequestError for a stream whose events could become too large."""
+    if not body.stream:
+        return
+    listed = 1 + body.top_logprobs_num + len(body.token_ids_logprob) if body.return_logprob else 0
+    tokens = sum(len(group.choices) * group.sampling.max_tokens for group in plan.groups)
+    if (num_bytes := tokens * (EVENT_TOKEN_BYTES + EVENT_LOGPROB_BYTES * listed)) > MAX_STREAMED_BYTES:
+        size = f"{tokens} tokens (prompts x n x 'max_new_tokens') have about {num_bytes} bytes"
+        why = f"each event repeats its choice, and the last events of {size}; the maximum is {MAX_STREAMED_BYTES}"
+        raise invalid_value("stream", f"{why}; /v1/completions streams more")
 
 
 def _writer(plan: Plan, body: SglangRequest) -> GroupsWriter:

@@ -1,9 +1,9 @@
 """The bodies of SGLang's routes, with the names of SGLang 0.5."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, TypeAdapter, model_validator
 
 from motet.api.generation.answer_form import ANY_OBJECT, AnswerForm
 from motet.api.generation.prompts import Prompt, parse_prompts
@@ -20,12 +20,6 @@ ANY_JSON = "$$ANY$$"
 ENTIRE_PROMPT, NO_PROMPT = 0, -1
 """The accepted values of `logprob_start_len`."""
 
-MAX_STREAMED_BYTES = 256 * 1024
-"""Maximum size of the last events of all choices of a stream together. Each event repeats its choice so far. So the
-time of a step grows with the length of the choices, up to 1 ms at this limit, and the size of the stream grows with its
-square."""
-EVENT_TOKEN_BYTES, EVENT_LOGPROB_BYTES = 12, 40
-"""Estimated size of an output token, and of each of its log-probabilities, in an event."""
 OTHER_DATA = (
     *("return_bytes", "return_entropy", "return_flat_raw_top_logprobs", "return_hidden_states", "return_indexer_topk"),
     *("return_prompt_token_ids", "return_routed_experts", "return_sampling_mask"),
@@ -39,10 +33,9 @@ class SglangSampling(SamplingFields):
     """SGLang's `SamplingParams`. Seeds, penalties and limits have the same meaning as on the other routes."""
 
     ignored = frozenset({"spaces_between_special_tokens"})  # as for every fast tokenizer
-    refused = frozenset(
-        {"allowed_token_ids", "beam_width", "ebnf", "logprob_token_ids", "stop_regex", "structural_tag"}
-    )
-    neutral: ClassVar[Neutral] = {"custom_params": ({},), "stream_interval": (1,)}
+    refused = frozenset({"allowed_token_ids", "beam_width", "ebnf", "logprob_token_ids", "structural_tag"})
+    aliases: ClassVar[Mapping[str, str]] = {}
+    neutral: ClassVar[Neutral] = {"custom_params": ({},), "stop_regex": ([],), "stream_interval": (1,)}
     advice: ClassVar[Mapping[str, str]] = {"ebnf": "use 'regex' or 'json_schema'"}
 
     max_tokens: int | None = Field(DEFAULT_MAX_NEW_TOKENS, ge=0, alias="max_new_tokens")
@@ -76,6 +69,16 @@ class SglangSampling(SamplingFields):
         if self.regex is not None and self.json_schema is not None:
             raise FieldError(invalid_value, "json_schema", "only one of it and 'regex' can be given")
         return self
+
+
+_EACH_SAMPLING = TypeAdapter(list[SglangSampling])
+
+
+def _sampling(value: object) -> tuple[SglangSampling, ...]:
+    """Reads the parameters of all prompts, or a list with the parameters of each prompt."""
+    if isinstance(value, list):
+        return tuple(_EACH_SAMPLING.validate_python(value))
+    return (SglangSampling.model_validate(value),)
 
 
 def _rids(value: object) -> str | list[str]:
@@ -119,15 +122,28 @@ class SglangRequest(RequestFields, StreamingFields):
         {"background", "conversation_id", "custom_labels", "data_parallel_rank", "external_trace_header"}
         | {"log_metrics", "no_logs", "routed_dp_rank", "routing_key"}
     )
-    refused = frozenset({"kv_transfer_params", "priority", "stream_options"})
+    refused = frozenset({"kv_transfer_params", "stream_options"})
     advice: ClassVar[Mapping[str, str]] = {"priority": "its numbers mean the opposite on the other routes"}
-    neutral: ClassVar[Neutral] = dict.fromkeys(OTHER_DATA, (False,)) | dict.fromkeys(MEDIA, ([],))
+    neutral: ClassVar[Neutral] = {
+        **dict.fromkeys(OTHER_DATA, (False,)),
+        **dict.fromkeys(MEDIA, ([],)),
+        "modalities": ([], ["text"]),
+        "priority": (0,),
+        "require_reasoning": (False,),
+        "routed_experts_start_len": (0,),
+        "session_params": ({},),
+        "use_audio_in_video": (False,),
+    }
 
     text: Annotated[Prompts | None, PlainValidator(_texts, json_schema_input_type=str | list[str])] = None
     input_ids: Annotated[
         Prompts | None, PlainValidator(_input_ids, json_schema_input_type=list[int] | list[list[int]])
     ] = None
-    sampling_params: SglangSampling = Field(default_factory=lambda: SglangSampling.model_validate({}))
+    sampling_params: Annotated[
+        tuple[SglangSampling, ...],
+        PlainValidator(_sampling, json_schema_input_type=SglangSampling | list[SglangSampling]),
+    ] = Field(default_factory=lambda: _sampling({}))
+    """One entry for all prompts, or an entry for each prompt."""
     return_logprob: bool = False
     logprob_start_len: int = NO_PROMPT
     top_logprobs_num: int = in_range("logprobs", 0)
@@ -148,16 +164,22 @@ class SglangRequest(RequestFields, StreamingFields):
     @property
     def in_list(self) -> bool:
         """True if the answer is a list of objects, one for each choice."""
-        return self.given.listed or self.sampling_params.n > 1
+        return self.given.listed or self.n > 1
+
+    @property
+    def n(self) -> int:
+        """Number of choices of each prompt."""
+        return self.sampling_params[0].n
 
     @property
     def scores_prompt(self) -> bool:
         return self.return_logprob and self.logprob_start_len == ENTIRE_PROMPT
 
     @property
-    def sampling(self) -> SglangSampling:
-        """The sampling fields, with the tokens whose log-probabilities are reported."""
-        return self.sampling_params.model_copy(update={"logprob_token_ids": self.token_ids_logprob})
+    def sampling(self) -> Sequence[SglangSampling]:
+        """The sampling fields of all prompts or of each one, with the tokens whose log-probabilities are reported."""
+        update = {"logprob_token_ids": self.token_ids_logprob}
+        return [sampling.model_copy(update=update) for sampling in self.sampling_params]
 
     @model_validator(mode="after")
     def check_prompts(self) -> Self:
@@ -168,6 +190,14 @@ class SglangRequest(RequestFields, StreamingFields):
         if isinstance(self.rid, list) and len(self.rid) != len(self.given.prompts):
             why = f"it has {len(self.rid)} names, and there are {len(self.given.prompts)} prompts"
             raise FieldError(invalid_value, "rid", why)
+        num_given, num_prompts = len(self.sampling_params), len(self.given.prompts)
+        if num_given not in (1, num_prompts):
+            why = f"it has the parameters of {num_given} prompts, and there are {num_prompts} prompts"
+            raise FieldError(invalid_value, "sampling_params", why)
+        for number, sampling in enumerate(self.sampling_params):
+            if sampling.n != self.n:
+                why = f"it is {sampling.n}, and {self.n} for the first prompt; all prompts have as many choices"
+                raise FieldError(invalid_value, f"sampling_params[{number}].n", why)
         return self
 
     @model_validator(mode="after")
@@ -182,19 +212,6 @@ class SglangRequest(RequestFields, StreamingFields):
             why = "it cannot be used with 'top_logprobs_num', nor for the tokens of the prompt ('logprob_start_len')"
             raise FieldError(invalid_value, "token_ids_logprob", why)
         self.refuse_if_streamed("logprob_start_len", True if self.scores_prompt else None)
-        return self
-
-    @model_validator(mode="after")
-    def check_streamed(self) -> Self:
-        if self.stream:
-            listed = 1 + self.top_logprobs_num + len(self.token_ids_logprob) if self.return_logprob else 0
-            tokens = len(self.given.prompts) * self.sampling_params.n * (self.sampling_params.max_tokens or 0)
-            if (num_bytes := tokens * (EVENT_TOKEN_BYTES + EVENT_LOGPROB_BYTES * listed)) > MAX_STREAMED_BYTES:
-                size = f"{tokens} tokens (prompts x n x 'max_new_tokens') have about {num_bytes} bytes"
-                why = (
-                    f"each event repeats its choice, and the last events of {size}; the maximum is {MAX_STREAMED_BYTES}"
-                )
-                raise FieldError(invalid_value, "stream", f"{why}; /v1/completions streams more")
         return self
 
 

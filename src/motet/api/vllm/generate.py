@@ -27,7 +27,15 @@ from motet.api.generation.json_pieces import around_choices, encode_answer
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import PARAM, RequestContext, request_context
 from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
-from motet.api.generation.request_fields import RequestFields, SamplingFields, Seed, StreamingFields, TokenIds, in_range
+from motet.api.generation.request_fields import (
+    OTHER_SERVERS_NEUTRAL,
+    RequestFields,
+    SamplingFields,
+    Seed,
+    StreamingFields,
+    TokenIds,
+    in_range,
+)
 from motet.api.http.caller import Caller, caller_of
 from motet.api.http.failure import FieldError, invalid_value, unsupported_parameter
 from motet.api.http.routes import new_router, post
@@ -48,14 +56,11 @@ class GenerateSampling(StructuredFields, SamplingFields):
     ignored = frozenset(
         {"detokenize", "output_kind", "routed_experts_prompt_start", "skip_clone", "_all_stop_token_ids"}
     )
-    refused = frozenset({"truncate_prompt_tokens"})
     neutral: ClassVar[Neutral] = {
+        **OTHER_SERVERS_NEUTRAL,
         "bad_words": ([],),
-        "extra_args": ({},),
         "flat_logprobs": (False,),
-        "logits_processors": ([],),
         "skip_reading_prefix_cache": (False,),
-        "spaces_between_special_tokens": (True,),
     }
 
     logprobs: int | None = in_range("logprobs", None)
