@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
-from typing import Annotated, Any, Self, get_type_hints, overload
+from typing import Annotated, Any, Literal, Self, get_type_hints, overload
 
 import msgspec
 
@@ -307,6 +307,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: FinishReason
     stop_token_id: int | None = None
     """Token of `stop_token_ids` that ended the choice; None for end-of-sequence."""
+    worker_reason: Literal["repetition", "parse_error"] | None = None
+    """A third-party worker's reason, if OpenAI has none such; the last token then belongs to the text."""
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,6 +1,7 @@
 """One choice from deltas to events: which text is shown, when, with which tokens, and how it ends."""
 
 import pytest
+from msgspec.json import encode as json_bytes
 
 from motet.text.choice import ChoiceEvent, TextRules
 from motet.text.tokenizer import Tokenizer
@@ -99,6 +100,13 @@ def test_an_end_without_a_token_ends_the_choice(tokenizer: Tokenizer) -> None:
     choice = stream(tokenizer)
     assert choice.feed(ChoiceDelta(INDEX, (), None, STOP)) == ChoiceEvent(INDEX, "", (), finish=FinishReason.STOP)
     assert choice.num_tokens == 0
+
+
+def test_a_worker_s_own_reason_is_the_reason_and_keeps_the_last_token(tokenizer: Tokenizer) -> None:
+    finish = Finish(FinishReason.STOP, worker_reason="repetition")
+    *_, last = events(stream(tokenizer), A + B, finish)
+    assert (last.text, last.token_ids, last.finish, last.stop_reason) == ("b", B, FinishReason.STOP, "repetition")
+    assert json_bytes(last.stop_reason) == b'"repetition"'
 
 
 def test_a_stop_string_in_a_delta_ends_it_there_and_wins_over_the_engines_end(tokenizer: Tokenizer) -> None:

@@ -13,6 +13,7 @@ deltas changes neither the text nor its end.
 
 from collections import deque
 from collections.abc import Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -42,6 +43,13 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     """True if only the prompt was requested: a choice ends before its first token."""
     format: AnswerFormat | None = None
     """Format whose parts are separated; None if the text is shown unchanged."""
+
+
+class WorkerReason(StrEnum):
+    """A `stop_reason` that is neither a stop string nor a stop token, but a third-party worker's reason."""
+
+    REPETITION = "repetition"
+    PARSE_ERROR = "parse_error"
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True, gc=False):
@@ -162,6 +170,8 @@ class ChoiceStream:
         finish = delta.finish
         if finish is None or finish.reason is not FinishReason.STOP or self._rules.include_stop_str_in_output:
             return ()
+        if finish.worker_reason is not None:
+            return ()
         return delta.token_ids[-1:]
 
     def _show(self, piece: str) -> str:
@@ -192,6 +202,8 @@ class ChoiceStream:
                 self._shown += len(rest)
                 text += rest
             self.finish, self.stop_reason = finish.reason, finish.stop_token_id
+            if finish.worker_reason is not None:
+                self.stop_reason = WorkerReason(finish.worker_reason)
         for token_id in ending:
             self.num_tokens += 1
             self._held.add(token_id, logprobs[-1] if logprobs else None)

@@ -10,7 +10,7 @@ from motet.api.anthropic.message_output import input_of, message_writer
 from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.plan import AnswerHead
 from motet.errors import EngineDiedError
-from motet.text.choice import ChoiceEvent
+from motet.text.choice import ChoiceEvent, WorkerReason
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.text_group import GroupStep
 from motet.types import FinishReason, Usage
@@ -45,6 +45,11 @@ def both_ways(
 def test_streamed_message_ends_as_the_unstreamed_message(parts: list[Part], finish: FinishReason) -> None:
     message, events = both_ways(parts, finish)
     assert plain(final(events)) == plain(message)
+
+
+def test_a_worker_s_own_reason_is_not_a_stop_sequence() -> None:
+    message, _ = both_ways([Content("hi")], stop_reason=WorkerReason.REPETITION)
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
 
 
 @pytest.mark.parametrize("cut", range(len(TWO_CALLS) + 1))

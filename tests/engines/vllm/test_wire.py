@@ -1,6 +1,7 @@
 """The answers of vLLM 0.32 in the bytes that it sends, however they are cut: streams, log-probabilities, refusals."""
 
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -206,8 +207,14 @@ def test_an_error_in_mid_stream_has_motets_class_and_vllms_message(
     assert (type(error), error.message) == (kind, message)
 
 
+@pytest.mark.parametrize("reason", ["repetition", "parse_error"])
+def test_vllm_s_own_finish_reasons_become_stop_and_are_kept(reason: Literal["repetition", "parse_error"]) -> None:
+    (piece,) = reader().feed(event(b'"index":0,"token_ids":[5],"finish_reason":"%b"' % reason.encode()))
+    assert piece == VLLMPiece(0, (5,), None, Finish(FinishReason.STOP, worker_reason=reason))
+
+
 @pytest.mark.parametrize(
-    ("reason", "kind"), [(b"abort", WorkerLeavingError), (b"error", EngineError), (b"repetition", EngineError)]
+    ("reason", "kind"), [(b"abort", WorkerLeavingError), (b"error", EngineError), (b"tool_calls", EngineError)]
 )
 def test_an_unusual_finish_reason_is_an_error_that_quotes_it(reason: bytes, kind: type[MotetError]) -> None:
     error = error_of(event(b'"index":0,"token_ids":[],"finish_reason":"' + reason + b'"'))

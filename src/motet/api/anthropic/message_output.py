@@ -17,7 +17,7 @@ import pydantic_core
 from motet.api.generation.answer_writer import GroupsWriter, NamedEvent, encode_events
 from motet.api.generation.plan import AnswerHead
 from motet.api.http.failure import message_error
-from motet.text.choice import ChoiceEvent
+from motet.text.choice import ChoiceEvent, WorkerReason
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.text_group import GroupStep
 from motet.types import FinishReason, Usage
@@ -137,8 +137,9 @@ class MessageOutput:
         if event.finish is not None:
             events += self._close()
             self.stop_reason = STOP_REASONS[event.finish]
-            if event.finish is FinishReason.STOP and isinstance(event.stop_reason, str):
-                self.stop_reason, self.stop_sequence = "stop_sequence", event.stop_reason
+            stop = event.stop_reason
+            if event.finish is FinishReason.STOP and isinstance(stop, str) and not isinstance(stop, WorkerReason):
+                self.stop_reason, self.stop_sequence = "stop_sequence", stop
         return events
 
     def _add(self, part: Part) -> list[NamedEvent]:

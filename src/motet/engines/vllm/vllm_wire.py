@@ -68,7 +68,12 @@ NO_SUCH_MODEL = "NotFoundError"
 
 MAX_RANK = 2**31
 
-_FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_FINISHES = {
+    "length": Finish(FinishReason.LENGTH),
+    "repetition": Finish(FinishReason.STOP, worker_reason="repetition"),
+    "parse_error": Finish(FinishReason.STOP, worker_reason="parse_error"),
+}
+"""Ends of choices by `finish_reason`, in addition to `stop`."""
 
 
 class VLLMPiece(msgspec.Struct, frozen=True, gc=False):
@@ -311,9 +316,12 @@ class VLLMReader:
         stop tokens are returned."""
         if finish_reason == "abort":
             raise WorkerLeavingError(f"{self._server} ended the request: finish_reason 'abort'")
-        if (reason := _FINISHES.get(finish_reason)) is None:
+        if finish_reason == FinishReason.STOP:
+            token = stop if isinstance(stop, int) and stop in self._sampling.stop_token_ids else None
+            return Finish(FinishReason.STOP, token)
+        if (finish := _FINISHES.get(finish_reason)) is None:
             raise EngineError(f"{self._server} ended a choice with finish_reason {finish_reason!r}")
-        return Finish(reason, stop if isinstance(stop, int) and stop in self._sampling.stop_token_ids else None)
+        return finish
 
     def _invalid_event(self, why: str, event: bytes) -> WorkerFaultError:
         quoted = event[:QUOTED_BYTES].decode(errors="replace")
