@@ -161,6 +161,28 @@ async def test_a_preflight_request_needs_no_key_and_is_answered_by_no_route(serv
     assert_error(first, status=405, code="method_not_allowed")
 
 
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+async def test_a_root_path_in_front_of_a_route_changes_nothing(serve: Serving, prefix: str) -> None:
+    served = await serve(root_path="/llm", api_keys=("client",), admin_key="admin")
+    assert (await served.http.get(f"{prefix}/health")).status_code == 200
+    assert (await served.http.get(f"{prefix}/v1/models", headers=bearer("client"))).status_code == 200
+    for key in ("client", "wrong"):
+        assert (await served.http.post(f"{prefix}/drain", headers=bearer(key))).status_code == 401
+    assert_error(await served.http.get(f"{prefix}/v1/models"), status=401, code="invalid_api_key")
+    assert (await served.http.get("/llm/llm/health")).status_code == 401
+    document = (await served.http.get(f"{prefix}/openapi.json", headers=bearer("client"))).json()
+    assert document["servers"] == [{"url": "/llm"}]
+
+
+async def test_on_a_unix_domain_socket_any_host_name_is_accepted_and_no_caller_is_local(serve: Serving) -> None:
+    """A proxy that connects through a socket passes on the host name of its client."""
+    served = await serve(uds="/run/motet.sock")
+    assert (await served.http.get("/v1/models", headers={"host": "llm.example"})).status_code == 200
+    transport = httpx.ASGITransport(served.app, client=None)  # type: ignore[arg-type]  # as uvicorn describes it
+    async with httpx.AsyncClient(transport=transport, base_url="http://llm.example") as http:
+        assert_error(await http.post("/drain"), status=403, code="admin_key_required")
+
+
 @pytest.mark.parametrize(("method", "path"), ENGINE_ROUTES)
 async def test_without_a_worker_key_the_routes_of_workers_are_open_only_on_this_machine(
     serve: Serving, method: str, path: str

@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 
-from motet.cli.main import COMMANDS, MODELS, VLLM_FLAGS, load
+from motet.cli.main import COMMANDS, MODELS, load
+from motet.cli.vllm_flags import ADVICE, UNUSED
 from motet.settings.declaration import ServerCommand
 from motet.settings.server_config import SETTINGS
 from tests.cli.test_servers import fails, motet
 from tests.settings.test_wrong_values import NAMES_OF_PARSERS, WITHOUT_WRONG_TEXTS, wrong_texts
 
 WORKER = ("--worker", "http://127.0.0.1:1")
-LIKE_VLLM = ["--tensor-parallel-size=2", "--trust-remote-code", "--kv-transfer-config={}"]
+LIKE_VLLM = [
+    *(f"{flag}={'2' if value else 'true'}" for flag, value in UNUSED.items() if flag in ADVICE),
+    "--trust-remote-code",
+    "--kv-transfer-config={}",
+]
 FILES = ("chat_template", "workers_file", "worker_ca_file")
 PAGES = [*((name,) for name in COMMANDS), *(("models", name) for name in MODELS)]
 
@@ -71,8 +76,8 @@ def test_every_file_is_tested() -> None:
 def test_a_flag_of_vllm_gets_advice(flag: str) -> None:
     """The bug: the most similar flags of Motet were suggested, which do something else, or none."""
     name = flag.partition("=")[0]
-    fails(motet("serve", flag), 2, f"No such option: {name}, which vLLM has: {VLLM_FLAGS[name]} (")
+    fails(motet("serve", flag), 2, f"No such option: {name}, which vLLM has: {ADVICE[name]} (")
 
 
 def test_no_flag_of_motet_is_called_one_of_vllm() -> None:
-    assert not {flag for param in parameters_of(("serve",)) for flag in param.opts} & VLLM_FLAGS.keys()
+    assert not {flag for param in parameters_of(("serve",)) for flag in param.opts} & {*ADVICE, *UNUSED}

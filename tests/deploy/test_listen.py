@@ -7,7 +7,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
@@ -15,13 +19,14 @@ from starlette.types import Receive, Scope, Send
 from motet.api.http.streaming import WRITE_EXTENSION
 from motet.deploy import connection
 from motet.deploy.connection import allow_open_files, connection_limits
-from motet.deploy.listen import listen, port_of, url_at, url_of, writer_of
+from motet.deploy.listen import HttpServer, listen, listening, port_of, url_at, url_of, writer_of
 from motet.deploy.server import favour_streams
 from motet.errors import ConfigError
 from motet.settings.server_config import ServerConfig
 from tests.deploy.listening import serving
 from tests.patience import PATIENCE_S
 
+CONFIG = ServerConfig(served_model_name="m")
 NOFILE = resource.RLIMIT_NOFILE
 
 
@@ -34,6 +39,34 @@ def test_port_0_means_a_free_port() -> None:
 def test_a_taken_port_is_an_error_that_names_the_flag() -> None:
     with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match=f"--port {port_of(taken)}: another program"):
         listen("127.0.0.1", port_of(taken))
+
+
+@pytest.mark.anyio
+async def test_a_server_listens_on_a_unix_domain_socket(tmp_path: Path) -> None:
+    """The file of a server that has ended is replaced, and removed at the end."""
+    path = tmp_path / "motet.sock"
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(str(path))
+    config = replace(CONFIG, uds=str(path))
+    with listening(config) as listener:
+        assert (port_of(listener), url_of(listener)) == (0, f"http+unix://{quote(str(path), safe='')}")
+        server = HttpServer(FastAPI(openapi_url=None))
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path))) as http:
+            assert (await http.get("http://anything/x")).status_code == 404
+        with pytest.raises(ConfigError, match=r"--uds .*another program"), listening(config):
+            pass
+        server.stop()
+        await running
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["gone/motet.sock", "a file", "x" * 200])
+def test_a_path_that_cannot_be_a_socket_is_an_error_that_names_the_flag(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a file").write_text("kept")
+    with pytest.raises(ConfigError, match="--uds "), listening(replace(CONFIG, uds=str(tmp_path / name))):
+        pass
+    assert (tmp_path / "a file").read_text() == "kept"
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a..b"])

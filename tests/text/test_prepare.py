@@ -26,7 +26,9 @@ def preparer(tokenizer: Tokenizer) -> PromptPreparer:
 async def test_the_tokenizer_adds_no_special_tokens_to_a_chat_prompt(fallback_tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", named_tokens={"bos_token": "<s>"})
     chat = ChatPrompt.model_validate({"messages": [{"role": "user", "content": "a"}]})
-    ids = await chat_prompt(PromptPreparer(fallback_tokenizer, template, info=fake_info()), chat, caller=CALLER)
+    ids = await chat_prompt(
+        PromptPreparer(fallback_tokenizer, template, info=fake_info()), chat, defaults={}, caller=CALLER
+    )
     assert fallback_tokenizer.decode(ids, skip_special_tokens=False).count("<s>") == 1
 
 
@@ -35,7 +37,7 @@ async def test_a_client_can_request_special_tokens_for_a_chat_prompt(fallback_to
     preparer = PromptPreparer(fallback_tokenizer, ChatTemplate("{{ messages[0].content }}"), info=fake_info())
     fields = {"messages": [{"role": "user", "content": "hello"}]}
     plain, added, omitted = [
-        await chat_prompt(preparer, TokenizeBody.model_validate(fields | more), caller=CALLER)
+        await chat_prompt(preparer, TokenizeBody.model_validate(fields | more), defaults={}, caller=CALLER)
         for more in ({}, {"add_special_tokens": True}, {"add_special_tokens": False})
     ]
     assert added == [1, *plain]

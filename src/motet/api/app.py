@@ -65,11 +65,16 @@ class App(FastAPI):
     """Keeps the HTTP server's own `send`, so that tokens can bypass the middleware (`http.streaming`). The middleware
     sees only HTTP requests; a framework that mounts the app, as Ray Serve does, can run its lifespan too."""
 
+    mounted_at: str = ""
+    """Path that a proxy can leave in front of the paths of routes."""
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.router(scope, receive, send)
             return
         scope.setdefault("state", {})["send"] = send
+        if self.mounted_at:
+            scope["root_path"] = self.mounted_at
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # the HTTP server sends no body
         await super().__call__(scope, receive, send)
@@ -79,6 +84,7 @@ def create_app(service: Service, router: APIRouter | None = None) -> FastAPI:
     """Returns the app of a service. Two apps in one process share nothing. `router`: from `create_router`."""
     layers = _middleware(service)
     app = App(title="Motet", openapi_url=None, middleware=layers, redirect_slashes=False, strict_content_type=False)
+    app.mounted_at = service.config.root_path
     add_error_handlers(app)
     app.router.routes.extend((router or create_router(service)).routes)
     return app

@@ -42,25 +42,26 @@ REFUSED, MESSAGE_REFUSED = _refusal("OpenAI", ERROR), _refusal("Anthropic", MESS
 
 def openapi_router(service: Service) -> APIRouter:
     router = new_router()
-    documents: dict[bool, Response] = {}
-    """The documents with and without API keys, each made at its first request."""
+    documents: dict[tuple[bool, str], Response] = {}
+    """The documents with and without API keys, for each `root_path`, each made at its first request."""
 
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi(request: Request) -> Response:
-        keys = bool(service.config.api_keys)
-        if keys not in documents:
-            documents[keys] = json_response(document_of(request.app.routes, keys=keys))
-        return documents[keys]
+        keys, path = bool(service.config.api_keys), service.config.root_path
+        if (keys, path) not in documents:
+            documents[keys, path] = json_response(document_of(request.app.routes, keys=keys, root_path=path))
+        return documents[keys, path]
 
     return router
 
 
-def document_of(routes: Sequence[BaseRoute], *, keys: bool) -> Mapping[str, object]:
-    """Returns the document. `keys`: True if requests need an API key."""
+def document_of(routes: Sequence[BaseRoute], *, keys: bool, root_path: str = "") -> Mapping[str, object]:
+    """Returns the document. `keys`: True if requests need an API key; `root_path`: path in front of all routes."""
     plain = get_openapi(
         title="Motet",
         version=__version__,
         description="An OpenAI-compatible server for large language models, for many samples of one prompt.",
+        servers=[{"url": root_path}] if root_path else None,
         routes=[route for route in routes if isinstance(route, APIRoute)],
     )
     posts = [route for route in routes if isinstance(route, PostRoute)]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from motet.cli.help import HelpAll
+from motet.cli.vllm_flags import ALIASES, listed
 from motet.errors import ConfigError
 from motet.settings.declaration import Declaration, Panel, ServerCommand
 from motet.settings.resolve import resolve_settings
@@ -74,8 +75,10 @@ def flag_parameter(declared: Declaration) -> inspect.Parameter:
 
     Values are texts here. They are converted where values from the environment are, with the same messages."""
     is_switch = declared.kind is bool
+    names = [f"{declared.flag_for(True)}/{declared.flag_for(False)}" if is_switch else declared.flag]
     option = typer.Option(
-        f"{declared.flag_for(True)}/{declared.flag_for(False)}" if is_switch else declared.flag,
+        *names,
+        *filter(None, [ALIASES.get(declared.name)]),
         metavar=None if is_switch else declared.placeholder,
         help=declared.full_help,
         rich_help_panel=declared.panel,
@@ -88,7 +91,8 @@ def flag_parameter(declared: Declaration) -> inspect.Parameter:
 
 def given_settings(flags: Mapping[str, object]) -> dict[str, object]:
     """Returns the settings that were given on the command line. Typer passes an empty list for an absent list flag."""
-    return {name: value for name, value in flags.items() if name in SETTINGS and value not in (None, [], ())}
+    given = {name: value for name, value in flags.items() if name in SETTINGS and value not in (None, [], ())}
+    return given | {name: listed(value) for name, value in given.items() if name in ALIASES and isinstance(value, list)}
 
 
 def model_of(argument: str | None, flag: object) -> dict[str, object]:

@@ -10,7 +10,8 @@ import typer
 from typer.core import TyperCommand
 
 from motet.cli.interrupts import raise_interrupts
-from motet.settings.declaration import Declaration
+from motet.cli.vllm_flags import without_unused
+from motet.settings.declaration import Declaration, ServerCommand
 from motet.settings.server_config import SETTINGS, environment
 
 CONTEXT = {"max_content_width": 120, "help_option_names": ["-h", "--help"]}
@@ -25,6 +26,9 @@ class PlainCommand(TyperCommand):
     examples: Sequence[str] = ()
     imports_later: bool = False
     """True if the command imports modules when its settings are known, and calls `raise_interrupts` itself."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, without_unused(args) if self.name in tuple(ServerCommand) else args)
 
     def invoke(self, ctx: Any) -> Any:
         if not self.imports_later:
@@ -90,9 +94,10 @@ def names_of(param: Any) -> str:
     """Returns the names of a parameter and the placeholder of its value: `-n, --n NUMBER`, `--page / --no-page`."""
     if param.param_type_name == "argument":
         return str(param.metavar)
-    names = ", ".join(sorted(param.opts, key=len))
+    shown = slice(1 if setting_of(param) else None)  # a setting's other name is vLLM's
+    names = ", ".join(sorted(param.opts[shown], key=len))
     if param.secondary_opts:
-        return f"{names} / {', '.join(param.secondary_opts)}"
+        return f"{names} / {', '.join(param.secondary_opts[shown])}"
     return names if param.is_flag or param.count else f"{names} {param.metavar or declaration_of(param).placeholder}"
 
 

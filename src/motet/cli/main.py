@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from motet import __version__
 from motet.cli.help import CONTEXT, PlainCommand, wants_color, write_examples, write_options
 from motet.cli.interrupts import INTERRUPTED
+from motet.cli.vllm_flags import ADVICE
 from motet.errors import ConfigError, MotetError, StartupError
 from motet.log import capture_process, failure, setup_logging
 from motet.settings.resolve import logging_choice
@@ -24,19 +25,6 @@ from motet.settings.server_config import environment
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of the errors of a command line that cannot be parsed; typer does not export it."""
-VLLM_FLAGS: Mapping[str, str] = {
-    "--tensor-parallel-size": "a model runs on one device",
-    "--pipeline-parallel-size": "a model runs on one device",
-    "--data-parallel-size": "start several servers, and motet gateway in front of them",
-    "--trust-remote-code": "code in a model's folder never runs; omit it",
-    "--enable-prefix-caching": "the prefix cache is on; omit it",
-    "--enable-chunked-prefill": "prefill is always chunked; omit it",
-    "--enable-auto-tool-choice": "tool calls are always parsed; omit it",
-    "--kv-cache-dtype": "the KV cache has the dtype of the model",
-    "--kv-transfer-config": "use --prefill and --decode, or --role",
-    "--disable-log-requests": "use --log-level warning",
-}
-"""Advice for flags of `vllm serve` for which the most similar flags of Motet would be the wrong ones."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +189,7 @@ def given(args: Sequence[str]) -> Mapping[str, str]:
 def usage_message(error: Any) -> str:
     """Returns an error of typer as one line, with the command whose help explains the options."""
     message = " ".join(error.format_message().split())
-    if advice := VLLM_FLAGS.get(getattr(error, "option_name", "")):
+    if advice := ADVICE.get(getattr(error, "option_name", "")):
         message = f"No such option: {error.option_name}, which vLLM has: {advice}"
     return f"{message} ({error.ctx.command_path} --help)" if error.ctx is not None else message
 

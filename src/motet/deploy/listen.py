@@ -5,9 +5,11 @@ import contextlib
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -17,6 +19,7 @@ from motet.deploy.connection import ClientConnection, ConnectionLimits
 from motet.engines.http import NO_FILES, NO_FILES_LEFT
 from motet.errors import ConfigError
 from motet.log import ONCE_A_MINUTE
+from motet.settings.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +61,53 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+@contextlib.contextmanager
+def listening(config: ServerConfig) -> Iterator[socket.socket]:
+    """Yields the listening socket of these settings, and closes it at the end. Raises `ConfigError`."""
+    if config.uds is None:
+        with listen(config.host, config.port) as listener:
+            yield listener
+        return
+    path = Path(config.uds).expanduser()
+    with listen_at_path(path) as listener:
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def listen_at_path(path: Path) -> socket.socket:
+    """Returns a Unix domain socket that listens. Replaces the file of a server that has ended. Raises `ConfigError`."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigError("--uds: this system has no Unix domain sockets; use --host and --port")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket():
+            with contextlib.suppress(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+                raise ConfigError(f"--uds {path}: another program listens there")
+            path.unlink()
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except ConfigError:
+        listener.close()
+        raise
+    except OSError as exc:
+        listener.close()
+        raise ConfigError(f"--uds {path}: cannot listen there: {exc.strerror or exc}") from exc
+    return listener
+
+
 def port_of(listener: socket.socket) -> int:
-    """Returns the actual port of the socket, even if the setting is 0."""
-    return int(listener.getsockname()[1])
+    """Returns the actual port of the socket, even if the setting is 0; 0 for a Unix domain socket."""
+    name = listener.getsockname()
+    return 0 if isinstance(name, str) else int(name[1])
 
 
 def url_of(listener: socket.socket) -> str:
     """Returns the URL of the server for a client on this machine."""
+    if isinstance(path := listener.getsockname(), str):
+        return f"http+unix://{quote(path, safe='')}"
     return url_at(listener.getsockname()[0], port_of(listener))
 
 

@@ -38,7 +38,7 @@ from motet.deploy.connection import allow_open_files, connection_limits
 from motet.deploy.discover import ProbeSettings, read_files
 from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import GatewayModels, Tokenizers
-from motet.deploy.listen import HttpServer, listen, port_of, url_of
+from motet.deploy.listen import HttpServer, listening, port_of, url_of
 from motet.deploy.server_plan import GatewayPlan, ServerPlan
 from motet.deploy.shutdown import StopSignals, first_of
 from motet.deploy.worker_list import WorkersFile
@@ -97,7 +97,7 @@ async def run_server(
     allow_open_files()
     remove_abandoned_folders()
     async with contextlib.AsyncExitStack() as stack:
-        listener = stack.enter_context(listen(plan.server.host, plan.server.port))
+        listener = stack.enter_context(listening(plan.server))
         config = replace(plan.server, port=port_of(listener))
         tokenizer = Tokenizer.load(plan.tokenizer_path, chat_template=plan.chat_template)
         formats = ModelFormats.of(tokenizer, ChatTemplate.of(tokenizer).source, names=plan.parsers)
@@ -134,7 +134,7 @@ async def run_gateway(
     allow_open_files()
     remove_abandoned_folders()
     async with contextlib.AsyncExitStack() as stack:
-        listener = stack.enter_context(listen(plan.server.host, plan.server.port))
+        listener = stack.enter_context(listening(plan.server))
         config = replace(plan.server, port=port_of(listener))
         client = await stack.enter_async_context(server_client(ca_file=plan.gateway.worker_ca_file))
         tracer = await stack.enter_async_context(tracer_of(config))

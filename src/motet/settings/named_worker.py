@@ -1,5 +1,6 @@
-"""Parsers of settings whose texts have parts: workers, values for one worker or key, and Ray resources."""
+"""Parsers of settings whose texts have parts: workers, values for one worker or key, Ray resources, and JSON."""
 
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -124,6 +125,18 @@ def resources_by_role(texts: Iterable[str]) -> dict[str, dict[str, float]]:
             )
         found.setdefault(role, {})[name] = required
     return found
+
+
+def json_object(texts: Iterable[str]) -> dict[str, object]:
+    """Parses a JSON object. Raises ConfigError."""
+    (text,) = texts
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError(f"it is not JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise ConfigError("it is JSON, but not an object")
+    return value
 
 
 def server_url(text: str) -> str:

@@ -10,6 +10,7 @@ To add a setting, add a field here, or in `engine_config`, `gateway_config` or `
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ from motet.settings.declaration import (
 )
 from motet.settings.engine_config import EngineConfig, ModelConfig
 from motet.settings.gateway_config import GatewayConfig
-from motet.settings.named_worker import check_urls, integers_by_key, weights_by_key
+from motet.settings.named_worker import check_urls, integers_by_key, json_object, weights_by_key
 from motet.settings.ray_config import RayConfig
 from motet.types import MAX_LOGPROBS, LogprobsMode, Policy
 
@@ -205,7 +206,35 @@ class ServerConfig:
         pattern=HEADER_PATTERN,
         must="the name of a header without a key",
     )
+    root_path: str = setting(
+        "",
+        "Path at which a proxy mounts the server, such as /llm: accepted in front of every route, and shown in "
+        "/openapi.json.",
+        unset="none",
+        pattern=r"(/[!-.0-~]+)*",
+        must="a path that starts with / and does not end with it",
+    )
+    uds: str | None = setting(
+        None,
+        "Unix domain socket to listen on, instead of --host and --port.",
+        commands=SERVE + GATEWAY,
+        unit="path",
+    )
     page: bool = setting(True, "Serve a web page at / that sends requests to this server and shows its groups.")
+    default_chat_template_kwargs: str = setting(
+        "{}",
+        "Variables for the chat template, as a JSON object; variables of a request take precedence.",
+        panel=Panel.MODEL,
+        unit="JSON",
+        read=json_object,
+        must='a JSON object, such as {"enable_thinking": false}',
+    )
+    return_tokens_as_token_ids: bool = setting(
+        False, "Log-probabilities show tokens as token_id:NUMBER, unless a request says otherwise."
+    )
+    enable_force_include_usage: bool = setting(
+        False, "Streams end with the usage, also without stream_options.include_usage."
+    )
     max_n: int = limit(256, "Maximum n: the number of choices of one prompt.", minimum=1)
     max_choices: int = limit(1024, "Maximum number of choices of one request: prompts times n.", minimum=1)
     max_logprobs: int = limit(
@@ -301,6 +330,11 @@ class ServerConfig:
         unit="URL",
         must="a URL such as http://127.0.0.1:4318",
     )
+
+    @cached_property
+    def template_defaults(self) -> Mapping[str, object]:
+        """Variables that the chat template has unless a request sets them."""
+        return json_object([self.default_chat_template_kwargs])
 
 
 RECORDS: Final[Mapping[type, Mapping[str, Declaration]]] = {

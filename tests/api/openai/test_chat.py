@@ -139,6 +139,46 @@ async def test_variables_of_the_request_reach_the_chat_template(serve: Serving, 
     assert served.tokenizer.decode(served.engine.requests[0].prompt) == "good: hi"
 
 
+async def test_a_request_can_replace_the_servers_variables_of_the_chat_template(serve: Serving, tmp_path: Path) -> None:
+    template = "{{ mood }}{{ enable_thinking }}{{ reasoning_effort }}: {{ messages[0].content }}"
+    folder = save_tiny_tokenizer(tmp_path, chat_template=template)
+    defaults = '{"mood": "good", "enable_thinking": true, "reasoning_effort": "low"}'
+    served = await serve(tokenizer=Tokenizer.load(folder), default_chat_template_kwargs=defaults)
+    for fields, prompt in (
+        ({}, "goodTruelow: hi"),
+        ({"chat_template_kwargs": {"mood": "bad"}}, "badTruelow: hi"),
+        ({"reasoning_effort": "none"}, "goodFalsenone: hi"),
+        ({"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "max"}}, "goodTruemax: hi"),
+    ):
+        await served.chat(**fields)
+        assert served.prompt == prompt
+        tokens = (await served.http.post("/tokenize", json={"messages": HI, **fields})).json()["tokens"]
+        assert tokens == list(served.engine.requests[-1].prompt)
+    message = {"messages": HI}
+    await served.http.post("/v1/messages", json=message | {"max_tokens": 5})
+    assert served.prompt == "goodTruelow: hi"
+    counted = await served.http.post("/v1/messages/count_tokens", json=message)
+    assert counted.json()["input_tokens"] == len(served.engine.requests[-1].prompt)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_the_server_can_show_tokens_as_ids_unless_a_request_says_otherwise(serve: Serving, path: str) -> None:
+    served = await serve(return_tokens_as_token_ids=True)
+    body = ROUTES[path] | {"logprobs": True, "max_tokens": 1}
+    for field, as_ids in (({}, True), ({"return_tokens_as_token_ids": False}, False)):
+        answer = (await served.http.post(path, json=body | field)).text
+        assert ("token_id:" in answer) is as_ids
+
+
+@pytest.mark.parametrize("path", list(ROUTES))
+async def test_the_server_can_report_the_usage_in_every_stream(serve: Serving, path: str) -> None:
+    served = await serve(enable_force_include_usage=True)
+    body = ROUTES[path] | {"stream": True}
+    for field in ({}, {"stream_options": {"include_usage": False}}):
+        *_, last = chunks(await served.http.post(path, json=body | field))
+        assert (last["choices"], last["usage"]["completion_tokens"] > 0) == ([], True)
+
+
 async def test_stop_string_ends_one_choice_and_is_named(serve: Serving) -> None:
     served = await serve(saying("one END two", "three four"))
     response = await served.chat(n=2, stop="END")

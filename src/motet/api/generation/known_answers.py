@@ -69,7 +69,7 @@ class MoreAnswers:
             groups=(added,),
             policy=None,
             span=request.span._replace(operation=self.plan.span.operation),
-            include_usage=request.include_usage,
+            include_usage=request.include_usage or self.service.config.enable_force_include_usage,
             continuous_usage=request.continuous_usage,
         )
         return _answer(self.service, plan, known=[known], writer=self.make(plan, request.stream))

@@ -194,7 +194,7 @@ def make_plan(
         span=caller.span,
         rules=_rules(sampling, options),
         policy=policy,
-        include_usage=options.streaming.include_usage,
+        include_usage=options.streaming.include_usage or service.config.enable_force_include_usage,
         continuous_usage=options.streaming.continuous_usage,
     )
 

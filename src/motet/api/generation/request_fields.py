@@ -223,6 +223,17 @@ def _only_streamed(param: str) -> RequestError:
     return RequestError(f"The '{param}' parameter is only allowed when 'stream' is enabled.", param=param)
 
 
+class TokenNames(Schema):
+    """How tokens are shown in log-probabilities."""
+
+    return_tokens_as_token_ids: bool = False
+
+    def named(self, *, as_ids: bool) -> Self:
+        """Returns the request with the server's default, unless it says itself how tokens are shown."""
+        given = "return_tokens_as_token_ids" in self.model_fields_set
+        return self if given or not as_ids else self.model_copy(update={"return_tokens_as_token_ids": True})
+
+
 class RequestFields(Schema):
     """The model, and how the groups of a request are scheduled and cached."""
 

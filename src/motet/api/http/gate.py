@@ -145,7 +145,7 @@ class Gate:
             self._worker_readers = replace(self._clients, only_local=ONLY_LOCAL_ADMINS, code="admin_key_required")
         self._admins = ClosedRoute() if api and not admin else self._worker_readers
         self._hosts = {*LOOPBACK, config.host.lower(), *map(str.lower, config.allowed_hosts)}
-        self._any_host = not is_loopback(config.host)
+        self._any_host = not is_loopback(config.host) or config.uds is not None  # no web page reaches a socket's file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

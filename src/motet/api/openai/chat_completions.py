@@ -49,7 +49,7 @@ async def answer_chat(service: Service, body: ChatRequest, *, request: Request) 
     async with request_context(service, body, caller=caller, num_choices=body.n) as context:
         body = body.without_answer() if context.order else body
         plan = await plan_chat(service, body, context=context)
-        body = body.planned()
+        body = body.planned().named(as_ids=service.config.return_tokens_as_token_ids)
 
         def make_writer(plan: Plan, stream: bool) -> GroupsWriter:
             return chat_writer(plan, body, stream=stream)

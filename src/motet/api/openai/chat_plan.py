@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -56,15 +56,27 @@ async def plan_chat(
     )
     check_answer_format(context.served, body)
     check_size(service, 1, options=options)
-    prompt = await chat_prompt(context.served.preparer, body, caller=context.caller, param=prompt_param)
+    prompt = await chat_prompt(
+        context.served.preparer,
+        body,
+        caller=context.caller,
+        defaults=service.config.template_defaults,
+        param=prompt_param,
+    )
     options = await with_answer_format(options, body, prompt=prompt)
     return make_plan(service, [prompt], sampling=body, request=body, options=options)
 
 
 async def chat_prompt(
-    preparer: PromptPreparer, chat: ChatPrompt, *, caller: Caller, param: str = "messages"
+    preparer: PromptPreparer,
+    chat: ChatPrompt,
+    *,
+    caller: Caller,
+    defaults: Mapping[str, object],
+    param: str = "messages",
 ) -> list[int]:
-    """Returns the token ids of a chat's prompt. `param`: the field with the messages."""
+    """Returns the token ids of a chat's prompt. `defaults`: variables of the template that the request can replace;
+    `param`: the field with the messages."""
 
     def rendered(in_process: bool) -> str:
         return preparer.template.render(
@@ -72,7 +84,7 @@ async def chat_prompt(
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final_message,
             continue_final_message=chat.continue_final_message,
             tools=[] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools],
-            template_kwargs=_effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs,
+            template_kwargs={**defaults} | _effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs,
             in_process=in_process,
         )
 

@@ -15,6 +15,7 @@ from motet.api.generation.request_fields import (
     RequestFields,
     SamplingFields,
     StreamingFields,
+    TokenNames,
     in_range,
 )
 from motet.api.http.body import check_json_strings
@@ -306,7 +307,9 @@ class ChatPrompt(Schema):
         )
 
 
-class ChatRequest(ChatPrompt, FormattedFields, SamplingFields, SteeredFields, RequestFields, StreamingFields):
+class ChatRequest(
+    ChatPrompt, FormattedFields, SamplingFields, SteeredFields, RequestFields, StreamingFields, TokenNames
+):
     ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
     refused = frozenset(
         {"audio", "chat_template", "moderation", "prediction", "prompt_cache_options", "web_search_options"}
@@ -333,7 +336,6 @@ class ChatRequest(ChatPrompt, FormattedFields, SamplingFields, SteeredFields, Re
     logprobs: bool = False
     top_logprobs: int | None = in_range("logprobs", None)
     return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
     include_reasoning: bool = True
     """True if the answer has the model's reasoning."""
     separate_reasoning: bool = True

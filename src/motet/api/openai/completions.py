@@ -24,6 +24,7 @@ from motet.api.generation.request_fields import (
     RequestFields,
     SamplingFields,
     StreamingFields,
+    TokenNames,
     in_range,
 )
 from motet.api.http.caller import caller_of
@@ -46,7 +47,7 @@ def _as_count(value: object) -> object:
     return (1 if value else None) if isinstance(value, bool) else value
 
 
-class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestFields, StreamingFields):
+class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestFields, StreamingFields, TokenNames):
     has_token_ids = True
     ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
     neutral: ClassVar[Neutral] = {
@@ -67,7 +68,6 @@ class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestF
         "logprobs", None
     )
     return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
     add_special_tokens: bool = True
 
     @property
@@ -143,7 +143,7 @@ async def answer_completions(service: Service, body: CompletionRequest, *, reque
     async with request_context(service, body, caller=caller, num_choices=body.num_generated) as context:
         body = body.without_answer() if context.order else body
         plan = await plan_completions(service, body, context=context)
-        body = body.planned()
+        body = body.planned().named(as_ids=service.config.return_tokens_as_token_ids)
 
         def make_writer(plan: Plan, stream: bool) -> GroupsWriter:
             return completion_writer(plan, body, stream=stream)

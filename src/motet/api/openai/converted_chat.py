@@ -75,7 +75,9 @@ class ConvertedRequest:
             chat = await self._chat(caller)
             served = service.served(chat.model)
             check_answer_format(served, chat)
-            return len(await chat_prompt(served.preparer, chat, caller=caller, param=self.prompt_param))
+            defaults = service.config.template_defaults
+            ids = await chat_prompt(served.preparer, chat, caller=caller, defaults=defaults, param=self.prompt_param)
+            return len(ids)
 
     async def _chat(self, caller: Caller) -> ChatRequest:
         def made() -> ChatRequest:

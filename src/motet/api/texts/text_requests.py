@@ -95,7 +95,9 @@ async def answer_from_texts(service: Service, passed: PassThrough, *, route: Tex
     head = AnswerHead(id=new_request_id(id_prefix), created=int(time.time()), model=model.name)
     group = UpstreamPrompts(service, model, request=text_request, head=head, caller=caller, policy=policy)
     writer = (
-        UpstreamChunks(head, route, include_usage=checked.include_usage, reports=group.reports)
+        UpstreamChunks(
+            head, route, include_usage=checked.include_usage or config.enable_force_include_usage, reports=group.reports
+        )
         if checked.stream
         else UpstreamBody(head, route, reports=group.reports, keep=Keep.ALL if policy is None else policy.keep)
     )

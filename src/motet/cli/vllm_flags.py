@@ -1,0 +1,67 @@
+"""Flags of `vllm serve`, so that a command line for vLLM can stay as it is. docs/migrating.md lists them.
+
+ALIASES     other names of flags that Motet has
+UNUSED      flags that change nothing here, with the only value that is accepted
+ADVICE      what to do instead of a flag, for which the most similar flags of Motet would be the wrong ones"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+ALIASES: Final[Mapping[str, str]] = {
+    "tool_parser": "--tool-call-parser",
+    "cors_origins": "--allowed-origins",
+    "prefix_cache": "--enable-prefix-caching/--no-enable-prefix-caching",
+}
+"""The flag of each setting as vLLM names it."""
+SWITCH: Final = ""
+UNUSED: Final[Mapping[str, str]] = {
+    "--tensor-parallel-size": "1",
+    "--pipeline-parallel-size": "1",
+    "--data-parallel-size": "1",
+    "--kv-cache-dtype": "auto",
+    "--enable-auto-tool-choice": SWITCH,
+    "--enable-chunked-prefill": SWITCH,
+}
+SHORT: Final[Mapping[str, str]] = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+}
+ADVICE: Final[Mapping[str, str]] = {
+    "--tensor-parallel-size": "a model runs on one device, so it can only be 1",
+    "--pipeline-parallel-size": "a model runs on one device, so it can only be 1",
+    "--data-parallel-size": "start several servers, and motet gateway in front of them",
+    "--trust-remote-code": "code in a model's folder never runs; omit it",
+    "--no-enable-chunked-prefill": "prefill is always chunked",
+    "--kv-cache-dtype": "the KV cache has the dtype of the model, so it can only be auto",
+    "--kv-transfer-config": "use --prefill and --decode, or --role",
+    "--disable-log-requests": "use --log-level warning",
+}
+
+
+def without_unused(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments without flags that change nothing. A flag with another value stays, and is refused."""
+    kept: list[str] = []
+    rest = iter([*arguments])
+    for argument in rest:
+        flag, equals, value = argument.partition("=")
+        flag = SHORT.get(flag, flag)
+        accepted = UNUSED.get(flag)
+        if accepted is None or (accepted == SWITCH and equals):
+            kept.append(argument)
+        elif accepted != SWITCH and (given := value if equals else next(rest, "")) != accepted:
+            kept += [flag, given]
+    return kept
+
+
+def listed(texts: Sequence[str]) -> list[str]:
+    """Returns the items of a list flag. vLLM's `--allowed-origins` takes a JSON list, such as `["*"]`."""
+    items: list[str] = []
+    for text in texts:
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        items += map(str, value) if isinstance(value, list) else [text]
+    return items
