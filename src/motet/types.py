@@ -459,6 +459,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about an engine, which change only with its weights. Some kinds do not report fields with a default."""
 
     model: ModelName
+    root: str = ""
+    """Name on the hub or path that the model was loaded from; empty if the engine does not report it."""
     max_model_len: int
     """Maximum number of tokens of prompt and output together."""
     vocab_size: int = UNKNOWN_VOCABULARY

@@ -166,6 +166,7 @@ def test_a_plan_follows_the_settings(tmp_path: Path) -> None:
     }
     plan = plan_of(flags, tmp_path)
     assert (plan.engine.model_path, plan.engine.model_name, plan.engine.dtype) == (str(model), "mine", "float32")
+    assert plan.engine.model_root == str(model)
     assert (plan.server.served_model_name, plan.tokenizer_path, plan.chat_template) == ("mine", model, "{{ messages }}")
     assert plan.parsers == ParserNames(tools="mistral", reasoning="none")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from motet.errors import ModelLoadError
-from motet.models.model_source import resolve, resolve_tokenizer
+from motet.models.model_source import public_name, resolve, resolve_tokenizer
 from motet.models.smollm2 import FOLDER
 from tests.models.model_folders import write_model
 
@@ -13,6 +13,13 @@ from tests.models.model_folders import write_model
 def test_a_folder_is_used_in_place(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
     assert resolve(str(folder), cache=tmp_path) == folder
+
+
+def test_other_programs_load_a_model_by_its_path_or_its_name_on_the_hub(tmp_path: Path) -> None:
+    """`root` in `/v1/models` was the name in requests, from which no benchmark can load a tokenizer."""
+    assert public_name(str(write_model(tmp_path / "m" / ".." / "m"))) == str(tmp_path / "m")
+    assert public_name("smollm2") == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert public_name("org/name") == "org/name"
 
 
 def test_the_default_model_comes_from_the_cache_when_it_exists(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class ServedModel:
     formats: ModelFormats
     """The formats of reasoning and tool calls in the answers."""
     root: str | None = None
-    """Path or name that the model was loaded from; None if it is the engine's name of the model."""
+    """Path or name that the model was loaded from, as its workers report it; None if the engine reports it."""
     parent: str | None = None
     """The name of the base model of an adapter; None for other models."""
     created: int = field(default_factory=now_s)
@@ -64,6 +64,11 @@ class ServedModel:
     def info(self) -> EngineInfo:
         """The facts about the engine, with the limits of its workers. Raises `NoWorkerError` if it never had any."""
         return self.engine.info
+
+    @property
+    def source(self) -> str:
+        """Path or name that the model was loaded from; the engine's name of the model if that is all that is known."""
+        return self.root or self.info.root or self.info.model
 
     @property
     def preparer(self) -> PromptPreparer:

@@ -10,7 +10,7 @@ from motet.deploy.gateway_models import TokenizerRules
 from motet.deploy.remote_keeper import HEARTBEAT_S
 from motet.deploy.worker_list import WorkerList
 from motet.errors import ConfigError
-from motet.models.model_source import resolve, resolve_tokenizer
+from motet.models.model_source import public_name, resolve, resolve_tokenizer
 from motet.models.progress import Progress
 from motet.settings.engine_config import EngineConfig
 from motet.settings.gateway_config import GatewayConfig
@@ -58,7 +58,8 @@ def server_plan(settings: Settings, *, cache: Path, progress: Progress) -> Serve
     template, parsers = read_template(model.chat_template), parser_names(settings)
     folder = resolve(model.model, cache=cache, revision=model.revision, progress=progress)
     tokenizer = resolve_tokenizer(model.tokenizer or str(folder), cache=cache, progress=progress)
-    named = settings.engine(model_path=folder, model_name=server.served_model_name)
+    root = public_name(model.model)
+    named = settings.engine(model_path=folder, model_name=server.served_model_name, model_root=root)
     engine = replace(named, tokenizer_path=str(tokenizer))
     return ServerPlan(engine, server, tokenizer, template, settings.cell, settings.routing, settings.kv_events, parsers)
 

@@ -184,7 +184,15 @@ def _faults(report: EngineReport, *, texts: bool) -> Iterator[str]:
 def _texts(report: EngineReport) -> Iterator[str]:
     """Yields the texts of a report that are not empty."""
     info = report.info
-    texts = (report.version, report.engine_id, report.block_events, report.block_replay, info.model, info.dtype)
+    texts = (
+        report.version,
+        report.engine_id,
+        report.block_events,
+        report.block_replay,
+        info.model,
+        info.root,
+        info.dtype,
+    )
     yield from filter(None, (*texts, info.device, info.fingerprint, info.model_digest))
     yield from filter(None, (info.kernels, info.kernels_note, info.kv_cache_reason))
     if info.transfer is not None:

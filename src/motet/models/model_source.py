@@ -13,7 +13,7 @@ from motet.errors import ModelLoadError
 from motet.models.folder import check_model, check_tokenizer
 from motet.models.hub import HUB_NAME, MODEL_PATTERNS, TOKENIZER_PATTERNS, cached_folder, fetch, kept
 from motet.models.progress import SILENT, Progress, folder_bytes
-from motet.models.smollm2 import DEFAULT_MODEL, Smollm2
+from motet.models.smollm2 import DEFAULT_MODEL, HUB_MODEL, Smollm2
 
 CLOSE = 0.75
 """Minimum similarity of two names for one to be suggested in place of the other, as `difflib` measures it."""
@@ -42,6 +42,14 @@ def _found(name: str, cache: Path, *, patterns: tuple[str, ...], revision: str |
         return Smollm2(cache, progress=progress).get()
     progress.say(f"looking for {name} on the hub")
     return fetch(name, revision=revision, patterns=patterns, progress=progress)
+
+
+def public_name(name: str) -> str:
+    """Returns the path or the name on the hub with which other programs load this model and its tokenizer."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return str(path.resolve())
+    return HUB_MODEL if name == DEFAULT_MODEL else name
 
 
 def check_download_name(name: str) -> None:

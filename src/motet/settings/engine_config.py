@@ -73,6 +73,8 @@ class EngineConfig:
     model_path: str
     """Local folder in Hugging Face's layout, found or made by `motet.models`."""
     model_name: str
+    model_root: str = ""
+    """Name on the hub or path that the model was loaded from."""
     tokenizer_path: str = ""
     """Folder of the tokenizer, which grammars need; empty for `model_path`."""
     available_bytes: int | None = None

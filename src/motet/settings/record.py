@@ -83,8 +83,8 @@ class Settings:
     def model(self) -> ModelConfig:
         return self._fill(ModelConfig)
 
-    def engine(self, *, model_path: Path = Path(), model_name: str = "") -> EngineConfig:
-        return self._fill(EngineConfig, model_path=str(model_path), model_name=model_name)
+    def engine(self, *, model_path: Path = Path(), model_name: str = "", model_root: str = "") -> EngineConfig:
+        return self._fill(EngineConfig, model_path=str(model_path), model_name=model_name, model_root=model_root)
 
     @property
     def cell(self) -> config.CellConfig:

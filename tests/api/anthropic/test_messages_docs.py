@@ -114,6 +114,13 @@ def test_every_field_without_an_effect_and_every_refused_one_is_listed() -> None
         ({"system": "\ud800"}, "system"),
         ({"max_tokens": 50, "min_tokens": 60}, "min_tokens"),
         ({"tools": [{**A, "name": "response_format"}] * 2}, "tools[1].name"),
+        ({"tools": [{**A, "name": "f" * 129}]}, "tools[0].name"),
+        ({"messages": [{"role": "assistant", "content": [USE | {"id": ""}]}]}, "messages[0].content[0].id"),
+        ({"messages": [{"role": "assistant", "content": [USE | {"name": ""}]}]}, "messages[0].content[0].name"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": ""}]}]},
+            "messages[0].content[0].tool_use_id",
+        ),
     ],
 )
 async def test_a_wrong_field_is_named(refusing: Served, fields: dict[str, Any], param: str) -> None:

@@ -1,18 +1,20 @@
 """The blocks and events of a message, made from scripted parts of a choice."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 
-from motet.api.anthropic.message_output import input_of, message_writer
+from motet.api.anthropic.message_output import block_id, call_id_of, input_of, message_writer
 from motet.api.generation.answer_writer import GroupsWriter
 from motet.api.generation.plan import AnswerHead
 from motet.errors import EngineDiedError
 from motet.text.choice import ChoiceEvent, WorkerReason
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.text_group import GroupStep
+from motet.text.tools.tool_format import call_id
 from motet.types import FinishReason, Usage
 from tests.api.messaging import checked, final, plain, read_events, texts
 from tests.api.one_answer import REASONING_AND_TEXT, TWO_CALLS, steps
@@ -81,8 +83,17 @@ def test_each_call_is_a_block_with_its_arguments_as_an_object() -> None:
     message, _ = both_ways(TWO_CALLS, FinishReason.TOOL_CALLS)
     _, *calls = message.content
     content = [(block.id, block.name, block.input) for block in calls if block.type == "tool_use"]
-    assert content == [("call_a", "weather", {"city": "Paris"}), ("call_b", "time", {})]
+    assert content == [("toolu_a", "weather", {"city": "Paris"}), ("toolu_b", "time", {})]
     assert message.stop_reason == "tool_use"
+
+
+@pytest.mark.parametrize("new_id", [call_id, partial(call_id, "", 9)])
+def test_the_id_of_a_block_becomes_the_id_of_the_call_again(new_id: Callable[[], str]) -> None:
+    """Ids started with `call_`, and clients of Anthropic's API expect `toolu_`. Mistral's ids have 9 characters."""
+    id = new_id()
+    assert block_id(id).startswith("toolu_")
+    assert call_id_of(block_id(id)) == id
+    assert [call_id_of(other) for other in ("call_1", "toolu_01", "x")] == ["call_1", "01", "x"]
 
 
 def test_text_after_a_call_is_a_separate_block() -> None:

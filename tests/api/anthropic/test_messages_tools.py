@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from anthropic.types import Message, MessageParam, ToolParam, ToolUseBlock
 
+from motet.api.anthropic.message_output import call_id_of
 from tests.api.calling import PARIS, WEATHER, CallingServing, called
 from tests.api.messaging import MAX_TOKENS, final, plain, post, streamed, texts, unstreamed
 from tests.api.one_answer import ANSWERS, TIME, weather_script
@@ -88,9 +89,9 @@ async def test_prompt_of_a_loop_is_that_of_the_same_chat(serve_tools: CallingSer
     back = [user, {"role": "assistant", "content": plain_blocks(first)}, {"role": "user", "content": [result]}]
     unstreamed(await post(served, back, tools=[MESSAGE_WEATHER]))
     function = {"name": use.name, "arguments": '{"city": "Paris"}'}
-    calls = [{"id": use.id, "type": "function", "function": function}]
+    calls = [{"id": call_id_of(use.id), "type": "function", "function": function}]
     turn = {"role": "assistant", "reasoning_content": "Where?", "tool_calls": calls}
-    turns = [user, turn, {"role": "tool", "tool_call_id": use.id, "content": "rain"}]
+    turns = [user, turn, {"role": "tool", "tool_call_id": call_id_of(use.id), "content": "rain"}]
     assert (await served.chat(messages=turns, tools=[WEATHER])).status_code == 200
     _, of_message, of_chat = served.engine.requests
     assert of_message.prompt == of_chat.prompt

@@ -1,5 +1,6 @@
 """Models are added and removed: they are listed, counted and reported."""
 
+import msgspec
 import pytest
 from anthropic.types import ModelInfo
 
@@ -107,6 +108,13 @@ async def test_without_any_model_clients_can_retry(served: Served, models: TwoMo
     status = await served.status()
     assert (status["model"], status["models"]) == (None, [])
     assert (await served.http.get("/metrics")).status_code == 200
+
+
+async def test_the_root_of_a_renamed_model_is_where_it_comes_from(serve: Serving) -> None:
+    served = await serve()
+    served.engine.info = msgspec.structs.replace(served.engine.info, root="org/model")
+    (card,) = (await served.http.get("/v1/models")).json()["data"]
+    assert (card["id"], card["root"]) == (MODEL, "org/model")
 
 
 @every_route

@@ -190,6 +190,21 @@ async def test_a_required_call_is_a_grammar_of_the_engine(
     assert grammar.thinking is not None  # reasoning is allowed before a call
 
 
+async def test_allowed_tools_can_be_complete_definitions(serve_tools: CallingServing) -> None:
+    """They were refused, although OpenAI describes `tools` of `allowed_tools` as definitions."""
+    served = await serve_tools(saying(PARIS))
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [WEATHER]}}
+    for chosen in (choice, ALLOWED):
+        await served.chat(tools=[WEATHER, TIME], tool_choice=chosen)
+    flat = [{"type": "function", **tool["function"]} for tool in (WEATHER, TIME)]
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": flat[:1]}
+    body = {"input": "hi", "tools": flat, "tool_choice": allowed}
+    assert (await served.http.post("/v1/responses", json=body)).status_code == 200
+    complete, named, of_response = (request.sampling.grammar for request in served.engine.requests)
+    assert complete == named == of_response
+    assert named is not None
+
+
 async def test_a_named_function_is_called_once_and_required_calls_can_be_several(serve_tools: CallingServing) -> None:
     """OpenAI promises exactly one call of a forced function. Clients that parse an object accept no second call."""
     served = await serve_tools(saying(f"{PARIS}\n{PARIS}"))

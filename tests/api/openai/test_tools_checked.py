@@ -38,7 +38,7 @@ def allowed(*names: str, mode: str = "auto") -> dict[str, object]:
         ([function(name="")], "tools[0].function.name", "invalid_value"),
         ([function(name="get weather")], "tools[0].function.name", "invalid_value"),
         ([function(name="f\n")], "tools[0].function.name", "invalid_value"),
-        ([function(name="f" * 65)], "tools[0].function.name", "invalid_value"),
+        ([function(name="f" * 129)], "tools[0].function.name", "invalid_value"),
         ([function(description="\ud800")], "tools[0].function.description", "invalid_value"),
         ([function(parameters={"minimum": float("inf")})], "tools[0].function.parameters", None),
         ([function(), function()], "tools[1].function.name", "invalid_value"),

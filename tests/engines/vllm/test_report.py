@@ -143,6 +143,7 @@ def test_a_report_has_what_is_known_and_marks_the_rest_as_unknown() -> None:
         state=WorkerState.READY,
         info=EngineInfo(
             model=ModelName("smollm2"),
+            root="/models/smollm2",
             max_model_len=4096,
             vocab_size=UNKNOWN_VOCABULARY,
             block_size=128,

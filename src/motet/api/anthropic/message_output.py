@@ -20,6 +20,7 @@ from motet.api.http.failure import message_error
 from motet.text.choice import ChoiceEvent, WorkerReason
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.text_group import GroupStep
+from motet.text.tools.tool_format import CALL_ID_CHARS, CALL_PREFIX
 from motet.types import FinishReason, Usage
 
 SIGNATURE = "unsigned"
@@ -33,6 +34,10 @@ STOP_REASONS = {
     FinishReason.ABORT: "pause_turn",
 }
 """Anthropic's stop reasons. `pause_turn`: an operator ended the answer. It continues if the client sends it back."""
+
+
+BLOCK_PREFIX = "toolu_"
+"""Start of the ids of `tool_use` blocks."""
 
 
 class BlockKind(StrEnum):
@@ -85,6 +90,18 @@ class OpenBlock:
 
     def _event(self, phase: str, **fields: object) -> NamedEvent:
         return NamedEvent(f"content_block_{phase}", {"index": self._index, **fields})
+
+
+def block_id(call_id: str) -> str:
+    """Returns the id of a `tool_use` block: Anthropic's prefix in place of OpenAI's, as clients check it."""
+    return BLOCK_PREFIX + call_id.removeprefix(CALL_PREFIX)
+
+
+def call_id_of(block_id: str) -> str:
+    """Returns the id of a call whose `block_id` this is, so that prompts have the ids that chats have. Ids of other
+    lengths have no prefix: Mistral's templates reject it."""
+    id = block_id.removeprefix(BLOCK_PREFIX)
+    return CALL_PREFIX + id if id != block_id and len(id) == CALL_ID_CHARS else id
 
 
 def input_of(arguments: str) -> object:
@@ -149,7 +166,7 @@ class MessageOutput:
             case Content(text):
                 return self._add_text(text, BlockKind.TEXT) if text else []
             case ToolCallBegin(_, id, name):
-                return self._start(BlockKind.CALL, {"id": id, "name": name})
+                return self._start(BlockKind.CALL, {"id": block_id(id), "name": name})
             case ToolCallArguments(number, text):
                 if self._open is None or self._open.kind is not BlockKind.CALL:
                     raise ValueError(f"arguments of call {number} come outside of a call")

@@ -15,7 +15,7 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from motet.api.anthropic.message_output import message_writer
+from motet.api.anthropic.message_output import call_id_of, message_writer
 from motet.api.anthropic.messages_schema import (
     MessagePrompt,
     MessagesRequest,
@@ -128,7 +128,7 @@ def turns(system: Sequence[TextBlock], messages: Sequence[TurnInput]) -> list[di
                     _turn(chat, message.role).calls.append(block)
                 case ToolResultBlock():
                     texts = [part.text for part in block.content] or [""]
-                    chat.append(ChatTurn("tool", texts=texts, call_id=block.tool_use_id))
+                    chat.append(ChatTurn("tool", texts=texts, call_id=call_id_of(block.tool_use_id)))
     return [turn.for_chat() for turn in chat]
 
 
@@ -145,7 +145,7 @@ class ChatTurn:
 
     def for_chat(self) -> dict[str, object]:
         calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
+            {"id": call_id_of(call.id), "type": "function", "function": {"name": call.name, "arguments": call.input}}
             for call in self.calls
         ]
         return {

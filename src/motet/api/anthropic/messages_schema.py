@@ -51,8 +51,8 @@ class RedactedBlock(OpenSchema):
 
 class ToolUseBlock(OpenSchema):
     type: Literal["tool_use"]
-    id: str
-    name: str
+    id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
     input: JsonObject
 
     neutral: ClassVar[Neutral] = {"caller": ({"type": "direct"},)}
@@ -96,7 +96,7 @@ class ToolResultBlock(OpenSchema):
     """The result of a tool. `is_error` is ignored: a chat has no field for it, so the content must state an error."""
 
     type: Literal["tool_result"]
-    tool_use_id: str
+    tool_use_id: str = Field(min_length=1)
     content: Texts = Field(default_factory=list)
 
 

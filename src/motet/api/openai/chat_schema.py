@@ -129,7 +129,8 @@ class Message(OpenSchema):
 
 MAX_TOOLS = 128
 
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+"""OpenAI allows 64 characters, Anthropic 128. Names of MCP servers' tools are often longer than 64."""
 
 
 class FunctionField(OpenSchema):
@@ -178,14 +179,20 @@ class NamedFunction(Schema):
     name: str
 
 
-class NamedTool(Schema):
+class AllowedFunction(OpenSchema):
+    name: str
+
+
+class AllowedTool(OpenSchema):
+    """A tool by its name. Clients also send its complete definition, as OpenAI describes it."""
+
     type: Literal["function"]
-    function: NamedFunction
+    function: AllowedFunction
 
 
 class AllowedTools(Schema):
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1)
+    tools: list[AllowedTool] = Field(min_length=1)
 
 
 ToolModeName = Literal["none", "auto", "required"]

@@ -127,11 +127,11 @@ def _as_anthropic(card: ModelObject) -> dict[str, object]:
 
 def _card(model: ServedModel | TextModel) -> ModelObject:
     """Returns a model in OpenAI's shape. Its length depends on its current workers; None if it has none."""
-    root, length, version = model.root, None, None
+    length, version = None, None
     if isinstance(model, TextModel):
-        length = model.max_model_len
+        root, length = model.root, model.max_model_len
     else:
-        root = model.info.model if root is None else root
+        root = model.source
         with suppress(NoWorkerError):
             length, version = model.info.max_model_len, model.info.weight_version
     return {

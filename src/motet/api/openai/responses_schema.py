@@ -214,8 +214,18 @@ class ReasoningField(Schema):
     mode: Literal["standard"] | None = None
 
 
-Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
-"""Encrypted reasoning is for servers that hide reasoning. This server shows its reasoning, and accepts it as input."""
+Included = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""Only log-probabilities have an effect. Encrypted reasoning is for servers that hide reasoning: this server shows its
+reasoning, and accepts it as input. The others are about built-in tools, which the prompt omits."""
 
 
 class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, StreamingFields):

@@ -64,7 +64,7 @@ def _add_figures(router: APIRouter, service: Service) -> None:
     @router.get("/model_info")
     async def model_info() -> Response:
         version, served = service.opened(service.control).weights.version, service.only_model()
-        paths = {"model_path": served.root or served.name, "tokenizer_path": served.root or served.name}
+        paths = {"model_path": served.source, "tokenizer_path": served.source}
         return json_response(
             {**paths, "is_generation": True, "preferred_sampling_params": None, "weight_version": version}
         )

@@ -136,6 +136,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         )
     info = EngineInfo(
         model=ModelName(config.model_name),
+        root=config.model_root,
         max_model_len=max_model_len,
         vocab_size=shape.vocab_size,
         block_size=config.block_size,

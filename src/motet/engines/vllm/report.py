@@ -204,6 +204,7 @@ def report_of(
         state=WorkerState.READY,
         info=EngineInfo(
             model=ModelName(own.id),
+            root=own.root or "",
             max_model_len=max_model_len,
             block_size=block_size,
             num_blocks=scrape.stats.blocks_total or MAX_NUM_SEQS * -(-max_model_len // block_size),

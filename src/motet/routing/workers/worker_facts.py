@@ -112,5 +112,5 @@ def models_of(additional: Iterable[ModelCard], info: EngineInfo | None) -> Worke
     additional = tuple(additional)
     by_name = {card.name: card for card in additional}
     if info is not None:
-        by_name = {info.model: ModelCard(name=info.model, max_model_len=info.max_model_len)} | by_name
+        by_name = {info.model: ModelCard(name=info.model, root=info.root, max_model_len=info.max_model_len)} | by_name
     return WorkerModels(additional, by_name)

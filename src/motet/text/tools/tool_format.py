@@ -20,8 +20,10 @@ import msgspec
 from motet.text.stop_strings import StopStrings
 from motet.text.tools.cursor import Cursor, EndOfText, NotACall
 
+CALL_PREFIX, CALL_ID_CHARS = "call_", 24
 
-def call_id(prefix: str = "call_", length: int = 24) -> str:
+
+def call_id(prefix: str = CALL_PREFIX, length: int = CALL_ID_CHARS) -> str:
     """Returns a random id of a call. The default form is OpenAI's: `call_` and 24 letters and digits."""
     return prefix + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
 
