@@ -124,9 +124,10 @@ class Service:
         return [*self.models()]
 
     def served(self, name: str | None) -> ServedModel:
-        """Returns the model that a request names, or the only one. Raises the errors of `model_named`, and RequestError
-        for a model that takes texts: the routes that can serve it pass the request on without this call."""
-        model = model_named(self.models(), name)
+        """Returns the model that a request names, or the only one if the name is None or empty. Raises the errors of
+        `model_named`, and RequestError for a model that takes texts: the routes that can serve it pass the request on
+        without this call."""
+        model = model_named(self.models(), name or None)
         if isinstance(model, TextModel):
             routes = "/v1/chat/completions and /v1/completions are its only routes"
             message = f"The model `{model.name}` runs on a server that takes texts: {routes}."

@@ -144,7 +144,7 @@ def test_the_choice_of_tools_is_that_of_a_chat(choice: object, mode: str | None,
         ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, "none", False, {}),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, None, True, {"enable_thinking": True}),
         ({"output_config": {"effort": "low"}}, "low", True, {}),
-        ({"output_config": {"effort": "max"}}, "xhigh", True, {}),
+        ({"output_config": {"effort": "max"}}, "max", True, {}),
         ({"chat_template_kwargs": {"a": 1}}, None, True, {"a": 1}),
     ],
 )

@@ -67,6 +67,7 @@ async def test_structured_outputs_reach_the_engine(
     [
         (json_schema(), Grammar(GrammarKind.JSON, CLOSED)),
         ({"type": "json_object"}, Grammar(GrammarKind.JSON, '{"type":"object"}')),
+        ({"type": "json_object", "schema": SCHEMA}, Grammar(GrammarKind.JSON, CLOSED)),
         ({"type": "text"}, None),
     ],
 )
@@ -128,6 +129,9 @@ async def test_objects_stay_open_if_the_server_or_the_schema_requests_it(
         ({"structured_outputs": {"json": {"const": "\ud800"}}}, "structured_outputs.json", "not valid Unicode"),
         ({"structured_outputs": {"regex": "a"}, "response_format": json_schema()}, "structured_outputs", "both"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Missing"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "type 'text'"),
+        ({"response_format": {"type": "json_object", "schema": "{}"}}, "response_format.schema", "an object"),
+        ({"response_format": {"type": "json_object", "schema": {"type": "x"}}}, "response_format.schema", "not a type"),
         (
             {"response_format": {"type": "json_object", "json_schema": {"name": "a", "schema": {}}}},
             None,

@@ -64,6 +64,7 @@ pytestmark = pytest.mark.anyio
         ("tool_choice", "required", "invalid_value"),
         ("guided_json", {}, "unsupported_parameter"),
         ("reasoning_effort", "utmost", "invalid_value"),
+        ("chat_template_kwargs", {"chat_template": "{{ 1 }}"}, "unsupported_parameter"),
         ("functions", [{"name": "f"}], "unsupported_parameter"),
         ("function_call", {"name": "f"}, "unsupported_parameter"),
         ("parallel_tool_calls", "no", "invalid_type"),

@@ -104,9 +104,16 @@ async def test_limits_of_length_count_and_vocabulary_are_the_model_s(served: Ser
 
 @every_route
 async def test_with_several_models_a_request_must_name_one(served: Served, path: str) -> None:
-    refused = await post(served, path, None)
-    assert_error(refused, status=400, code="missing_required_parameter", param="model")
-    assert refused.json()["error"]["message"].endswith(f"Available here: `{PLAIN}`, `{TURNED}`.")
+    for name in (None, ""):
+        refused = await post(served, path, name)
+        assert_error(refused, status=400, code="missing_required_parameter", param="model")
+        assert refused.json()["error"]["message"].endswith(f"Available here: `{PLAIN}`, `{TURNED}`.")
+
+
+@every_route
+async def test_an_empty_name_means_the_only_model(serve: Serving, path: str) -> None:
+    served = await serve()
+    assert (await post(served, path, "")).status_code == 200
 
 
 @every_route

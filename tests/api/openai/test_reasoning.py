@@ -1,13 +1,16 @@
 """A choice's reasoning is separated from its content, streamed or not."""
 
 import logging
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
+from motet.api.openai.chat_schema import ReasoningEffort
+from motet.text.tokenizer import Tokenizer
 from tests.api.calling import CallingServing, joined, unstreamed
-from tests.api.serving import chunks, saying
-from tests.tiny_tokenizer import fake_answer
+from tests.api.serving import Serving, chunks, saying
+from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -89,6 +92,20 @@ async def test_effort_is_ignored_with_a_log_line_if_the_template_does_not_use_it
     for server, effort, ignored in ((thinking, "low", 0), (plain, "none", 0), (plain, "low", 1)):
         assert (await server.chat(reasoning_effort=effort)).status_code == 200
         assert sum(record.message.startswith("reasoning_effort is ignored") for record in caplog.records) == ignored
+
+
+@pytest.mark.parametrize("effort", get_args(ReasoningEffort))
+async def test_every_effort_reaches_the_template_on_every_route(serve: Serving, tmp_path: Path, effort: str) -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %} {{ reasoning_effort }}"
+    served = await serve(tokenizer=Tokenizer.load(save_tiny_tokenizer(tmp_path, chat_template=template)))
+    assert (await served.chat(reasoning_effort=effort)).status_code == 200
+    response = {"input": "hi", "reasoning": {"effort": effort}}
+    assert (await served.http.post("/v1/responses", json=response)).status_code == 200
+    message = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "output_config": {"effort": effort}}
+    if effort not in ("none", "minimal"):  # Anthropic's API does not have them
+        assert (await served.http.post("/v1/messages", json=message)).status_code == 200
+    prompts = {served.tokenizer.decode(request.prompt) for request in served.engine.requests}
+    assert [prompt.split()[-1] for prompt in prompts] == [effort]
 
 
 async def test_the_tags_of_thoughts_are_text_of_a_model_that_does_not_think(serve_tools: CallingServing) -> None:

@@ -218,6 +218,7 @@ async def test_streamed_answer_is_parsed_by_the_client(serve: Serving) -> None:
     [
         (FLAT, {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA, "strict": True}}),
         ({"type": "json_object"}, {"type": "json_object"}),
+        ({"type": "json_object", "schema": SCHEMA}, {"type": "json_object", "schema": SCHEMA}),
         ({"type": "text"}, {"type": "text"}),
     ],
 )
@@ -225,7 +226,7 @@ async def test_the_engine_gets_the_same_request_as_for_a_chat(
     serve: Serving, flat: dict[str, object], nested: dict[str, object]
 ) -> None:
     served = await serve(saying(ANSWER))
-    unstreamed(await post(served, text={"format": flat}))
+    assert (await post(served, text={"format": flat})).status_code == 200
     assert (await served.chat("hi", response_format=nested)).status_code == 200
     of_response, of_chat = served.engine.requests
     assert of_response.sampling == of_chat.sampling
@@ -260,6 +261,7 @@ async def test_structured_outputs_are_requested_as_in_a_chat(serve: Serving) -> 
         ({"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}, "text.format"),
         ({"type": "json_schema", "name": "x", "schema": []}, "text.format.schema"),
         ({"type": "json_object", "name": "x"}, "text.format.name"),
+        ({"type": "json_object", "schema": {"type": "nothing"}}, "text.format.schema"),
         ({"type": "text", "schema": {}}, "text.format.schema"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, "text.format.json_schema"),
     ],

@@ -97,7 +97,7 @@ def _tool_choice(choice: MessageToolChoice | None) -> dict[str, object]:
 def _thinking(body: MessagePrompt) -> dict[str, object]:
     """Returns the fields of a chat that control reasoning, and whether the answer includes it."""
     thinking, effort = body.thinking, body.output_config.effort
-    fields: dict[str, object] = {"reasoning_effort": "xhigh" if effort == "max" else effort}  # a chat has no `max`
+    fields: dict[str, object] = {"reasoning_effort": effort}
     if thinking is None:
         return fields
     if thinking.type == "disabled":

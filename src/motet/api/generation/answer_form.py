@@ -48,9 +48,13 @@ class JsonSchemaFormat(Schema):
 class ResponseFormat(Schema):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    definition: JsonObject | None = Field(None, alias="schema")
+    """The schema of `json_object`, as llama.cpp and hosted APIs accept it; None for any object."""
 
     @model_validator(mode="after")
     def check_schema_given(self) -> Self:
+        if self.definition is not None and self.type != "json_object":
+            raise FieldError(unsupported_parameter, "schema", f"cannot be combined with type '{self.type}'")
         if self.json_schema is None and self.type == "json_schema":
             raise FieldError(missing_parameter, "json_schema")
         if self.json_schema is not None and self.type != "json_schema":
@@ -62,6 +66,9 @@ class ResponseFormat(Schema):
         if self.json_schema is not None:
             grammar = Grammar(GrammarKind.JSON, schema_text(self.json_schema.definition))
             return AnswerForm(grammar, "response_format", f"schema for response_format '{self.json_schema.name}'")
+        if self.definition is not None:
+            grammar = Grammar(GrammarKind.JSON, schema_text(self.definition))
+            return AnswerForm(grammar, "response_format.schema")
         if self.type == "json_object":
             return AnswerForm(Grammar(GrammarKind.JSON, ANY_OBJECT), "response_format")
         return None

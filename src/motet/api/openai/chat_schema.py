@@ -19,7 +19,13 @@ from motet.api.generation.request_fields import (
     in_range,
 )
 from motet.api.http.body import check_json_strings
-from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unknown_parameter
+from motet.api.http.failure import (
+    FieldError,
+    invalid_value,
+    missing_parameter,
+    unknown_parameter,
+    unsupported_parameter,
+)
 from motet.api.http.schema import UNICODE, JsonObject, Neutral, OpenSchema, Schema, TextOrObject
 from motet.errors import RequestError
 from motet.text.tools.tool_format import Tool, ToolMode, ToolRules
@@ -234,7 +240,11 @@ class ToolChoice(Schema):
             yield tool.function.name, f"tool_choice.allowed_tools.tools[{number}].function.name"
 
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+NOT_VARIABLES = frozenset({"chat_template", "messages", "tokenize"})
+"""Names that `chat_template_kwargs` cannot have: arguments of functions that render templates."""
 
 
 class ChatPrompt(Schema):
@@ -253,6 +263,12 @@ class ChatPrompt(Schema):
     ] = None
     """None means `auto` if there are tools."""
     parallel_tool_calls: bool = True
+
+    @model_validator(mode="after")
+    def check_template_kwargs(self) -> Self:
+        for name in NOT_VARIABLES & self.chat_template_kwargs.keys():
+            raise FieldError(unsupported_parameter, f"chat_template_kwargs.{name}", "is not a variable of a template")
+        return self
 
     @model_validator(mode="after")
     def check_arguments(self) -> Self:

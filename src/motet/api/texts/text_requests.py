@@ -61,7 +61,7 @@ async def pass_through(service: Service, request: Request) -> PassThrough | None
         return None
     body = await body_of(request)
     fields, name = await caller_of(request).in_thread_if_long(partial(_read, body))
-    model = next(iter(models.values())) if name is None and len(models) == 1 else models.get(name or "")
+    model = next(iter(models.values())) if not name and len(models) == 1 else models.get(name or "")
     return PassThrough(model, fields) if fields is not None and isinstance(model, TextModel) else None
 
 
