@@ -298,6 +298,13 @@ class ServerConfig:
     receive_timeout_s: float = limit(
         60.0, "Maximum time to receive a request's head, and then its body.", commands=SERVE + GATEWAY, above=0
     )
+    sse_ping_s: float = setting(
+        10.0,
+        "Time without a byte after which a stream sends its headers and a comment, so that clients and proxies keep "
+        "waiting. An error after them is an event.",
+        minimum=0,
+        zero="no comments",
+    )
     keep_alive_s: int = limit(
         120,
         "Time for which an idle connection stays open. It must be longer than the time for which clients and proxies "

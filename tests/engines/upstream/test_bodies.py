@@ -3,7 +3,7 @@
 import pytest
 
 from motet.engines.upstream.bodies import PieceReader, read_chunk
-from motet.errors import EngineError, UpstreamRefusalError, WorkerFaultError
+from motet.errors import EngineDiedError, EngineError, UpstreamRefusalError, WorkerFaultError
 from motet.types import Usage
 
 NO_CHUNKS = (
@@ -58,6 +58,9 @@ def test_an_invalid_chunk_is_the_servers_error(data: bytes) -> None:
     [
         (b'{"error": {"message": "too long", "code": 400}}', UpstreamRefusalError, "too long"),
         (b'{"error": {"message": "fell over", "code": 500}}', EngineError, "fell over"),
+        (b'{"error": {"message": "busy", "code": 503}}', EngineDiedError, "busy"),
+        (b'{"error": {"message": "busy", "type": "overloaded_error", "code": "overloaded"}}', EngineDiedError, "busy"),
+        (b'{"error": {"message": "gone", "type": "server_error", "code": "no_worker"}}', EngineDiedError, "gone"),
         (b'{"error": "fell over"}', EngineError, "fell over"),
         (b'{"object": "error", "message": "fell over"}', EngineError, "fell over"),
         (b'{"error": 5}', EngineError, "without a message"),

@@ -1,7 +1,8 @@
 """The response to a request that generates, streamed or not. It owns the groups of the request from start to end.
 
     1. open the groups                 all or none. Until the headers are sent, an error has its HTTP status
-    2. wait for the first step         and for the client to disconnect
+    2. wait for the first step         and for the client to disconnect. If a stream waits for `--sse-ping` seconds, its
+                                       headers and a comment are sent, and further comments while it has nothing to send
     3. send headers, then the bytes that the writer makes of each step, in one message that bypasses the middleware
     4. close the groups                in any case: end, error, client disconnected, server stopping
 
@@ -19,9 +20,10 @@ import anyio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from motet.api.generation.answer_writer import EVENT_STREAM, AnswerWriter
+from motet.api.generation.answer_writer import AnswerWriter
 from motet.api.generation.groups import SENT, AnswerGroup, StepT, UsedT
 from motet.api.http.admission import AdmissionSlot, KeySlot
+from motet.api.http.event_stream import PING, Pings, with_escaped_line_ends
 from motet.api.http.failure import CLIENT_GONE, MakeNames, renamed
 from motet.api.http.long_work import in_thread, work_client
 from motet.api.http.streaming import ResponseSender, while_client_stays
@@ -56,7 +58,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         self.background = None
         self.init_headers(
             {"content-type": writer.content_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
-            if writer.content_type == EVENT_STREAM
+            if writer.sends_events
             else {"content-type": writer.content_type}
         )
         self._service = service
@@ -92,7 +94,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             await self._open()
             if self._writer.starts_at_once:
                 await self._start()
-            await self._run(self._take_steps(client))
+            async with Pings(self._service.config.sse_ping_s if self._writer.sends_events else 0, self._ping) as pings:
+                await self._run(self._take_steps(client, pings))
             await self._finish(client)
         except Exception as error:
             await self._fail(error)
@@ -117,15 +120,19 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             if (taking := take(steps)) is not None:
                 await taking
 
-    def _take_steps(self, client: str) -> Take[StepT]:
+    def _take_steps(self, client: str, pings: Pings) -> Take[StepT]:
         """Returns the function that sends the bytes of each step. It runs for every token, so its attributes are looked
         up in advance. `client`: see `in_thread`."""
         writer, usage, sender, divide = self._writer, self._usage, self._sender, self._writer.divide
+        sends_events = writer.sends_events
         feed, write = self._feed_and_count if writer.keeps_answer else writer.feed, sender.write
 
         def send(data: bytes) -> Awaitable[None] | None:
             if not data:
                 return None
+            pings.idle = False
+            if sends_events and not data.isascii():
+                data = with_escaped_line_ends(data)
             return write(data) if sender.started else self._send_first(data)
 
         def take(steps: Sequence[StepT]) -> Awaitable[None] | None:
@@ -153,9 +160,14 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         await self._start()
         await self._sender.send(data)
 
+    async def _ping(self) -> None:
+        await self._start()
+        await self._sender.send(PING)
+
     async def _finish(self, client: str) -> None:
         close = partial(self._writer.close, self._usage())
         pieces = await in_thread(close, client=client) if self._writer.close_is_long else close()
+        pieces = map(self._escaped, pieces)
         if not self._sender.started:
             pieces = [*pieces]
             self.headers["content-length"] = str(sum(map(len, pieces)))
@@ -178,7 +190,7 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
             return
         if not isinstance(error, MotetError):
             log.error("a stream failed", exc_info=error)
-        await self._end(self._writer.fail(error))
+        await self._end(self._escaped(self._writer.fail(error)))
 
     def _usage(self) -> UsedT:
         """Returns the usage of the request so far."""
@@ -194,6 +206,9 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
         its next request as soon as it has this piece."""
         self._key_slot.leave()
         await self._sender.end(piece)
+
+    def _escaped(self, piece: bytes) -> bytes:
+        return with_escaped_line_ends(piece) if self._writer.sends_events else piece
 
     async def _close(self) -> None:
         """Ends all groups, including groups that were not opened or only in part."""

@@ -13,6 +13,7 @@ import msgspec
 from motet.api.generation.json_pieces import Buffer, encode_json
 from motet.api.generation.plan import Plan
 from motet.api.generation.request_fields import SamplingFields
+from motet.api.http import event_stream
 from motet.api.http.failure import error_json
 from motet.text.text_group import GroupStep, split_step
 from motet.types import Usage
@@ -29,14 +30,13 @@ FEED_LOGPROBS = 512
 """Approximate number of log-probabilities in one `feed`. They take about a millisecond."""
 LOGPROB_BYTES = 110
 """Approximate memory of a log-probability of a prompt, or of a Response, that is kept until the end of the answer."""
-EVENT_STREAM = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 
 
 class AnswerWriter(ABC, Generic[StepT, UsedT]):
     """Turns the steps of one request into bytes, without I/O. Each answer has its own writer, which is fed in order."""
 
-    content_type = EVENT_STREAM
+    content_type = event_stream.CONTENT_TYPE
     streams = True
     """True if there are bytes before the end. If not, an error at any time still has its HTTP status."""
     starts_at_once = False
@@ -47,6 +47,11 @@ class AnswerWriter(ABC, Generic[StepT, UsedT]):
     """True if the writer keeps the answer until its end."""
     divide: Divide[StepT] | None = None
     """Divides steps before they are fed. None if feeding steps is always short work."""
+
+    @property
+    def sends_events(self) -> bool:
+        """True if the body is server-sent events, each piece one or more complete ones until `close`."""
+        return self.content_type == event_stream.CONTENT_TYPE
 
     @abstractmethod
     def feed(self, steps: Sequence[StepT], usage: Callable[[], UsedT]) -> bytes:

@@ -13,7 +13,8 @@ WRITE_EXTENSION = "motet.write"
 
 
 class ResponseSender:
-    """Sends one response. The start passes the middleware, which adds headers; the body bypasses it."""
+    """Sends one response. The start passes the middleware, which adds headers; the body bypasses it. Several tasks can
+    call `start`: it is sent once, and before everything else."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send_start = send
@@ -22,10 +23,13 @@ class ResponseSender:
         self.write: Write = extensions.get(WRITE_EXTENSION) or self.send
         """Sends a piece like `send`, but without an ASGI message if the server has the extension."""
         self.started = False
+        self._starting = asyncio.Lock()
 
     async def start(self, headers: list[tuple[bytes, bytes]], *, status: int = 200) -> None:
-        self.started = True
-        await self._send_start({"type": "http.response.start", "status": status, "headers": headers})
+        async with self._starting:
+            if not self.started:
+                await self._send_start({"type": "http.response.start", "status": status, "headers": headers})
+                self.started = True
 
     def send(self, piece: bytes) -> Awaitable[None]:
         """Sends a piece of the body that is not the last."""

@@ -87,10 +87,7 @@ class ResponseEvents(GroupsWriter):
         """The items' events of the step in which the choice ended."""
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
-        events: list[NamedEvent] = []
-        if not self._num_sent:
-            empty = self._response.json(ItemStatus.IN_PROGRESS)
-            events += (_state_event("created", empty), _state_event("in_progress", empty))
+        events = self._opening()
         added = self._response.output.feed(steps)
         if self._response.output.finish is None:
             events += added
@@ -111,7 +108,14 @@ class ResponseEvents(GroupsWriter):
         body = error_body(error)
         failed = self._response.json(ItemStatus.FAILED, error={"message": body.message, "code": "server_error"})
         event = NamedEvent("error", {"code": body.code, "message": body.message, "param": body.param})
-        return b"".join(self._pieces([event, _state_event(ItemStatus.FAILED, failed)]))
+        return b"".join(self._pieces([*self._opening(), event, _state_event(ItemStatus.FAILED, failed)]))
+
+    def _opening(self) -> list[NamedEvent]:
+        """Returns the first events of the stream, if none was sent."""
+        if self._num_sent:
+            return []
+        empty = self._response.json(ItemStatus.IN_PROGRESS)
+        return [_state_event("created", empty), _state_event("in_progress", empty)]
 
     def _pieces(self, events: Iterable[NamedEvent]) -> Iterator[Buffer]:
         for event in events:

@@ -26,6 +26,7 @@ error, because an incomplete answer must not look complete.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Annotated
 
 import msgspec
@@ -34,7 +35,18 @@ from msgspec.structs import replace
 from motet.engines.openai import OpenAIError, any_error_in
 from motet.engines.upstream.text_source import Fields, TextPiece, TextRequest, TextRoute, TextStep
 from motet.engines.wire import UNREADABLE
-from motet.errors import EngineDiedError, EngineError, MotetError, RequestError, UpstreamRefusalError, WorkerFaultError
+from motet.errors import (
+    EngineClosedError,
+    EngineDiedError,
+    EngineError,
+    MotetError,
+    NoWorkerError,
+    OverloadedError,
+    RequestError,
+    UpstreamRefusalError,
+    WorkerFaultError,
+    WorkerLeavingError,
+)
 from motet.types import FinishReason, Usage
 
 INCLUDE_USAGE = msgspec.Raw(b'{"include_usage":true}')
@@ -219,6 +231,11 @@ FINISH_REASONS = {
 case. Any other value counts as `stop`, such as eos, eos_token, end_turn, stop_sequence, stop_token, complete, word."""
 FAILURES = frozenset({"abort", "error", "insufficient_system_resource", "network_error"})
 """Values of `finish_reason` for a choice that the server did not generate to its end."""
+UNAVAILABLE = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+UNAVAILABLE_CODES = frozenset(
+    kind.code for kind in (EngineDiedError, WorkerFaultError, NoWorkerError, WorkerLeavingError, EngineClosedError)
+)
+"""Codes of Motet's errors with status 503, in addition to the errors of an overloaded server, which have one type."""
 
 _ASSISTANT = msgspec.Raw(b'"assistant"')
 _EMPTY = msgspec.Raw(b'""')
@@ -288,11 +305,14 @@ def _read_choice(fields: Fields) -> TextPiece:
 
 
 def _failure(error: OpenAIError | None) -> MotetError:
+    """Returns the error for an error in an event or a body. A stream that waits can have sent its headers, so the event
+    is all that says that another server can be tried."""
     if error is None:
         return EngineError("it sent an error without a message")
     if error.status is not None and error.status < 500:
         return refusal_of(error, error.status)
-    return EngineError(f"it sent an error: {error.message}")
+    elsewhere = error.status in UNAVAILABLE or error.type == OverloadedError.type or error.code in UNAVAILABLE_CODES
+    return (EngineDiedError if elsewhere else EngineError)(f"it sent an error: {error.message}")
 
 
 def refusal_of(error: OpenAIError, status: int, *, retry_after_s: int | None = None) -> UpstreamRefusalError:
