@@ -75,6 +75,20 @@ class ControlledEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class AdapterEngine(Protocol):
+    """An engine on a third-party server that can load LoRA adapters at run time."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool) -> None:
+        """Loads an adapter. Raises MotetError, also if it exists already and `in_place` is False."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None: ...
+
+
 class WorkerState(StrEnum):
     """The state of a worker. Only ready workers get new groups."""
 

@@ -62,6 +62,8 @@ class FakeVLLM(FakeVLLMEngine):
         super().__init__(counters, self.network, self.switches, self.max_model_len, stepped=self.stepped)
         self.requests: list[VLLMRequest] = []
         """All requests for tokens that were not refused, in order."""
+        self.adapter_paths: dict[str, str] = {}
+        """Paths of the adapters that were loaded at run time."""
         self.request_names: list[RequestNames] = []
         """The ids of all requests with a prompt, including refused requests."""
 
@@ -101,6 +103,8 @@ class FakeVLLM(FakeVLLMEngine):
                 web.get("/version", self._version),
                 web.get("/kv_event_sources", self._event_sources),
                 web.get("/v1/models", self._models),
+                web.post("/v1/load_lora_adapter", self._load_adapter),
+                web.post("/v1/unload_lora_adapter", self._unload_adapter),
                 web.post("/tokenize", self._tokenize),
                 web.post("/v1/completions", self._completions),
                 web.post("/inference/v1/generate", self._generate_route),
@@ -173,6 +177,30 @@ class FakeVLLM(FakeVLLMEngine):
         ]
         common: Json = {"object": "model", "created": 1795305094, "owned_by": "vllm", "permission": []}
         return web.json_response({"object": "list", "data": [common | card for card in cards]})
+
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        body = await self._adapter_body(request)
+        name, path = str(body["lora_name"]), str(body["lora_path"])
+        if path in self.switches.unreadable:
+            raise RequestRefused(400, f"No adapter found for {path}")
+        if name in self.adapters and not body.get("load_inplace", False):
+            raise RequestRefused(400, f"The lora adapter '{name}' has already been loaded.")
+        self.adapters = (*(other for other in self.adapters if other != name), name)
+        self.adapter_paths[name] = path
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        name = (await self._adapter_body(request))["lora_name"]
+        if name not in self.adapters:
+            raise RequestRefused(404, f"The lora adapter '{name}' cannot be found.", kind="NotFoundError")
+        self.adapters = tuple(other for other in self.adapters if other != name)
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def _adapter_body(self, request: web.Request) -> Json:
+        if not self.switches.changes_adapters:
+            raise web.HTTPNotFound
+        body: Json = await request.json()
+        return body
 
     def _record_names(self, request: web.Request) -> None:
         names = map(request.headers.get, ("x-request-id", "x-session-id", "traceparent"))

@@ -34,5 +34,9 @@ class Switches:
     """Number of tokens per choice after which the engine fails every request."""
     lost: tuple[str, ...] = ()
     """Adapters that the server still lists but no longer has."""
+    changes_adapters: bool = True
+    """If off, the server has no routes for adapters: it was started without VLLM_ALLOW_RUNTIME_LORA_UPDATING."""
+    unreadable: tuple[str, ...] = ()
+    """Paths from which no adapter can be loaded."""
     too_busy: int = 0
     """Number of following requests for tokens that are refused with 503."""

@@ -24,6 +24,7 @@ from motet.api.openai.group_routes import group_router
 from motet.api.openai.models import models_router
 from motet.api.openai.responses import responses_router
 from motet.api.openapi import openapi_router
+from motet.api.operators.adapter_routes import adapter_router
 from motet.api.operators.admin import admin_router, membership_router
 from motet.api.page import PAGE_ROUTES, page_router
 from motet.api.service import Service
@@ -49,6 +50,7 @@ ROUTERS = (
     page_router,
     admin_router,
     membership_router,
+    adapter_router,
     rollout_router,
     weight_router,
     transfer_router,

@@ -37,7 +37,7 @@ from motet.transfer.ticket import is_loopback
 
 OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ping", "/liveness", "/ready", "/version"})
 ADMIN_ROUTES = (
-    "/drain",
+    *("/drain", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     # for trainers
     *("/pause", "/resume", "/is_paused", "/abort_requests", "/weight_info", "/weight_checker"),
     *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"),

@@ -111,6 +111,12 @@ class VLLMEngine(ServerEngine["VLLMGroup"]):
             finally:
                 self.tickets.ended(ticket, end)
 
+    async def load_adapter(self, name: str, path: str, *, in_place: bool) -> None:
+        await self._call(self._server.load_adapter(name, path, in_place=in_place))
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._call(self._server.unload_adapter(name))
+
     async def stop_choice(self, request_id: RequestId, index: int) -> None:
         if (group := self._groups.get(request_id)) is not None:
             group.stop(index)

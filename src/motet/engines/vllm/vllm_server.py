@@ -10,7 +10,7 @@ vLLM gives the same answer for a failed request and for a dead engine. So after 
 and `/metrics` for the start time, since a server that was restarted after the failure is healthy too.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -75,6 +75,9 @@ from motet.types import Role, SamplingParams, score_parts
 T = TypeVar("T")
 
 REFUSED_TOKENS = 10**9
+ADAPTER_TIMEOUT_S = 120.0
+"""Maximum time to load an adapter, which can be on a hub."""
+ADAPTER_HINT = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 PROBE = VLLMRequest(
     request_id="motet-probe",
     model="",  # the server's
@@ -182,6 +185,20 @@ class VLLMServer:
         except MotetError as error:
             return isinstance(error, RequestError)
         return False
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool) -> None:
+        """Loads a LoRA adapter from a path on the server. Raises MotetError."""
+        body: dict[str, object] = {"lora_name": name, "lora_path": path}
+        await self._change_adapters("/v1/load_lora_adapter", body | ({"load_inplace": True} if in_place else {}))
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._change_adapters("/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def _change_adapters(self, path: str, body: Mapping[str, object]) -> None:
+        try:
+            await self._calls.call("POST", path, body=msgspec.json.encode(body), timeout_s=ADAPTER_TIMEOUT_S)
+        except OtherServerError as error:
+            raise RequestError(f"{self.name} cannot change its adapters: {ADAPTER_HINT}") from error
 
     async def tokenize(self, text: str, model: str) -> list[int] | None:
         """Returns the token ids of a text without special tokens; None if the server has no tokenizer."""
