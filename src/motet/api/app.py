@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from motet.api.anthropic.messages import messages_router
 from motet.api.generation.answer import WORKER_HEADER
+from motet.api.generation.plan import CAPPED_HEADER
 from motet.api.http.body import BodyLimit
 from motet.api.http.caller import HEADER
 from motet.api.http.failure import add_error_handlers
@@ -112,7 +113,7 @@ def _middleware(service: Service) -> list[Middleware]:
                 allow_origins=list(config.cors_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=[HEADER, MESSAGE_HEADER, WORKER_HEADER, "retry-after"],
+                expose_headers=[HEADER, MESSAGE_HEADER, WORKER_HEADER, CAPPED_HEADER, "retry-after"],
             )
         )
     layers.append(Middleware(Gate, config=config, page_routes=PAGE_ROUTES))

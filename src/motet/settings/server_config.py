@@ -241,6 +241,12 @@ class ServerConfig:
         20, "Maximum number of alternatives reported for a token.", minimum=0, maximum=MAX_LOGPROBS
     )
     logprobs_mode: LogprobsMode = limit(LogprobsMode.RAW, "Distribution of log-probabilities.")
+    max_tokens_policy: str = limit(
+        "refuse",
+        "With cap, a maximum number of output tokens that exceeds the model's length is reduced to what fits; refuse "
+        "answers such a request with 400.",
+        choices=("refuse", "cap"),
+    )
     max_waiting_groups: int = limit(
         256, "Maximum number of groups that wait for their first token; more are refused with 503.", minimum=1
     )

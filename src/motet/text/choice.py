@@ -14,6 +14,7 @@ deltas changes neither the text nor its end.
 from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -41,8 +42,14 @@ class TextRules(msgspec.Struct, frozen=True, kw_only=True):
     their text was held back, and counts do not include them."""
     prompt_only: bool = False
     """True if only the prompt was requested: a choice ends before its first token."""
+    capped: bool = False
+    """True if choices have a lower maximum number of tokens than the request states, because no more fit."""
     format: AnswerFormat | None = None
     """Format whose parts are separated; None if the text is shown unchanged."""
+
+
+CAPPED: Final = "max_tokens_capped"
+"""The `stop_reason` of a choice that has reached a lower maximum number of tokens than the request states."""
 
 
 class WorkerReason(StrEnum):
@@ -204,6 +211,8 @@ class ChoiceStream:
             self.finish, self.stop_reason = finish.reason, finish.stop_token_id
             if finish.worker_reason is not None:
                 self.stop_reason = WorkerReason(finish.worker_reason)
+            elif finish.reason is FinishReason.LENGTH and self._rules.capped:
+                self.stop_reason = CAPPED
         for token_id in ending:
             self.num_tokens += 1
             self._held.add(token_id, logprobs[-1] if logprobs else None)

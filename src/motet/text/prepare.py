@@ -46,11 +46,19 @@ class PromptPreparer:
             raise self._too_long(f"you sent {len(ids)} tokens", param, param=param, prompt=len(ids))
 
     def max_tokens(
-        self, prompt_len: int, requested: int | None, *, default: int | None, param: str, scored: bool = False
+        self,
+        prompt_len: int,
+        requested: int | None,
+        *,
+        default: int | None,
+        param: str,
+        scored: bool = False,
+        caps: bool = False,
     ) -> int:
         """Returns the maximum number of output tokens of a choice: `requested`, else `default`, else all that fit.
         Raises `ContextLengthError` if the prompt leaves no capacity, or less than `requested`. `param`: field of the
-        prompt. `scored`: True if the request is for the log-probabilities of the prompt and no output."""
+        prompt. `scored`: True if the request is for the log-probabilities of the prompt and no output. `caps`: True to
+        return all tokens that fit if they are fewer than `requested`."""
         part, capacity = _part(param), self._info.max_model_len - prompt_len
         if scored and capacity <= 0:
             longest = f"a prompt for an answer of 0 tokens can have {self._info.max_model_len - 1}"
@@ -61,11 +69,11 @@ class PromptPreparer:
                 reason = f"your {part} resulted in {prompt_len} tokens"
                 raise self._too_long(reason, part, param=param, prompt=prompt_len)
             return capacity if default is None else min(default, capacity)
-        if requested > capacity:
+        if requested > capacity and not (caps and capacity > 0):
             parts = f"{prompt_len} in the {part}, {requested} in the completion"
             reason = f"you requested {prompt_len + requested} tokens ({parts})"
             raise self._too_long(reason, f"{part} or completion", param=param, prompt=prompt_len, answer=requested)
-        return requested
+        return min(requested, capacity)
 
     def _too_long(
         self, reason: str, to_shorten: str, *, param: str, prompt: int, answer: int = 0

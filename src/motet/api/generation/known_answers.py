@@ -100,6 +100,8 @@ def _answer(
     names: MakeNames | None = None,
 ) -> GeneratedResponse[GroupStep, Usage]:
     groups = [TokenGroup(service, plan, number=number, known=group) for number, group in enumerate(known)]
-    return GeneratedResponse(
+    answer = GeneratedResponse(
         service, groups, writer=writer, client=plan.client, num_choices=plan.num_choices, names=names
     )
+    answer.headers.update(plan.capped_headers())
+    return answer

@@ -31,6 +31,8 @@ from motet.text.parts import AnswerFormat
 from motet.text.stop_strings import StopStrings
 from motet.types import VERBATIM_FIELDS, GenerateRequest, Grammar, LogprobsMode, SamplingParams, choice_starts
 
+CAPPED_HEADER = "x-motet-max-tokens-capped"
+"""Header with the maximum number of output tokens, if it is lower than the request states (`--max-tokens-policy`)."""
 MAX_PROMPT_LOGPROBS = 2_000_000
 """Maximum number of prompt log-probabilities in one request, including alternatives. Each takes up to 110 bytes in an
 answer."""
@@ -105,6 +107,16 @@ class Plan:
             yield from (number * self.group_size + start.index for start in group.choices)
 
     @property
+    def capped_max_tokens(self) -> int | None:
+        """The lowest maximum number of output tokens that is lower than the request states; None if there is none."""
+        lower = (group.sampling.max_tokens for number, group in enumerate(self.groups) if self.rules_of(number).capped)
+        return min(lower, default=None)
+
+    def capped_headers(self) -> dict[str, str]:
+        """Returns the header that states the lower maximum, if there is one."""
+        return {} if self.capped_max_tokens is None else {CAPPED_HEADER: str(self.capped_max_tokens)}
+
+    @property
     def num_listed(self) -> int:
         """Number of log-probabilities that the answer has for each output token."""
         return _num_listed(self.groups[0].sampling) if self.rules.logprobs else 0
@@ -163,7 +175,8 @@ def make_plan(
     options = replace(options, logprobs_mode=options.logprobs_mode or service.config.logprobs_mode)
     policy = _policy(sampling, options, max_top=service.config.max_logprobs)
     client = rights.client_id or client_id_of(caller.work_client)
-    sampling_of = _sampling_of(sampling, options=options, logit_bias=bias, policy=policy)
+    caps = service.config.max_tokens_policy == "cap"
+    sampling_of = _sampling_of(sampling, options=options, logit_bias=bias, policy=policy, caps=caps)
     groups = tuple(
         GenerateRequest(
             request_id=answer_id if len(prompts) == 1 else RequestId(f"{answer_id}-{number}"),
@@ -184,6 +197,9 @@ def make_plan(
         for number, prompt in enumerate(prompts)
     )
     _check_answer(groups, options, maximum=service.config.max_open_answer_bytes)
+    requested, rules = sampling.requested_max_tokens, _rules(sampling, options)
+    capped = [requested is not None and group.sampling.max_tokens < requested for group in groups]
+    each_rules = tuple(msgspec.structs.replace(rules, capped=lower) for lower in capped) if any(capped) else ()
     return Plan(
         head=AnswerHead(id=answer_id, created=int(time.time()), model=served.name, fingerprint=served.info.fingerprint),
         served=served,
@@ -192,7 +208,8 @@ def make_plan(
         client=caller.client,
         body_bytes=caller.body_bytes,
         span=caller.span,
-        rules=_rules(sampling, options),
+        rules=rules,
+        each_rules=each_rules,
         policy=policy,
         include_usage=options.streaming.include_usage or service.config.enable_force_include_usage,
         continuous_usage=options.streaming.continuous_usage,
@@ -210,7 +227,7 @@ def joined_plans(service: Service, plans: Sequence[Plan], *, options: RouteOptio
         msgspec.structs.replace(group, request_id=RequestId(f"{first.head.id}-{number}"))
         for number, group in enumerate(groups)
     )
-    return replace(first, groups=tuple(named), each_rules=tuple(plan.rules for plan in plans))
+    return replace(first, groups=tuple(named), each_rules=tuple(plan.rules_of(0) for plan in plans))
 
 
 def _rules(sampling: SamplingFields, options: RouteOptions) -> TextRules:
@@ -312,10 +329,15 @@ def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> 
 
 
 def _sampling_of(
-    fields: SamplingFields, *, options: RouteOptions, logit_bias: dict[int, float], policy: GroupPolicy | None
+    fields: SamplingFields,
+    *,
+    options: RouteOptions,
+    logit_bias: dict[int, float],
+    policy: GroupPolicy | None,
+    caps: bool,
 ) -> Callable[[int], SamplingParams]:
     """Returns a function from the length of a prompt to its parameters. All of them share `logit_bias` and the lists
-    of token ids, which can be long."""
+    of token ids, which can be long. `caps`: True to reduce a maximum number of tokens that does not fit."""
     served, has_logprobs = options.context.served, options.logprobs is not None
     for name in ("stop_token_ids", "logprob_token_ids", "allowed_token_ids"):
         _check_tokens(getattr(fields, name) or (), served.info.vocab_size, param=options.param + name)
@@ -345,6 +367,7 @@ def _sampling_of(
             default=options.default_max_tokens,
             param=options.prompt_param,
             scored=options.prompt_only,
+            caps=caps,
         )
         if fields.min_tokens > max_tokens:
             why = f"{fields.min_tokens} is more than the {max_tokens} tokens that a choice may have"

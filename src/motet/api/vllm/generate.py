@@ -209,6 +209,7 @@ def _with_choices(plan: Plan, choices: Sequence[StartedChoice]) -> Plan:
         plan,
         groups=(msgspec.structs.replace(group, choices=tuple(starts), seeded=seeded),),
         rules=msgspec.structs.replace(plan.rules, client_sent_output=True),
+        each_rules=tuple(msgspec.structs.replace(rules, client_sent_output=True) for rules in plan.each_rules),
     )
 
 
@@ -296,7 +297,8 @@ def render_router(service: Service) -> APIRouter:
             plan = await plan_chat(service, body, context=context)
         _check_renderable(plan, body)
         work = partial(_rendered_json, plan.groups[0], body, plan=plan)
-        return Response(await context.caller.in_thread_if_long(work), media_type="application/json")
+        rendered = await context.caller.in_thread_if_long(work)
+        return Response(rendered, headers=plan.capped_headers(), media_type="application/json")
 
     @post(router, "/v1/completions/render", body=CompletionRequest, summary="Prompts as token ids")
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -314,7 +316,7 @@ def render_router(service: Service) -> APIRouter:
                 yield (b"," if number else b"[") + await context.caller.in_thread_if_long(work)
             yield b"]"
 
-        return StreamingResponse(pieces(), media_type="application/json")
+        return StreamingResponse(pieces(), headers=plan.capped_headers(), media_type="application/json")
 
     return router
 
