@@ -11,6 +11,7 @@
     │   │   └── NoSingleModelError     this server cannot be a worker: it does not have exactly one model
     │   ├── MethodNotAllowedError 405
     │   ├── BodyTooLargeError     413
+    │   ├── BodyEncodingError     415  a compressed body
     │   ├── RateLimitedError      429
     │   └── UpstreamRefusalError  4xx  refusal of a text upstream, with its own status and message
     ├── OverloadedError           503  no capacity; the client can retry after `retry_after_s`
@@ -120,6 +121,9 @@ class MethodNotAllowedError(RequestError, status=405, code="method_not_allowed")
 
 
 class BodyTooLargeError(RequestError, status=413, code="request_too_large"): ...
+
+
+class BodyEncodingError(RequestError, status=415, code="unsupported_content_encoding"): ...
 
 
 class RateLimitedError(

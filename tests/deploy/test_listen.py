@@ -122,6 +122,35 @@ async def test_the_extension_sends_the_same_bytes_as_messages(method: str, heade
     assert b"one" in answers[0][1] or method == "HEAD"
 
 
+@pytest.mark.parametrize("version", ["1.0", "0.9"])
+@pytest.mark.parametrize("method", ["POST", "HEAD"])
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"6")]], ids=["no length", "length"])
+@pytest.mark.anyio
+async def test_a_client_of_http_1_0_gets_no_chunks(
+    version: str, method: str, headers: list[tuple[bytes, bytes]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: a stream had sizes of chunks, which such a client reads as a part of the body."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        write = scope["extensions"][WRITE_EXTENSION]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for piece in (b"on", b"et"):
+            await (
+                send({"type": "http.response.body", "body": piece, "more_body": True})
+                if write is None
+                else write(piece)
+            )
+        await send({"type": "http.response.body", "body": b"wo"})
+
+    async with serving(app) as (_, reader, writer):
+        writer.write(f"{method} / HTTP/{version}\r\nhost: test\r\nconnection: keep-alive\r\n\r\n".encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert body == (b"" if method == "HEAD" else b"onetwo")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("chunk", [b"", bytes(2**20)], ids=["waits", "is-not-read"])
 @pytest.mark.anyio
 async def test_an_answer_that_outlasts_its_server_ends_without_a_traceback(

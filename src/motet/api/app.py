@@ -15,8 +15,10 @@ from motet.api.generation.answer import WORKER_HEADER
 from motet.api.generation.plan import CAPPED_HEADER
 from motet.api.http.body import BodyLimit
 from motet.api.http.caller import HEADER
+from motet.api.http.dialect import route_of
 from motet.api.http.failure import add_error_handlers
 from motet.api.http.gate import Gate
+from motet.api.http.paths import usual_path
 from motet.api.http.request_ids import MESSAGE_HEADER, RequestIds
 from motet.api.http.routes import new_router
 from motet.api.openai.chat_completions import chat_router
@@ -78,6 +80,8 @@ class App(FastAPI):
         scope.setdefault("state", {})["send"] = send
         if self.mounted_at:
             scope["root_path"] = self.mounted_at
+        if (usual := usual_path(path := route_of(scope))) != path:  # before the keys of its route are checked
+            scope = {**scope, "path": scope["path"].removesuffix(path) + usual}
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # the HTTP server sends no body
         await super().__call__(scope, receive, send)

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from motet.api.http.failure import error_json
 from motet.api.http.gate import OPEN_ROUTES
+from motet.api.http.paths import usual_path
 from motet.errors import OverloadedError, RequestError
 from motet.settings.server_config import ServerConfig
 
@@ -263,7 +264,7 @@ class ClientConnection(HttpToolsProtocol):
         raise error
 
     def _is_health_request(self) -> bool:
-        return httptools.parse_url(self.url).path.decode("latin-1") in OPEN_ROUTES
+        return usual_path(httptools.parse_url(self.url).path.decode("latin-1")) in OPEN_ROUTES
 
     def _expect_rest(self) -> None:
         self._deadline.start(self._limits.receive_s, self._late)

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import logging
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,8 @@ LINGER_S = 3
 CUT_S = 0.1
 """Time from the end of the server until open connections are closed, if the server ends at once."""
 POLL_S = 0.005
+CHUNKED_VERSIONS = ("1.1", "2.0")
+"""Versions of HTTP whose clients understand chunks, as far as the parser accepts a version."""
 PORT_OPTION = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
 """Socket option with which the port of a server that has just ended can be bound, but not the port of one that listens.
 On Windows, SO_REUSEADDR would allow both."""
@@ -130,9 +133,12 @@ class HttpServer(uvicorn.Server):
         """`app`: any ASGI application. Each scope contains the extension `WRITE_EXTENSION`."""
 
         async def extended(scope: dict[str, object], *receive_and_send: Send) -> None:
-            scope["extensions"] = {WRITE_EXTENSION: writer_of(receive_and_send[1])}
+            receive, send = receive_and_send
+            if scope["http_version"] not in CHUNKED_VERSIONS:
+                send = without_chunks(send)
+            scope["extensions"] = {WRITE_EXTENSION: writer_of(send)}
             try:
-                await app(scope, *receive_and_send)
+                await app(scope, receive, send)
             except asyncio.CancelledError:
                 if not self.should_exit:  # else `shutdown` has cancelled it, which uvicorn would log as an error
                     raise
@@ -217,3 +223,26 @@ def writer_of(send: Send) -> Write | None:
         return None
 
     return write_chunk
+
+
+def without_chunks(send: Send) -> Send:
+    """Returns a function that sends an answer to a client of HTTP/1.0 or older, if `send` is uvicorn's. Such a client
+    would read the sizes of chunks as a part of the body. A body without a length ends with its connection instead."""
+    cycle = getattr(send, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle):
+        return send
+
+    has_length = True
+
+    async def send_unchunked(message: dict[str, Any]) -> None:
+        nonlocal has_length
+        cycle.keep_alive = False
+        if message["type"] == "http.response.start":
+            has_length = b"content-length" in dict(message.get("headers", ()))
+            if not has_length:
+                cycle.chunked_encoding, cycle.expected_content_length = False, sys.maxsize
+        elif not (has_length or message.get("more_body")):
+            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn compares both at the end
+        await send(message)
+
+    return send_unchunked

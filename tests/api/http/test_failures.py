@@ -33,7 +33,7 @@ async def test_unknown_route_has_an_error_body(served: Served) -> None:
 
 async def test_an_unknown_route_that_lacks_v1_has_a_hint(served: Served) -> None:
     """A client whose base URL lacks /v1 only got "Invalid URL"."""
-    response = await served.http.post("/chat/completions")
+    response = await served.http.post("/messages")
     assert_error(response, status=404, code="unknown_url")
     assert response.json()["error"]["message"].endswith("the base URL of an OpenAI client ends in /v1.)")
 

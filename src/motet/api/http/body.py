@@ -31,7 +31,7 @@ from motet.api.http.failure import ErrorResponse, FieldError, body_too_large, in
 from motet.api.http.long_work import in_thread
 from motet.api.http.schema import MAX_VALUES, Schema
 from motet.engines.wire import TENSORS
-from motet.errors import RequestError
+from motet.errors import BodyEncodingError, RequestError
 
 Body = TypeVar("Body", bound=Schema)
 Marks = npt.NDArray[np.bool_]
@@ -60,15 +60,16 @@ _NAME = re.compile(rb'"([^"]*)"\s*$')
 
 SMALL_BODY_BYTES = 64 * 1024
 """Number of bytes of a body that uvicorn reads before the app requests any."""
+MAX_ENCODING_CHARS = 100
 NO_MEMORY = "The requests in progress use all memory that this server has for bodies. Try again later."
 TENSOR_ROUTES = ("/update_weights", "/engine/checkpoint")
 """Routes whose bodies can be tensors, as large as a model. Such bodies do not count against the limits."""
 
 
 class BodyLimit:
-    """ASGI middleware that refuses a body that is too large; if its length is announced, before it is read. All
-    bodies together can have `max_open_bytes`. The first `SMALL_BODY_BYTES` of each body do not count, so that short
-    requests are accepted while other clients send long requests."""
+    """ASGI middleware that refuses a body that is compressed, and one that is too large; if its length is announced,
+    before it is read. All bodies together can have `max_open_bytes`. The first `SMALL_BODY_BYTES` of each body do not
+    count, so that short requests are accepted while other clients send long requests."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, max_open_bytes: int) -> None:
         self._app = app
@@ -77,6 +78,9 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        if (encoding := headers.get("content-encoding", "").strip().lower()) not in ("", "identity"):
+            await ErrorResponse(BodyEncodingError(_unsupported(encoding)))(scope, receive, send)
+            return
         if scope["path"].endswith(TENSOR_ROUTES) and is_tensors(headers):
             await self._app(scope, receive, send)  # the tensors are written to separate memory while they arrive
             return
@@ -110,6 +114,10 @@ class BodyLimit:
             await self._app(scope, receive_counted, send)
         finally:
             release()
+
+
+def _unsupported(encoding: str) -> str:
+    return f"Unsupported content encoding {encoding[:MAX_ENCODING_CHARS]!r}: send the body without compression."
 
 
 def is_tensors(headers: Headers) -> bool:

@@ -54,6 +54,8 @@ ANTHROPIC_TYPES = {
 
 CLIENT_GONE = 499
 """nginx's status for a request whose client has left. It is logged and counted, but never sent."""
+HEADERS = {401: {"www-authenticate": 'Bearer realm="Motet"'}, 415: {"accept-encoding": "identity"}}
+"""Headers that an error with this status must have (RFC 9110, 15.5.2 and 15.5.16)."""
 MAX_MESSAGE_CHARS = 2000
 """Maximum number of characters of a message or a field's name. The wrong value in it can be megabytes long."""
 
@@ -181,10 +183,10 @@ class ErrorResponse(Response):
     """An error in the dialect of the route. Stores it in the request's state for the log line of `RequestIds`."""
 
     def __init__(self, error: Exception) -> None:
-        headers = {}
+        status = error.status if isinstance(error, MotetError) else 500
+        headers = dict(HEADERS.get(status, {}))
         if isinstance(error, MotetError) and error.retry_after_s is not None:
             headers["retry-after"] = str(error.retry_after_s)
-        status = error.status if isinstance(error, MotetError) else 500
         super().__init__(error_json(error), status, headers, media_type="application/json")
         self._error = error
 

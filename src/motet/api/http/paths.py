@@ -1,0 +1,16 @@
+"""Other paths for the routes of this server. Requests with them are answered, not redirected, since many clients do not
+follow a redirect of a POST:
+
+    any path with slashes at its end             the path without them
+    OpenAI's paths without /v1, as in llama.cpp  the path with /v1, for clients whose base URL lacks it
+"""
+
+from motet.api.http.dialect import is_below
+
+WITHOUT_V1 = ("/chat/completions", "/completions", "/responses", "/models")
+
+
+def usual_path(path: str) -> str:
+    """Returns the path of the route for a path, both without the path at which the app is mounted."""
+    usual = path.rstrip("/") or "/"
+    return f"/v1{usual}" if is_below(usual, *WITHOUT_V1) else usual
