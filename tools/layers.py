@@ -168,7 +168,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "api.texts": (*API_GENERATION, *BELOW_API),
     "api.openai": (*API_GENERATION, "api.texts", *BELOW_API),
     "api.anthropic": (*API_GENERATION, "api.openai", *BELOW_API),
-    "api.vllm": (*API_GENERATION, "api.openai", *BELOW_API),
+    "api.vllm": (*API_GENERATION, "api.openai", "api.anthropic", *BELOW_API),
     "api.trainers": (*API_SHARED, *BELOW_API),
     "api.sglang": (*API_GENERATION, "api.trainers", *BELOW_API),
     "api.worker": (*API_GENERATION, *BELOW_API),

@@ -36,7 +36,8 @@ from motet.api.sglang.sglang_routes import sglang_router
 from motet.api.trainers.rollouts import rollout_router, sleep_router
 from motet.api.trainers.server_info import server_info_router
 from motet.api.trainers.weight_routes import transfer_router, weight_router
-from motet.api.vllm.generate import generate_router, render_router
+from motet.api.vllm.generate import generate_router
+from motet.api.vllm.render import render_router
 from motet.api.worker.engine_routes import engine_router, order_router
 from motet.session_ids import SessionHeaders
 

@@ -40,6 +40,42 @@ pytestmark = pytest.mark.anyio
 BODIES = [(CHAT, chat), (COMPLETIONS, completion), (GENERATE, generate)]
 
 
+@pytest.mark.parametrize(("path", "body"), BODIES[:2])
+@pytest.mark.parametrize(
+    ("given", "grammar"),
+    [
+        ({"regex": "[ab]+"}, Grammar(GrammarKind.REGEX, "[ab]+")),
+        ({"ebnf": 'root ::= "a"'}, Grammar(GrammarKind.LARK, 'root ::= "a"')),
+        ({"regex": None, "ebnf": None}, None),
+    ],
+)
+async def test_sglangs_fields_reach_the_engine(
+    serve: Serving, path: str, body: Any, given: dict[str, object], grammar: Grammar | None
+) -> None:
+    served = await serve(engine=WatchedEngine())
+    assert (await served.http.post(path, json=body(**given))).status_code == 200
+    (request,) = served.engine.requests
+    assert request.sampling.grammar == grammar
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES[:2])
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf"),
+        ({"regex": "a", "response_format": json_schema()}, "regex"),
+        ({"ebnf": 'root ::= "a"', "structured_outputs": {"regex": "a"}}, "ebnf"),
+        ({"regex": "("}, "regex"),
+        ({"ebnf": "root ::= ("}, "ebnf"),
+        ({"ebnf": ""}, "ebnf"),
+    ],
+)
+async def test_wrong_values_of_sglangs_fields_are_named(
+    served: Served, path: str, body: Any, given: dict[str, object], param: str
+) -> None:
+    assert_error(await served.http.post(path, json=body(**given)), status=400, param=param)
+
+
 @pytest.mark.parametrize(("path", "body"), BODIES)
 @pytest.mark.parametrize(
     ("given", "grammar"),

@@ -63,7 +63,7 @@ async def test_wrong_key_is_an_authentication_error_of_the_client(serve: Serving
     assert (await served.openai.with_options(api_key="first").models.list()).data[0].id == MODEL
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/ready", "/version"])
+@pytest.mark.parametrize("path", ["/health", "/ping", "/ready", "/health/ready", "/version"])
 async def test_health_ready_and_version_stay_open(serve: Serving, path: str) -> None:
     served = await serve(api_keys=KEYS)
     assert (await served.http.get(path)).status_code == 200

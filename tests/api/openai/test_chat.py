@@ -9,6 +9,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from motet.errors import EngineError
 from motet.text.tokenizer import Tokenizer
 from tests.api.serving import MODEL, ROUTES, SEED, Served, Serving, WatchedEngine, chunks, saying
+from tests.error_response import assert_error
 from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -137,6 +138,19 @@ async def test_variables_of_the_request_reach_the_chat_template(serve: Serving, 
     served = await serve(tokenizer=Tokenizer.load(folder))
     assert (await served.chat(chat_template_kwargs={"mood": "good"})).status_code == 200
     assert served.tokenizer.decode(served.engine.requests[0].prompt) == "good: hi"
+
+
+async def test_a_prompt_can_be_given_as_token_ids(served: Served) -> None:
+    """`messages` and the other fields decide how the answer is parsed."""
+    answer = (await served.chat(prompt_token_ids=[5, 6, 7], return_token_ids=True, max_tokens=2)).json()
+    assert answer["prompt_token_ids"] == [5, 6, 7]
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert list(served.engine.requests[0].prompt) == [5, 6, 7]
+    for wrong in ([], [9999], [-1], "a", [1.5]):
+        assert_error(await served.chat(prompt_token_ids=wrong), status=400)
+    for too_long in ([5] * 5000, [5] * 200_000):
+        response = await served.chat(prompt_token_ids=too_long)
+        assert_error(response, status=400, param="prompt_token_ids", code="context_length_exceeded")
 
 
 async def test_a_request_can_replace_the_servers_variables_of_the_chat_template(serve: Serving, tmp_path: Path) -> None:

@@ -372,6 +372,15 @@ async def test_the_model_is_listed_with_its_length(served: Served) -> None:
     assert await served.openai.models.retrieve(MODEL) == model
 
 
+async def test_the_load_is_the_number_of_open_groups(serve: Serving) -> None:
+    served = await serve(engine=WatchedEngine(gated=True))
+    assert (await served.http.get("/load")).json() == {"server_load": 0}
+    answer = await served.engine.start_request(served.complete(["a", "b"]))
+    assert (await served.http.get("/load")).json() == {"server_load": 2}
+    served.engine.go()
+    await answer
+
+
 async def test_healthy_and_ready(served: Served) -> None:
     assert (await served.http.get("/health")).status_code == 200
     assert (await served.http.get("/ready")).status_code == 200

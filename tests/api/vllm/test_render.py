@@ -84,6 +84,20 @@ async def test_a_plain_chat_is_rendered_in_vllm_s_shape(served: Served) -> None:
     assert body == {"model": "tiny", "token_ids": tokens, "sampling_params": {"max_tokens": 5}, "stream": False}
 
 
+async def test_a_message_is_rendered_as_its_chat(served: Served) -> None:
+    body = CHAT_BODY | {"system": "be short", "max_tokens": 5, "stop_sequences": ["x"], "cache_salt": "s"}
+    rendered = (await served.http.post("/v1/messages/render", json=body)).json()
+    assert (await served.http.post("/v1/messages", json=body)).status_code == 200
+    expected = served.engine.requests.pop()
+    assert (await served.http.post("/inference/v1/generate", json=rendered)).status_code == 200
+    got = served.engine.requests.pop()
+    assert comparable(msgspec.structs.replace(got, choices=())) == comparable(
+        msgspec.structs.replace(expected, choices=())
+    )
+    wrong = await served.http.post("/v1/messages/render", json=body | {"temperature": 9})
+    assert (wrong.status_code, wrong.json()["type"]) == (400, "error")
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [

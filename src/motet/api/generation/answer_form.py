@@ -74,6 +74,13 @@ class ResponseFormat(Schema):
         return None
 
 
+def sglang_form(regex: str | None, ebnf: str | None) -> AnswerForm | None:
+    """Returns the form that SGLang's fields describe. At most one of the two is given."""
+    if regex is not None:
+        return AnswerForm(Grammar(GrammarKind.REGEX, regex), "regex")
+    return None if ebnf is None else AnswerForm(Grammar(GrammarKind.LARK, ebnf), "ebnf", clients_own=True)
+
+
 def _check_choices(value: object) -> object:
     if isinstance(value, list) and sum(len(text) for text in value if isinstance(text, str)) > MAX_SOURCE_CHARS:
         raise FieldError(invalid_value, None, f"the choices may have {MAX_SOURCE_CHARS} characters together")
@@ -159,6 +166,9 @@ class FormattedFields(Schema):
     structured_outputs: StructuredOutputsField = None
 
     response_format: ResponseFormat | None = None
+    regex: Annotated[str, UNICODE] | None = Field(None, min_length=1)
+    ebnf: Annotated[str, UNICODE] | None = Field(None, min_length=1)
+    """SGLang's names of `structured_outputs.regex` and `structured_outputs.grammar`."""
     prompt_logprobs: int | None = in_range("prompt_logprobs", None)
     """Number of alternatives to each token of the prompt."""
 
@@ -166,10 +176,18 @@ class FormattedFields(Schema):
 
     @model_validator(mode="after")
     def check_one_form(self) -> Self:
-        if self.structured_outputs is not None and self.response_format is not None:
-            why = "it cannot be combined with 'response_format'; only one of both can be given"
-            raise FieldError(invalid_value, "structured_outputs", why, "response_format")
+        if len(given := self._given_forms()) > 1:
+            why = f"it cannot be combined with '{given[0]}'; only one of both can be given"
+            raise FieldError(invalid_value, given[1], why, given[0])
         return self
+
+    def _given_forms(self) -> list[str]:
+        fields = ("response_format", "structured_outputs", "regex", "ebnf")
+        return [name for name in fields if getattr(self, name) is not None]
+
+    @property
+    def has_form(self) -> bool:
+        return bool(self._given_forms())
 
     def planned(self) -> Self:
         """Returns the request without the fields that only its plan reads and that can have thousands of objects. A
@@ -180,4 +198,6 @@ class FormattedFields(Schema):
     def form(self) -> AnswerForm | None:
         if self.response_format is not None:
             return self.response_format.form
+        if self.regex is not None or self.ebnf is not None:
+            return sglang_form(self.regex, self.ebnf)
         return None if self.structured_outputs is None else self.structured_outputs.form

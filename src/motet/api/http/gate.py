@@ -35,7 +35,7 @@ from motet.errors import ForbiddenError, RequestError, UnauthorizedError
 from motet.settings.server_config import ServerConfig
 from motet.transfer.ticket import is_loopback
 
-OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ping", "/liveness", "/ready", "/version"})
+OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ping", "/liveness", "/ready", "/health/ready", "/version"})
 ADMIN_ROUTES = (
     *("/drain", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     # for trainers

@@ -153,10 +153,11 @@ def schema_text(schema: object) -> str:
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def _check_num_values(value: object) -> None:
+def check_num_values(value: T) -> T:
     """Raises FieldError if there are more than `MAX_VALUES` values. In a body with token ids, a schema can have a
     million numbers. Encoding them with json takes a quarter of a second, in which no other thread runs."""
-    parts, left = [value], MAX_VALUES
+    parts: list[object] = [value]
+    left = MAX_VALUES
     while parts:
         part = parts.pop()
         if isinstance(part, dict | list):
@@ -164,10 +165,11 @@ def _check_num_values(value: object) -> None:
             if left < 0:
                 raise FieldError(invalid_value, None, f"it may have {MAX_VALUES} values")
             parts += part.values() if isinstance(part, dict) else part
+    return value
 
 
 def check_unicode(value: T) -> T:
-    _check_num_values(value)
+    check_num_values(value)
     try:
         (value if isinstance(value, str) else schema_text(value)).encode()
     except UnicodeEncodeError as exc:

@@ -43,6 +43,8 @@ async def plan_chat(
     prompt_param: str = "messages",
 ) -> Plan:
     """Returns the plan of a checked chat, for an answer in any shape."""
+    given = body.prompt_token_ids
+    prompt_param = prompt_param if given is None else "prompt_token_ids"
     options = RouteOptions(
         context=context,
         streaming=body,
@@ -56,13 +58,17 @@ async def plan_chat(
     )
     check_answer_format(context.served, body)
     check_size(service, 1, options=options)
-    prompt = await chat_prompt(
-        context.served.preparer,
-        body,
-        caller=context.caller,
-        defaults=service.config.template_defaults,
-        param=prompt_param,
-    )
+    if given is not None:
+        prompt, check = given, partial(context.served.preparer.check_prompt, given, param=prompt_param)
+        await context.caller.in_thread_if_long(check, len(given))
+    else:
+        prompt = await chat_prompt(
+            context.served.preparer,
+            body,
+            caller=context.caller,
+            defaults=service.config.template_defaults,
+            param=prompt_param,
+        )
     options = await with_answer_format(options, body, prompt=prompt)
     return make_plan(service, [prompt], sampling=body, request=body, options=options)
 
@@ -127,7 +133,7 @@ async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt
         return options
     formats, rules = options.context.served.formats, chat.tool_rules
     start = chat.messages[-1].text if chat.continue_final_message else ""
-    caller, has_form = options.context.caller, chat.structured_outputs is not None or chat.response_format is not None
+    caller, has_form = options.context.caller, chat.has_form
 
     def form_and_calls() -> tuple[AnswerForm | None, bool]:
         form = form_of(chat, options.context)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from motet.api.generation.answer_form import FormattedFields, check_named_logprobs
 from motet.api.generation.group_schema import SteeredFields, check_keep
@@ -15,6 +15,7 @@ from motet.api.generation.request_fields import (
     RequestFields,
     SamplingFields,
     StreamingFields,
+    TokenIds,
     TokenNames,
     in_range,
 )
@@ -26,7 +27,7 @@ from motet.api.http.failure import (
     unknown_parameter,
     unsupported_parameter,
 )
-from motet.api.http.schema import UNICODE, JsonObject, Neutral, OpenSchema, Schema, TextOrObject
+from motet.api.http.schema import UNICODE, JsonObject, Neutral, OpenSchema, Schema, TextOrObject, check_num_values
 from motet.errors import RequestError
 from motet.text.tools.tool_format import Tool, ToolMode, ToolRules
 
@@ -255,7 +256,7 @@ class ChatPrompt(Schema):
     continue_final_message: bool = False
     add_special_tokens: bool | None = None
     """True if the tokenizer adds its special tokens to the chat template's. None means False for a chat."""
-    chat_template_kwargs: dict[str, object] = Field(default_factory=dict)
+    chat_template_kwargs: Annotated[dict[str, object], AfterValidator(check_num_values)] = Field(default_factory=dict)
     reasoning_effort: ReasoningEffort | None = None
     tools: list[ToolField] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Annotated[
@@ -354,7 +355,10 @@ class ChatRequest(
         "functions": "use 'tools'",
     }
 
+    has_token_ids = True
     messages: list[Message] = Field(min_length=1)
+    prompt_token_ids: TokenIds | None = None
+    """The prompt, in place of the rendered messages."""
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = in_range("logprobs", None)
@@ -378,7 +382,9 @@ class ChatRequest(
         return self.model_copy(update={"n": 1, "logprobs": False, "top_logprobs": None, "prompt_logprobs": None})
 
     def planned(self) -> Self:
-        return super().planned().model_copy(update={"messages": [], "chat_template_kwargs": {}})
+        return (
+            super().planned().model_copy(update={"messages": [], "prompt_token_ids": None, "chat_template_kwargs": {}})
+        )
 
     @model_validator(mode="after")
     def check_top_logprobs(self) -> Self:

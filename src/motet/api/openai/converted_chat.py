@@ -61,13 +61,21 @@ class ConvertedRequest:
     async def answer(
         self, service: Service, request: Request, *, prefix: str, writer: Callable[[Plan, ChatRequest], GroupsWriter]
     ) -> Response:
+        async with self.planned(service, request, prefix=prefix) as (plan, chat):
+            made = await caller_of(request).in_thread_if_long(partial(writer, plan, chat))
+            return answer_plan(service, plan, writer=made, names=self.names)
+
+    @asynccontextmanager
+    async def planned(
+        self, service: Service, request: Request, *, prefix: str
+    ) -> AsyncIterator[tuple[Plan, ChatRequest]]:
+        """Yields the plan of the chat. If the block raises an error, its tickets are released."""
         async with self._client_names(caller_of(request)):
             chat = await self._chat(caller_of(request))
             caller = caller_of(request, session=chat.session_id, cache_salt=chat.cache_salt)
             async with request_context(service, chat, caller=caller, num_choices=1) as context:
-                plan = await plan_chat(service, chat, context=context, prefix=prefix, prompt_param=self.prompt_param)
-                made = await caller.in_thread_if_long(partial(writer, plan, chat))
-                return answer_plan(service, plan, writer=made, names=self.names)
+                param = self.prompt_param
+                yield await plan_chat(service, chat, context=context, prefix=prefix, prompt_param=param), chat
 
     async def num_tokens(self, service: Service, request: Request) -> int:
         caller = caller_of(request)

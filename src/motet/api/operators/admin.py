@@ -64,12 +64,18 @@ def admin_router(service: Service) -> APIRouter:
         return json_response({"status": "ok"})
 
     @router.get("/ready")
+    @router.get("/health/ready")  # vLLM's name
     async def ready() -> Response:
         """Returns 200 while the server accepts new groups, also in a pause that is not longer than the settings allow:
         new groups wait, and trainers pause for seconds at each update."""
         await _check_ready(service)
         pause_s = _pause_s(service)
         return json_response({"status": "ready"} if pause_s is None else {"status": "paused", "paused_s": pause_s})
+
+    @router.get("/load")
+    async def load() -> Response:
+        """Returns the number of open groups, in vLLM's shape."""
+        return json_response({"server_load": service.admission.open})
 
     @router.get("/version")
     async def get_version() -> Response:

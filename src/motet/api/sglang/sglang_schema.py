@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, PlainValidator, TypeAdapter, model_validator
 
-from motet.api.generation.answer_form import ANY_OBJECT, AnswerForm
+from motet.api.generation.answer_form import ANY_OBJECT, AnswerForm, sglang_form
 from motet.api.generation.prompts import Prompt, parse_prompts
 from motet.api.generation.request_fields import RequestFields, SamplingFields, Seed, StreamingFields, TokenId, in_range
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, missing_parameter
@@ -33,10 +33,9 @@ class SglangSampling(SamplingFields):
     """SGLang's `SamplingParams`. Seeds, penalties and limits have the same meaning as on the other routes."""
 
     ignored = frozenset({"spaces_between_special_tokens"})  # as for every fast tokenizer
-    refused = frozenset({"allowed_token_ids", "beam_width", "ebnf", "logprob_token_ids", "structural_tag"})
+    refused = frozenset({"allowed_token_ids", "beam_width", "logprob_token_ids", "structural_tag"})
     aliases: ClassVar[Mapping[str, str]] = {}
     neutral: ClassVar[Neutral] = {"custom_params": ({},), "stop_regex": ([],), "stream_interval": (1,)}
-    advice: ClassVar[Mapping[str, str]] = {"ebnf": "use 'regex' or 'json_schema'"}
 
     max_tokens: int | None = Field(DEFAULT_MAX_NEW_TOKENS, ge=0, alias="max_new_tokens")
     """0 only scores the prompt."""
@@ -44,6 +43,7 @@ class SglangSampling(SamplingFields):
     seed: Seed | None = Field(None, alias="sampling_seed")
     include_stop_str_in_output: bool = Field(False, alias="no_stop_trim")
     regex: Annotated[str, UNICODE] | None = Field(None, min_length=1)
+    ebnf: Annotated[str, UNICODE] | None = Field(None, min_length=1)
     json_schema: Annotated[str, UNICODE] | None = Field(None, min_length=1)
 
     @property
@@ -57,17 +57,16 @@ class SglangSampling(SamplingFields):
     @property
     def form(self) -> AnswerForm | None:
         """The form of the answers. `json_schema` is JSON as a string."""
-        if self.regex is not None:
-            return AnswerForm(Grammar(GrammarKind.REGEX, self.regex), "regex")
         if self.json_schema is None:
-            return None
+            return sglang_form(self.regex, self.ebnf)
         source = ANY_OBJECT if self.json_schema == ANY_JSON else self.json_schema
         return AnswerForm(Grammar(GrammarKind.JSON, source), "json_schema")
 
     @model_validator(mode="after")
     def check_one_form(self) -> Self:
-        if self.regex is not None and self.json_schema is not None:
-            raise FieldError(invalid_value, "json_schema", "only one of it and 'regex' can be given")
+        given = [name for name in ("regex", "ebnf", "json_schema") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise FieldError(invalid_value, given[1], f"only one of it and '{given[0]}' can be given")
         return self
 
 

@@ -1,0 +1,112 @@
+"""vLLM's routes that turn requests into token ids, as bodies for `/inference/v1/generate`:
+
+POST /v1/chat/completions/render      a chat
+POST /v1/messages/render              a chat in Anthropic's shape
+POST /v1/completions/render           each of several prompts, as a list
+
+A trainer that renders a conversation and generates from its token ids gets the same tokens as the chat itself.
+"""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from msgspec.json import encode as json_bytes
+
+from motet.api.anthropic.messages import ID_PREFIX, as_chat
+from motet.api.anthropic.messages_schema import MessagesRequest
+from motet.api.generation.kv_params import PARAM, request_context
+from motet.api.generation.plan import Plan
+from motet.api.generation.request_fields import RequestFields
+from motet.api.http.caller import Caller, caller_of
+from motet.api.http.dialect import MESSAGES
+from motet.api.http.failure import unsupported_parameter
+from motet.api.http.routes import new_router, post
+from motet.api.openai.chat_plan import plan_chat
+from motet.api.openai.chat_schema import ChatRequest
+from motet.api.openai.completions import CompletionRequest, plan_completions
+from motet.api.service import Service
+from motet.types import GenerateRequest
+
+
+def render_router(service: Service) -> APIRouter:
+    router = new_router()
+
+    @post(router, "/v1/chat/completions/render", body=ChatRequest, summary="A conversation as token ids")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
+            plan = await plan_chat(service, body, context=context)
+        return await _rendered_chat(plan, body, caller=context.caller)
+
+    @post(router, f"{MESSAGES}/render", body=MessagesRequest, summary="A conversation for a message as token ids")
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        caller = _caller(body, request)
+        async with as_chat(body).planned(service, request, prefix=ID_PREFIX) as (plan, chat):
+            return await _rendered_chat(plan, chat, caller=caller)
+
+    @post(router, "/v1/completions/render", body=CompletionRequest, summary="Prompts as token ids")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        for name, used in (("echo", body.echo), ("best_of", body.ranked)):
+            if used:
+                raise unsupported_parameter(name, "has no place in a request of token ids")
+        async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
+            plan = await plan_completions(service, body, context=context)
+        _check_renderable(plan, body)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            """Yields one prompt after another, since the biases of each prompt can make it 100 MB together."""
+            for number, group in enumerate(plan.groups):
+                work = partial(_rendered_json, group, body, plan=plan)
+                yield (b"," if number else b"[") + await context.caller.in_thread_if_long(work)
+            yield b"]"
+
+        return StreamingResponse(pieces(), headers=plan.capped_headers(), media_type="application/json")
+
+    return router
+
+
+async def _rendered_chat(plan: Plan, body: ChatRequest, *, caller: Caller) -> Response:
+    _check_renderable(plan, body)
+    work = partial(_rendered_json, plan.groups[0], body, plan=plan)
+    rendered = await caller.in_thread_if_long(work)
+    return Response(rendered, headers=plan.capped_headers(), media_type="application/json")
+
+
+def _caller(body: RequestFields, request: Request) -> Caller:
+    if body.kv_transfer_params is not None:
+        raise unsupported_parameter(PARAM, "cannot be used here: the request is only rendered")
+    return caller_of(request, session=body.session_id, cache_salt=body.cache_salt)
+
+
+def _check_renderable(plan: Plan, body: ChatRequest | CompletionRequest) -> None:
+    grammar = plan.groups[0].sampling.grammar
+    if grammar is not None and grammar.thinking is not None:
+        why = "cannot be rendered for a model that thinks before it answers"
+        raise unsupported_parameter("tools" if body.form is None else body.form.param, why)
+
+
+def _rendered_json(group: GenerateRequest, body: ChatRequest | CompletionRequest, *, plan: Plan) -> bytes:
+    """Returns the body for `/inference/v1/generate`, without fields that have the default value there."""
+    grammar = group.sampling.grammar
+    sampling: dict[str, object] = msgspec.to_builtins(group.sampling, str_keys=True)
+    if grammar is not None:
+        sampling["structured_outputs"] = grammar.request_field
+    if group.sampling.logprob_token_ids:
+        del sampling["logprobs"]  # generate counts the named tokens itself
+    sampling.pop("grammar", None)
+    for name in ("seed", "stop", "include_stop_str_in_output", "skip_special_tokens"):
+        if name in body.model_fields_set:
+            sampling[name] = getattr(body, name)
+    rendered = {
+        "request_id": group.request_id,
+        "model": plan.head.model,
+        "token_ids": group.prompt,
+        "sampling_params": sampling | ({"n": body.n} if body.n > 1 else {}),
+        "stream": body.stream,
+    }
+    if body.stream_options is not None:
+        rendered["stream_options"] = body.stream_options.model_dump()
+    rendered |= {name: getattr(body, name) for name in ("cache_salt", "keep_s", "priority") if getattr(body, name)}
+    return json_bytes(rendered)
