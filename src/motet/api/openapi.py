@@ -3,41 +3,34 @@
 The schemas of the bodies are the schemas that check them: the fields that are read, the fields that are accepted and
 not used, and the fields with few accepted values. All other rules are in docs/api.md."""
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
 from motet import __version__
+from motet.api.answer_schemas import ERROR, MESSAGE_ERROR, TEXT, Json, answer_schema
 from motet.api.http.dialect import of_messages
 from motet.api.http.routes import PostRoute, json_response, new_router
 from motet.api.service import Service
+from motet.api.trainers.weight_routes import UpdateWeightsBody
+from motet.engines.wire import TENSORS
 
 REF_TEMPLATE = "#/components/schemas/{model}"
-Json = dict[str, Any]
 Paths = dict[str, dict[str, Json]]
 
 
-def _object(properties: Json) -> Json:
-    """Returns the schema of an object that has all these properties."""
-    return {"type": "object", "required": [*properties], "properties": properties}
-
-
-def _refusal(dialect: str, schema: Json) -> Json:
+def _refusal(dialect: str, name: str) -> Json:
+    schema = {"$ref": REF_TEMPLATE.format(model=name)}
     return {"description": f"An error, in {dialect}'s shape", "content": {"application/json": {"schema": schema}}}
 
 
-TEXT, TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
-PARAM = {**TEXT_OR_NULL, "description": "The field that is wrong."}
-ERROR = _object({"error": _object({"message": TEXT, "type": TEXT, "param": PARAM, "code": TEXT_OR_NULL})})
-MESSAGE_ERROR = _object(
-    {"type": {"const": "error"}, "error": _object({"type": TEXT, "message": TEXT}), "request_id": TEXT}
-)
-REFUSED, MESSAGE_REFUSED = _refusal("OpenAI", ERROR), _refusal("Anthropic", MESSAGE_ERROR)
+REFUSED, MESSAGE_REFUSED = _refusal("OpenAI", "Error"), _refusal("Anthropic", "MessageError")
 
 
 def openapi_router(service: Service) -> APIRouter:
@@ -65,14 +58,16 @@ def document_of(routes: Sequence[BaseRoute], *, keys: bool, root_path: str = "")
         routes=[route for route in routes if isinstance(route, APIRoute)],
     )
     posts = [route for route in routes if isinstance(route, PostRoute)]
-    _, bodies = models_json_schema([(route.body, "validation") for route in posts], ref_template=REF_TEMPLATE)
+    documented: list[type[BaseModel]] = [*(route.body for route in posts), UpdateWeightsBody]
+    _, bodies = models_json_schema([(body, "validation") for body in documented], ref_template=REF_TEMPLATE)
     schemas = plain.pop("components", {}).get("schemas", {}) | bodies["$defs"]
     paths: Paths = plain["paths"]
     for route in posts:
-        paths.setdefault(route.path, {})["post"] = _operation(route)
-    for path, operation in ((path, operation) for path, methods in paths.items() for operation in methods.values()):
-        refused = MESSAGE_REFUSED if of_messages(path) else REFUSED
-        operation["responses"] = {"200": operation["responses"]["200"], "4XX": refused, "5XX": refused}
+        paths.setdefault(route.path_format, {})["post"] = _operation(route)
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            _complete(operation, method, path=path)
+    schemas |= {"Error": ERROR, "MessageError": MESSAGE_ERROR}
     for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors, which no route returns
         schemas.pop(unused, None)
     components: dict[str, object] = {"schemas": schemas}
@@ -83,13 +78,36 @@ def document_of(routes: Sequence[BaseRoute], *, keys: bool, root_path: str = "")
 
 
 def _operation(route: PostRoute) -> Json:
-    content = {"application/json": {"schema": {"$ref": REF_TEMPLATE.format(model=route.body.__name__)}}}
     answers: dict[str, object] = {"application/json": {}}
     if "stream" in route.body.model_fields:
-        answers["text/event-stream"] = {}
+        answers["text/event-stream"] = {"schema": TEXT}
     return {
         "summary": route.summary,
-        "operationId": route.path.strip("/").replace("/", "_"),
-        "requestBody": {"required": True, "content": content},
+        "operationId": re.sub(r"\W+", "_", route.path_format).strip("_"),
+        "requestBody": {"required": True, "content": _content_of(route.body)},
         "responses": {"200": {"description": "The answer", "content": answers}},
     }
+
+
+def _content_of(body: type[BaseModel]) -> Json:
+    return {"application/json": {"schema": {"$ref": REF_TEMPLATE.format(model=body.__name__)}}}
+
+
+def _complete(operation: Json, method: str, *, path: str) -> None:
+    """Adds what neither FastAPI nor `_operation` knows: parameters in the path that the route reads from the request
+    itself, the schema of the answer, and the errors."""
+    parameters = operation.get("parameters", [])
+    known = {parameter["name"] for parameter in parameters if parameter["in"] == "path"}
+    for name in re.findall(r"{(\w+)}", path):
+        if name not in known:
+            parameters.append({"name": name, "in": "path", "required": True, "schema": TEXT})
+    if parameters:
+        operation["parameters"] = parameters
+    if path == "/update_weights":
+        tensors = {TENSORS: {"schema": {"type": "string", "format": "binary"}}}
+        operation["requestBody"] = {"required": True, "content": _content_of(UpdateWeightsBody) | tensors}
+    ((status, answer),) = ((code, answer) for code, answer in operation["responses"].items() if code.startswith("2"))
+    if "application/json" in answer["content"]:
+        answer["content"]["application/json"] = {"schema": answer_schema(method, path)}
+    refused = MESSAGE_REFUSED if of_messages(path) else REFUSED
+    operation["responses"] = {status: answer, "4XX": refused, "5XX": refused}

@@ -59,6 +59,21 @@ def _adapted(core: CoreSchema) -> CoreSchema:
     return core
 
 
+DESCRIBING = ("title", "description", "default")
+"""Members of a JSON schema that allow and refuse no values."""
+
+
+def _or_null(schema: JsonSchemaValue) -> JsonSchemaValue:
+    """Returns the schema of an optional field, whose value can be null."""
+    variants = schema.get("anyOf", [])
+    if {"type": "null"} in variants:
+        return schema
+    about: JsonSchemaValue = {name: value for name, value in schema.items() if name in DESCRIBING}
+    rest = {name: value for name, value in schema.items() if name not in DESCRIBING}
+    others = variants if rest.keys() == {"anyOf"} else [rest] if rest else []
+    return {**about, "anyOf": [*others, {"type": "null"}]} if others else schema
+
+
 class Schema(BaseModel):
     """A JSON object of a request: exact types, no unknown names, nulls dropped."""
 
@@ -82,13 +97,16 @@ class Schema(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Adds the fields that are accepted although the model does not have them."""
+        """Adds the fields that are accepted although the model does not have them, and null, which counts as absent."""
         schema = handler(core)
-        properties = handler.resolve_ref_schema(schema).setdefault("properties", {})
+        described = handler.resolve_ref_schema(schema)
+        properties = described.setdefault("properties", {})
+        for name in properties.keys() - set(described.get("required", ())):
+            properties[name] = _or_null(properties[name])
         for name in sorted(cls.ignored):
             properties[name] = {"description": "Accepted, and not used."}
         for name, values in cls.neutral.items():
-            properties[name] = {"enum": list(values), "description": "Another value is refused."}
+            properties[name] = {"enum": [*values, None], "description": "Another value is refused."}
         for name, field in cls.aliases.items():
             properties[name] = {**properties.get(field, {}), "description": f"Another name of `{field}`."}
         return schema

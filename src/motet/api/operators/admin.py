@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import Field
 
 from motet import __version__
@@ -29,7 +30,7 @@ from motet.errors import (
 from motet.machine import resident_bytes
 from motet.metrics.declare import MetricKind, declared_in, numbers
 from motet.metrics.engines import EngineSample
-from motet.metrics.prometheus import Scrape
+from motet.metrics.prometheus import OPENMETRICS, Scrape
 from motet.metrics.routing import RoutingFigures
 from motet.metrics.stats import EngineStats
 from motet.settings.named_worker import NamedWorker, is_http_url, server_url
@@ -87,8 +88,8 @@ def admin_router(service: Service) -> APIRouter:
         does not apply to this deployment is 0."""
         return json_response(await _status(service))
 
-    @router.get("/metrics")
-    async def metrics(accept: Annotated[str, Header()] = "") -> Response:
+    @router.get("/metrics", response_class=PlainTextResponse, responses={200: {"content": {OPENMETRICS: {}}}})
+    async def metrics(accept: Annotated[str, Header(include_in_schema=False)] = "") -> Response:
         """Returns all metrics in Prometheus' text format, or as OpenMetrics if the reader accepts it."""
         scrape, tasks = await _scrape(service), len(asyncio.all_tasks())
         exposition = service.metrics.exposition(
@@ -185,24 +186,24 @@ def membership_router(service: Service) -> APIRouter:
     async def list_workers() -> Response:
         return json_response({"workers": [worker_status(snapshot) for snapshot in await snapshot_all(service)]})
 
-    @router.post("")
+    @router.post("", status_code=201)
     async def join(body: NewWorker) -> Response:
         id = await _membership(service).join(_named(body), body.id)
         return json_response({"id": id, "state": WorkerState.STARTING}, status=201)
 
-    @router.delete("/{id}")
+    @router.delete("/{id}", status_code=202)
     async def leave(id: str, drain_timeout: DrainTimeout = None) -> Response:
         """Removes a worker. Its groups have `drain_timeout` seconds to finish."""
         drain_s = service.config.drain_timeout_s if drain_timeout is None else drain_timeout
         await _membership(service).leave(id, drain_s)
         return json_response({"id": id, "state": WorkerState.DRAINING}, status=202)
 
-    @router.post("/{id}/drain")
+    @router.post("/{id}/drain", status_code=202)
     async def drain(id: str) -> Response:
         await _membership(service).drain(id)
         return json_response({"id": id, "state": WorkerState.DRAINING}, status=202)
 
-    @router.post("/{id}/kill")
+    @router.post("/{id}/kill", status_code=202)
     async def kill(id: str) -> Response:
         """Kills the worker's process, to demonstrate the migration of its groups to other workers."""
         _check_admin_key(service)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 
 from motet.api.http.routes import json_response, new_router
 from motet.api.service import Service
@@ -47,8 +48,8 @@ def _add_weights(router: APIRouter, service: Service) -> None:
         message = f"Succeeded to update model weights. Weight version updated to {update.version}."
         return json_response({"success": True, "message": message, "num_paused_requests": 0})
 
-    @router.get("/flush_cache")
-    @router.post("/flush_cache")
+    @router.get("/flush_cache", response_class=PlainTextResponse)
+    @router.post("/flush_cache", response_class=PlainTextResponse)
     async def flush_cache() -> Response:
         """Empties the prefix cache. It never fails, since running groups keep their KV."""
         await service.opened(service.control).forget_prefixes(recompute=False)
