@@ -3,6 +3,7 @@
 The flags are taken from the commands, so that a new one is tested too."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from motet.cli.vllm_flags import ADVICE, UNUSED
 from motet.settings.declaration import ServerCommand
 from motet.settings.server_config import SETTINGS
 from tests.cli.test_servers import fails, motet
+from tests.deploy.tls.authority import Authority
 from tests.settings.test_wrong_values import NAMES_OF_PARSERS, WITHOUT_WRONG_TEXTS, wrong_texts
 
 WORKER = ("--worker", "http://127.0.0.1:1")
@@ -20,7 +22,13 @@ LIKE_VLLM = [
     "--trust-remote-code",
     "--kv-transfer-config={}",
 ]
-FILES = ("chat_template", "workers_file", "worker_ca_file")
+FILES = ("chat_template", "workers_file", "worker_ca_file", "worker_cert_file", "ssl_certfile")
+WITH_CERTIFICATE = {
+    "ssl_keyfile": "ssl_certfile",
+    "ssl_ca_certs": "ssl_certfile",
+    "worker_key_file": "worker_cert_file",
+}
+"""Files that are an error without a certificate, and the settings of the certificate."""
 PAGES = [*((name,) for name in COMMANDS), *(("models", name) for name in MODELS)]
 
 
@@ -66,8 +74,20 @@ def test_a_missing_file_is_named_with_its_flag(name: str) -> None:
     fails(result, 2, SETTINGS[name].flag, "/gone")
 
 
+@pytest.mark.parametrize("name", WITH_CERTIFICATE)
+def test_a_missing_file_that_needs_a_certificate_is_named_with_its_flag(name: str, tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path).sign("server")
+    both = tmp_path / "both.pem"
+    both.write_text(certificate.read_text() + key.read_text())
+    certificate_flag, flag = SETTINGS[WITH_CERTIFICATE[name]].flag, SETTINGS[name].flag
+    result = motet("gateway", *WORKER, certificate_flag, str(both), flag, "/gone", "--port", "0")
+    fails(result, 2, flag, "/gone")
+    fails(motet("gateway", *WORKER, flag, str(key)), 2, flag, certificate_flag)
+
+
 def test_every_file_is_tested() -> None:
-    assert {name for name, declared in SETTINGS.items() if declared.placeholder == "FILE"} == set(FILES)
+    files = {name for name, declared in SETTINGS.items() if declared.placeholder == "FILE"}
+    assert files == {*FILES, *WITH_CERTIFICATE}
     fails(motet("serve", "--config", "/gone"), 2, "--config /gone")
     fails(motet("serve", MOTET_CONFIG="/gone"), 2, "MOTET_CONFIG=/gone")
 

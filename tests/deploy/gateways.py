@@ -1,5 +1,6 @@
 """Runs a gateway in the test's own event loop, with servers in the same loop as workers, over real sockets."""
 
+import ssl
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from motet.deploy.gateway import Gateway
 from motet.deploy.gateway_models import TokenizerRules
 from motet.deploy.server import first_models, make_gateway, run_gateway
 from motet.deploy.server_plan import GatewayPlan
+from motet.deploy.tls.certificates import Certificates, no_certificates
 from motet.engine import WorkerState
 from motet.engines.http import server_client
 from motet.errors import StartupError
@@ -39,6 +41,7 @@ def plan_of(
     gateway: dict[str, object] | None = None,
     routing: RoutingConfig | None = None,
     tokenizers: TokenizerRules | None = None,
+    certificates: Certificates | None = None,
     **server: object,
 ) -> GatewayPlan:
     settings = {"served_model_name": "", "port": 0, "admin_key": "admin"} | server
@@ -50,6 +53,7 @@ def plan_of(
         routing=routing or RoutingConfig(migration_wait_s=0.0),
         cell=CellConfig(bypass_tokens=0),
         heartbeat_s=HEARTBEAT_S,
+        certificates=certificates or no_certificates(),
     )
 
 
@@ -67,9 +71,9 @@ async def failure_without_workers(plan: GatewayPlan) -> str:
 
 
 class RunningGateway(InLoop[Gateway]):
-    def __init__(self, *workers: Running | str, **settings: Any) -> None:
-        """`settings`: settings of `plan_of`."""
-        super().__init__(partial(run_gateway, plan_of(*workers, **settings)))
+    def __init__(self, *workers: Running | str, tls: ssl.SSLContext | None = None, **settings: Any) -> None:
+        """`tls`: as in `InLoop`; `settings`: settings of `plan_of`."""
+        super().__init__(partial(run_gateway, plan_of(*workers, **settings)), tls=tls)
 
     @property
     def gateway(self) -> Gateway:

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from motet.deploy.connection import ConnectionLimits
 from motet.deploy.listen import HttpServer, listen, port_of
+from motet.deploy.tls.certificates import Certificates
 
 
 @asynccontextmanager
@@ -29,6 +30,21 @@ async def serving(
         finally:
             await left(writer)
             server.stop()
+            await running
+
+
+@asynccontextmanager
+async def serving_https(
+    app: ASGIApp, certificates: Certificates, limits: ConnectionLimits | None = None
+) -> AsyncIterator[tuple[HttpServer, int]]:
+    """Serves an app over TLS, and yields the server with its port."""
+    with listen("127.0.0.1", 0) as listener:
+        server = HttpServer(app, limits, certificates=certificates)
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield server, port_of(listener)
+        finally:
+            server.stop(at_once=True)
             await running
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from motet.deploy.gateway import Gateway
 from motet.deploy.server import Outcome, Serving, run_server
 from motet.deploy.server_plan import ServerPlan
 from motet.deploy.shutdown import StopSignals
+from motet.deploy.tls.certificates import Certificates, no_certificates
 from motet.engine import WorkerState
 from motet.routing.workers.fleet import Fleet
 from motet.settings.engine_config import EngineConfig
@@ -34,8 +36,10 @@ W = TypeVar("W", Cell, Gateway)
 class InLoop(Generic[W]):
     """A server in the test's own event loop, which runs while the `async with` lasts."""
 
-    def __init__(self, run: Callable[..., Awaitable[Outcome]]) -> None:
+    def __init__(self, run: Callable[..., Awaitable[Outcome]], *, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: context of the client `http`, for a server with TLS."""
         self.signals = StopSignals()
+        self._tls = tls
         self._run = partial(run, on_ready=self._on_ready, signals=self.signals)
         self._ready: asyncio.Future[Serving[W]] = asyncio.get_running_loop().create_future()
 
@@ -43,7 +47,7 @@ class InLoop(Generic[W]):
         self.ended = asyncio.ensure_future(self._run())
         await asyncio.wait((self.ended, self._ready), return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
-            self.http = httpx.AsyncClient(base_url=self.serving.url, timeout=PATIENCE_S)
+            self.http = httpx.AsyncClient(base_url=self.serving.url, timeout=PATIENCE_S, verify=self._tls or True)
             await until_reported(self.serving.workforce.router.fleet)
         return self
 
@@ -90,6 +94,8 @@ class Running(InLoop[Cell]):
         cluster_key: str = "",
         restarts: int = 0,
         linger_s: float = 0.2,
+        certificates: Certificates | None = None,
+        tls: ssl.SSLContext | None = None,
         **server: object,
     ) -> None:
         self.starter = starter or Starter()
@@ -103,8 +109,9 @@ class Running(InLoop[Cell]):
             routing=RoutingConfig(engine_restarts=restarts),
             death_linger_s=linger_s,
             longest_backoff_s=0.02,
+            certificates=certificates or no_certificates(),
         )
-        super().__init__(partial(run_server, plan, start_engine=self.starter))
+        super().__init__(partial(run_server, plan, start_engine=self.starter), tls=tls)
 
     @property
     def cell(self) -> Cell:

@@ -1,5 +1,6 @@
 """One HTTP connection with limits on the resources that a client can use. Uvicorn's own connections have none.
 
+    handshake  with TLS, within `receive_s` (`deploy.tls`)
     waiting    there is no request: up to `keep_alive_s`, at the start and after an answer
     head       up to `MAX_HEAD_BYTES` and `MAX_HEADERS`, within `receive_s` of its first byte
     body       within `receive_s` of its head; the part that an answer does not read is discarded
@@ -13,9 +14,9 @@ import contextlib
 import http
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -24,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from motet.api.http.failure import error_json
 from motet.api.http.gate import OPEN_ROUTES
 from motet.api.http.paths import usual_path
+from motet.engines.wire import CERTIFICATE_REQUIRED
 from motet.errors import OverloadedError, RequestError
 from motet.settings.server_config import ServerConfig
 
@@ -54,6 +56,15 @@ except ImportError:
     resource = None
 
 
+class OpenConnection(Protocol):
+    """A connection of a client, before or after its TLS handshake."""
+
+    transport: asyncio.Transport
+
+    def displace(self) -> None:
+        """Closes the connection at once, so that another one can take its place."""
+
+
 @dataclass
 class ConnectionLimits:
     """The limits of one server's connections, and the connections that wait for a request."""
@@ -62,12 +73,25 @@ class ConnectionLimits:
     keep_alive_s: float = 120.0
     max_connections: int = 8192
     stalled_s: float = STALLED_S
-    waiting: dict["ClientConnection", None] = field(default_factory=dict)
-    """Connections that wait for a request; the first one has waited longest."""
+    waiting: dict[OpenConnection, None] = field(default_factory=dict)
+    """Connections that wait for a request, or whose TLS handshake is incomplete; the first one has waited longest."""
     next_warning_s: float = 0.0
     """Event-loop time before which "the connection limit is reached" is not logged again."""
 
-    def warn_full(self, now_s: float) -> None:
+    def admit(self, connection: OpenConnection, connections: Sized, *, now_s: float) -> bool:
+        """Decides about a new connection, which is one of all open `connections`. Can close the one that has waited
+        longest. Returns False if the new one was closed."""
+        if len(connections) > self.max_connections:
+            self._warn_full(now_s)
+            if self.waiting:
+                next(iter(self.waiting)).displace()
+        self.waiting[connection] = None
+        if len(connections) > self.max_connections + RESERVE:
+            connection.transport.abort()
+            return False
+        return True
+
+    def _warn_full(self, now_s: float) -> None:
         if now_s >= self.next_warning_s:
             self.next_warning_s = now_s + 60.0
             log.warning("%d connections are open: the limit is reached (--max-connections)", self.max_connections)
@@ -103,6 +127,9 @@ class HeadTooLargeError(RequestError, status=431, code="request_header_fields_to
 
 
 class RequestTimeoutError(RequestError, status=408, code="request_timeout"): ...
+
+
+class CertificateRequiredError(RequestError, status=403, code=CERTIFICATE_REQUIRED): ...
 
 
 class _Timer:
@@ -147,20 +174,14 @@ class ClientConnection(HttpToolsProtocol):
         self._refusal: RequestError | OverloadedError | None = None
         self._answered: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the last request that was received."""
+        self._lacks_certificate = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        limits = self._limits
-        if len(self.connections) > limits.max_connections:
-            limits.warn_full(self.loop.time())
-            if limits.waiting:
-                next(iter(limits.waiting)).displace()
-        limits.waiting[self] = None
-        if len(self.connections) > limits.max_connections + RESERVE:
-            transport.abort()
-            return
-        # Like after an answer: clients open connections in advance, and keep them with the ones that they have used.
-        self._deadline.start(limits.keep_alive_s, self._late)
+        self._lacks_certificate = transport.get_extra_info("lacks_certificate", False)
+        if self._limits.admit(self, self.connections, now_s=self.loop.time()):
+            # Like after an answer: clients open connections in advance, and keep them with the used ones.
+            self._deadline.start(self._limits.keep_alive_s, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.stop()
@@ -173,7 +194,6 @@ class ClientConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # after a reset, uvicorn's timer would keep the connection in memory
 
     def displace(self) -> None:
-        """Closes the connection at once, so that another one can take its place."""
         self._limits.waiting.pop(self, None)
         self.connections.discard(self)
         self.transport.abort()
@@ -200,6 +220,8 @@ class ClientConnection(HttpToolsProtocol):
             self._refuse(RequestError(f"More than {MAX_PIPELINED} requests wait on one connection."))
         if len(self.connections) > self._limits.max_connections and not self._is_health_request():
             self._refuse(OverloadedError("The server has reached its limit of connections. Try again later."))
+        if self._lacks_certificate and not self._is_health_request():
+            self._refuse(CertificateRequiredError("This server requires a client certificate from one of its CAs."))
         self._unread_bytes = 0
         self._limits.waiting.pop(self, None)
         self._in_body = True

@@ -17,6 +17,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from motet.api.http.streaming import WRITE_EXTENSION, Write
 from motet.deploy.connection import ClientConnection, ConnectionLimits
+from motet.deploy.tls.certificates import Certificates
+from motet.deploy.tls.handshake import Handshakes
 from motet.engines.http import NO_FILES, NO_FILES_LEFT
 from motet.errors import ConfigError
 from motet.log import ONCE_A_MINUTE
@@ -107,16 +109,16 @@ def port_of(listener: socket.socket) -> int:
     return 0 if isinstance(name, str) else int(name[1])
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, scheme: str = "http") -> str:
     """Returns the URL of the server for a client on this machine."""
     if isinstance(path := listener.getsockname(), str):
-        return f"http+unix://{quote(path, safe='')}"
-    return url_at(listener.getsockname()[0], port_of(listener))
+        return f"{scheme}+unix://{quote(path, safe='')}"
+    return url_at(listener.getsockname()[0], port_of(listener), scheme=scheme)
 
 
-def url_at(host: str, port: int) -> str:
+def url_at(host: str, port: int, *, scheme: str = "http") -> str:
     """Returns the URL for a client on this machine."""
-    return f"http://{address_at({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(host, host), port)}"
+    return f"{scheme}://{address_at({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(host, host), port)}"
 
 
 def address_at(host: str, port: int) -> str:
@@ -129,8 +131,15 @@ class HttpServer(uvicorn.Server):
 
     It ends as soon as all answers are complete. Uvicorn's own loops check this only ten times a second."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], limits: ConnectionLimits | None = None) -> None:
-        """`app`: any ASGI application. Each scope contains the extension `WRITE_EXTENSION`."""
+    def __init__(
+        self,
+        app: Callable[..., Awaitable[None]],
+        limits: ConnectionLimits | None = None,
+        *,
+        certificates: Certificates | None = None,
+    ) -> None:
+        """`app`: any ASGI application. Each scope contains the extension `WRITE_EXTENSION`. `certificates`: for HTTPS,
+        if they have one of this server."""
 
         async def extended(scope: dict[str, object], *receive_and_send: Send) -> None:
             receive, send = receive_and_send
@@ -143,9 +152,15 @@ class HttpServer(uvicorn.Server):
                 if not self.should_exit:  # else `shutdown` has cancelled it, which uvicorn would log as an error
                     raise
 
+        limits = limits or ConnectionLimits()
+        connection: Callable[..., asyncio.Protocol] = partial(ClientConnection, limits=limits)
+        self._handshakes: Handshakes | None = None
+        if certificates is not None and certificates.for_clients is not None:
+            self._handshakes = Handshakes(certificates, limits, make=connection)
+            connection = self._handshakes.connection
         config = uvicorn.Config(
             extended,
-            http=cast(type[asyncio.Protocol], partial(ClientConnection, limits=limits or ConnectionLimits())),
+            http=cast(type[asyncio.Protocol], connection),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -191,6 +206,8 @@ class HttpServer(uvicorn.Server):
         await self._until_idle(CUT_S)
         for task in state.tasks:
             task.cancel()
+        if self._handshakes is not None:
+            self._handshakes.close()
 
     async def _until_idle(self, limit_s: float) -> None:
         """Waits until all connections are closed and all answers have ended, or for `limit_s`."""

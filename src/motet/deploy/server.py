@@ -41,6 +41,7 @@ from motet.deploy.gateway_models import GatewayModels, Tokenizers
 from motet.deploy.listen import HttpServer, listening, port_of, url_of
 from motet.deploy.server_plan import GatewayPlan, ServerPlan
 from motet.deploy.shutdown import StopSignals, first_of
+from motet.deploy.tls.certificates import Certificates
 from motet.deploy.worker_list import WorkersFile
 from motet.engine import WorkerState
 from motet.engines.http import Client, server_client
@@ -90,6 +91,18 @@ class Serving(Generic[W]):
     """The workers of the server: a `Cell` or a `Gateway`."""
 
 
+@dataclass(frozen=True)
+class HttpSide:
+    """The socket for clients, and the certificates of its connections."""
+
+    listener: socket.socket
+    certificates: Certificates
+
+    @property
+    def url(self) -> str:
+        return url_of(self.listener, scheme="http" if self.certificates.for_clients is None else "https")
+
+
 async def run_server(
     plan: ServerPlan, *, start_engine: StartEngine, on_ready: Callable[[Serving[Cell]], None], signals: StopSignals
 ) -> Outcome:
@@ -98,10 +111,11 @@ async def run_server(
     remove_abandoned_folders()
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listening(plan.server))
+        stack.enter_context(plan.certificates.reloaded_on_signal())
         config = replace(plan.server, port=port_of(listener))
         tokenizer = Tokenizer.load(plan.tokenizer_path, chat_template=plan.chat_template)
         formats = ModelFormats.of(tokenizer, ChatTemplate.of(tokenizer).source, names=plan.parsers)
-        client = await stack.enter_async_context(server_client())
+        client = await stack.enter_async_context(server_client(tls=plan.certificates.for_workers))
         address = f"{config.host}:{config.port}"
         tracer = await stack.enter_async_context(tracer_of(config))
         start = start_cell(plan, address=address, start_engine=start_engine, client=client, tracer=tracer)
@@ -123,8 +137,8 @@ async def run_server(
             block_events=cell.endpoint,
             tracer=tracer,
         )
-        linger_s = plan.death_linger_s
-        return await serve(service, cell, listener=listener, on_ready=on_ready, signals=signals, linger_s=linger_s)
+        side = HttpSide(listener, plan.certificates)
+        return await serve(service, cell, side=side, on_ready=on_ready, signals=signals, linger_s=plan.death_linger_s)
 
 
 async def run_gateway(
@@ -135,8 +149,9 @@ async def run_gateway(
     remove_abandoned_folders()
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listening(plan.server))
+        stack.enter_context(plan.certificates.reloaded_on_signal())
         config = replace(plan.server, port=port_of(listener))
-        client = await stack.enter_async_context(server_client(ca_file=plan.gateway.worker_ca_file))
+        client = await stack.enter_async_context(server_client(tls=plan.certificates.for_workers))
         tracer = await stack.enter_async_context(tracer_of(config))
         gateway, models = make_gateway(plan, client, tracer=tracer)
         stack.push_async_callback(gateway.close)
@@ -154,7 +169,8 @@ async def run_gateway(
             tokenizer_files=models.tokenizer_files,
             tracer=tracer,
         )
-        return await serve(service, gateway, listener=listener, on_ready=on_ready, signals=signals)
+        side = HttpSide(listener, plan.certificates)
+        return await serve(service, gateway, side=side, on_ready=on_ready, signals=signals)
 
 
 def receiver_for(fleet: Fleet) -> NcclReceiver:
@@ -232,17 +248,17 @@ async def serve(
     service: Service,
     workforce: C,
     *,
-    listener: socket.socket,
+    side: HttpSide,
     on_ready: Callable[[Serving[C]], None],
     signals: StopSignals,
     linger_s: float = 0.0,
 ) -> Outcome:
     """Serves with these workers until a signal stops it or no engine is left to decode; then closes the workers."""
-    serving = Serving(url_of(listener), create_app(service), service, workforce)
-    http = HttpServer(serving.app, connection_limits(service.config))
+    serving = Serving(side.url, create_app(service), service, workforce)
+    http = HttpServer(serving.app, connection_limits(service.config), certificates=side.certificates)
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(workforce.watch())
-        ended = tasks.create_task(http.serve(sockets=[listener]))
+        ended = tasks.create_task(http.serve(sockets=[side.listener]))
         on_ready(serving)
         await first_of(asyncio.wait([ended]), signals.drain.wait(), service.drain_requested.wait(), workforce.death())
         outcome = Outcome.STOPPED

@@ -8,6 +8,7 @@ from pathlib import Path
 from motet.deploy.discover import FindTokenizer
 from motet.deploy.gateway_models import TokenizerRules
 from motet.deploy.remote_keeper import HEARTBEAT_S
+from motet.deploy.tls.certificates import Certificates, no_certificates
 from motet.deploy.worker_list import WorkerList
 from motet.errors import ConfigError
 from motet.models.model_source import public_name, resolve, resolve_tokenizer
@@ -38,6 +39,7 @@ class ServerPlan:
     routing: RoutingConfig = field(default=RoutingConfig())
     kv_events: KVEventsConfig = field(default=KVEventsConfig())
     parsers: ParserNames = field(default=ParserNames())
+    certificates: Certificates = field(default_factory=no_certificates)
     worker_id: str = ""
     """Id of the worker, if there is one engine; empty for its role with a number."""
     death_linger_s: float = 2.0
@@ -56,12 +58,23 @@ def server_plan(settings: Settings, *, cache: Path, progress: Progress) -> Serve
     model = settings.model
     server = server_config(settings)
     template, parsers = read_template(model.chat_template), parser_names(settings)
+    certificates = Certificates(settings.tls)
     folder = resolve(model.model, cache=cache, revision=model.revision, progress=progress)
     tokenizer = resolve_tokenizer(model.tokenizer or str(folder), cache=cache, progress=progress)
     root = public_name(model.model)
     named = settings.engine(model_path=folder, model_name=server.served_model_name, model_root=root)
     engine = replace(named, tokenizer_path=str(tokenizer))
-    return ServerPlan(engine, server, tokenizer, template, settings.cell, settings.routing, settings.kv_events, parsers)
+    return ServerPlan(
+        engine,
+        server,
+        tokenizer,
+        template,
+        settings.cell,
+        settings.routing,
+        settings.kv_events,
+        parsers,
+        certificates=certificates,
+    )
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,7 @@ class GatewayPlan:
     """Time between two requests for a worker's report."""
     connects_workers: bool = True
     """True if the gateway connects workers that exchange KV; False if they connect to each other without it."""
+    certificates: Certificates = field(default_factory=no_certificates)
     listed: WorkerList | None = None
     """List of workers that join and leave; None for the file in the settings, if there is one."""
 
@@ -103,6 +117,7 @@ def gateway_plan(settings: Settings, *, cache: Path, progress: Progress) -> Gate
         find_tokenizer=partial(resolve_tokenizer, cache=cache),
         routing=settings.routing,
         cell=settings.cell,
+        certificates=Certificates(settings.tls),
     )
 
 

@@ -20,7 +20,7 @@ from motet.machine import GIB
 from motet.types import Role
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
-READY = re.compile(r"^Motet(?: gateway| on Ray)? is ready: .* at (?P<url>http://\S+) ")
+READY = re.compile(r"^Motet(?: gateway| on Ray)? is ready: .* at (?P<url>https?://\S+) ")
 """The line with which a server reports that it is ready, for people and for programs that started it."""
 
 

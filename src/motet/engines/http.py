@@ -20,7 +20,6 @@ from typing import BinaryIO
 import aiohttp
 
 from motet.errors import (
-    ConfigError,
     EngineDiedError,
     EngineError,
     EngineSilentError,
@@ -66,17 +65,13 @@ NO_HEADERS: Headers = {}
 JSON_BODY: Headers = {"content-type": "application/json"}
 
 
-def server_client(*, ca_file: str | None = None) -> Client:
+def server_client(*, tls: ssl.SSLContext | None = None) -> Client:
     """Returns a client for any number of servers and concurrent calls. Must be called in the event loop. The client
     must be closed after all objects that use it.
 
-    `ca_file`: certificates to trust instead of the system's. Raises ConfigError if they cannot be read."""
-    try:
-        trusted = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # includes ssl.SSLError
-        raise ConfigError(f"--worker-ca-file {ca_file}: no certificates can be read from it: {error}") from error
+    `tls`: for servers at https URLs; None to trust the system's certificates."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=trusted),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=tls or True),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
     )

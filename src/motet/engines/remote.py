@@ -81,6 +81,7 @@ ORDER_TIMEOUT_S = 600.0
 QUICK = orders.Connect | orders.DropWeights | orders.NameWeights | orders.ForgetPrefixes
 """The orders that need no longer time-out than other calls."""
 KEY_HINT = "Start this server and that one with the same --worker-key."
+CERTIFICATE_HINT = "Start this server with --worker-cert-file."
 GONE_CODES = {EngineDiedError.code, EngineClosedError.code}
 
 
@@ -411,6 +412,8 @@ def _refused(refusal: Refusal, server: str) -> MotetError:
     message = f"{server} answered {status}: {reason.message if reason else refusal.quoted or refusal.phrase}"
     if status in WRONG_KEY and code == wire.WORKER_KEY_CODE:
         return EngineError(f"{message} {KEY_HINT}")
+    if code == wire.CERTIFICATE_REQUIRED:
+        return EngineError(f"{message} {CERTIFICATE_HINT}")
     if status in (*NO_SUCH_ROUTE, *WRONG_KEY) and code != NoSingleModelError.code:
         return OtherServerError(message)
     if reason and code == wire.INVALID_WEIGHTS:

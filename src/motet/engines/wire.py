@@ -51,6 +51,8 @@ PROTOCOL = 4
 PROTOCOL_HEADER = "x-motet-engine-protocol"
 WORKER_KEY_CODE = "worker_key_required"
 """The error code of a Motet server that requires another worker key."""
+CERTIFICATE_REQUIRED = "client_certificate_required"
+"""The error code of a server that requires a client certificate for all routes except health routes."""
 MSGPACK = "application/msgpack"
 FRAMES = "application/vnd.motet.engine-frames"
 TENSORS = "application/octet-stream"

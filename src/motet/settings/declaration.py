@@ -30,6 +30,7 @@ class Panel(StrEnum):
 
     SERVERS = "Servers"
     HTTP = "HTTP"
+    TLS = "TLS"
     MODEL = "Model"
     ENGINE = "Engine"
     CELL = "Prefill and decode"

@@ -34,12 +34,6 @@ class GatewayConfig:
         must="URL=KEY, such as http://host:8000=secret",
         marks=Mark.SECRET,
     )
-    worker_ca_file: str | None = setting(
-        None,
-        "File with the CA certificates of workers at https URLs.",
-        unit="file",
-        unset="the system's certificates",
-    )
     tokenizer_of: tuple[str, ...] = setting(
         (),
         "Tokenizer of a model whose workers do not provide one: MODEL=FOLDER or MODEL=ORG/NAME; repeatable.",

@@ -13,6 +13,7 @@ from motet.settings.declaration import ENVIRONMENT_PREFIX, Declaration, Mark
 from motet.settings.engine_config import EngineConfig, ModelConfig
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.ray_config import RayConfig
+from motet.settings.tls_config import TlsConfig
 
 Record = TypeVar("Record")
 
@@ -101,6 +102,10 @@ class Settings:
     @property
     def gateway(self) -> GatewayConfig:
         return self._fill(GatewayConfig)
+
+    @property
+    def tls(self) -> TlsConfig:
+        return self._fill(TlsConfig)
 
     @property
     def ray(self) -> RayConfig:

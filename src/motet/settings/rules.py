@@ -67,6 +67,21 @@ RULES = (
         lambda s: bool(s.server().api_keys) or s.server().insecure or is_loopback(s.server().host),
     ),
     Rule(
+        ("ssl_keyfile", "ssl_certfile"),
+        "a private key needs its certificate: --ssl-certfile",
+        lambda s: s.tls.ssl_keyfile is None or s.tls.ssl_certfile is not None,
+    ),
+    Rule(
+        ("ssl_ca_certs", "ssl_certfile"),
+        "clients show certificates only to a server with TLS: give --ssl-certfile",
+        lambda s: s.tls.ssl_ca_certs is None or s.tls.ssl_certfile is not None,
+    ),
+    Rule(
+        ("worker_key_file", "worker_cert_file"),
+        "a private key needs its certificate: --worker-cert-file",
+        lambda s: s.tls.worker_key_file is None or s.tls.worker_cert_file is not None,
+    ),
+    Rule(
         ("side_channel_host", "cluster_key"),
         "anyone who reaches that address would be trusted as a worker: give --cluster-key (better in "
         "MOTET_CLUSTER_KEY), or --insecure",

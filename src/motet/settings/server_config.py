@@ -41,6 +41,7 @@ from motet.settings.engine_config import EngineConfig, ModelConfig
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import check_urls, integers_by_key, json_object, weights_by_key
 from motet.settings.ray_config import RayConfig
+from motet.settings.tls_config import TlsConfig
 from motet.types import MAX_LOGPROBS, LogprobsMode, Policy
 
 
@@ -356,6 +357,7 @@ RECORDS: Final[Mapping[type, Mapping[str, Declaration]]] = {
     CellConfig: settings_of(CellConfig, Panel.CELL, commands=ENGINES),
     RoutingConfig: settings_of(RoutingConfig, Panel.ROUTING, commands=EVERY),
     KVEventsConfig: settings_of(KVEventsConfig, Panel.ROUTING, commands=SERVE),
+    TlsConfig: settings_of(TlsConfig, Panel.TLS, commands=SERVE + GATEWAY),
     GatewayConfig: settings_of(GatewayConfig, Panel.SERVERS, commands=GATEWAY),
     RayConfig: settings_of(RayConfig, Panel.RAY, commands=RAY),
     ServerConfig: settings_of(ServerConfig, Panel.HTTP, commands=EVERY),
