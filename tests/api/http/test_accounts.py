@@ -2,11 +2,12 @@
 it."""
 
 import logging
+import re
 
 import pytest
 
 from motet.errors import EngineError
-from tests.api.serving import Served, Serving, WatchedEngine, group_lines
+from tests.api.serving import ROUTES, Served, Serving, WatchedEngine, every_route, group_lines
 from tests.error_response import assert_error
 from tests.tiny_tokenizer import fake_answer
 
@@ -95,6 +96,31 @@ async def test_every_group_carries_the_request_s_id(served: Served) -> None:
         "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}, headers=headers
     )
     assert [request.trace for request in served.engine.requests] == ["mine"] * 3
+
+
+@every_route
+async def test_a_client_s_id_is_a_part_of_the_answer_s(served: Served, path: str) -> None:
+    """Clients of vLLM find a request by this in the logs. Unlike there, ids are unique if a client repeats its own."""
+    headers = {"x-request-id": "order-4711_a.b:c~"}
+    answers = [(await served.http.post(path, json=ROUTES[path], headers=headers)).json() for _ in range(2)]
+    ids = [answer.get("id") or answer["request_id"] for answer in answers]
+    assert len(set(ids)) == 2
+    assert all("-order-4711_a.b:c~-" in id for id in ids)
+    assert ids == [request.request_id for request in served.engine.requests]
+
+
+@pytest.mark.parametrize("given", ["a/b", "a?b", "a%2f", "../x", "x" * 129, "ä", ""])
+async def test_an_id_that_cannot_be_in_the_path_of_a_group_is_no_part_of_it(served: Served, given: str) -> None:
+    headers = {b"x-request-id": given.encode()}
+    answer = await served.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+    assert re.fullmatch("cmpl-[0-9a-f]{32}", answer.json()["id"])
+
+
+async def test_a_group_is_found_by_an_id_with_a_client_s_own(served: Served) -> None:
+    body = {"prompt": "x", "keep_s": 60}
+    answer = await served.http.post("/v1/completions", json=body, headers={"x-request-id": "y" * 128})
+    group = await served.http.get(f"/v1/groups/{answer.json()['id']}")
+    assert (group.status_code, len(group.json()["id"])) == (200, len("cmpl--") + 128 + 32)
 
 
 async def test_without_a_client_s_id_the_id_in_the_answer_is_passed_on(served: Served) -> None:

@@ -268,13 +268,14 @@ async def test_a_request_is_logged_once_with_its_usage(
     gateway = await serve_texts(Behaviour(ignores_n=True))
     with caplog.at_level("INFO", logger="motet.api"):
         headers = {"x-request-id": "mine", "x-session-id": "s"}
-        await gateway.served.http.post(CHAT, json=gateway.body(n=2, seed=4), headers=headers)
+        answer = await gateway.served.http.post(CHAT, json=gateway.body(n=2, seed=4), headers=headers)
     (fields,) = group_lines(caplog)
     names = ("request_id", "status", "model", "worker", "n", "finished")
     assert [fields[name] for name in names] == ["mine", 200, TEXTS, "texts-0", 2, 2]
     assert (fields["prompt_tokens"], fields["completion_tokens"]) == (2, 5)
     sent = gateway.peers[0].requests[0].headers
     assert (sent["x-request-id"], sent["x-session-id"]) == ("mine", "s")
+    assert answer.json()["id"].startswith("chatcmpl-mine-")
 
 
 async def test_usage_that_the_server_did_not_send_is_null(serve_texts: TextServing) -> None:

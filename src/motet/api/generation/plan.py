@@ -170,7 +170,7 @@ def make_plan(
     rights = service.rights(caller.client)
     _check_priority(request.priority, rights.min_priority)
     _check_scores(prompts, options)
-    answer_id = new_request_id(options.prefix)
+    answer_id = new_request_id(options.prefix, named=caller.own_id)
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
     options = replace(options, logprobs_mode=options.logprobs_mode or service.config.logprobs_mode)
     policy = _policy(sampling, options, max_top=service.config.max_logprobs)

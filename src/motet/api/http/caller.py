@@ -29,6 +29,8 @@ class Caller:
     client: str
     """Name of the client whose limits apply. It contains the number of the API key, not the key itself. All requests
     without a key have one name."""
+    own_id: str = ""
+    """The client's own id of the request, from the header or the body; empty if the server gave the request its id."""
     body_bytes: int = 0
     work_size: int = 0
     """Size of the work of rendering and tokenising the body."""
@@ -50,8 +52,9 @@ def caller_of(
     """Returns the caller of a request. `named`, `session`: the ids of the request and of its conversation in the body,
     used if no header has them. `cache_salt`: the body's. Raises RequestError for a session that is not a valid id."""
     trace: str = request.state.trace
-    if named is not None and is_id(named) and request.headers.get(HEADER) != trace:
-        trace = named
+    own_id = trace if request.headers.get(HEADER) == trace else ""
+    if not own_id and named is not None and is_id(named):
+        trace = own_id = named
     session_in_body = "" if session in (None, NO_SESSION) else str(session)
     if session_in_body and not is_id(session_in_body):
         raise invalid_value("session_id", "expected up to 200 printable characters without spaces")
@@ -59,6 +62,7 @@ def caller_of(
     body = state.get("body", b"")
     return Caller(
         trace,
+        own_id=own_id,
         session_id=state.get("session") or session_in_body,
         client=state.get("client", ANONYMOUS),
         body_bytes=len(body),

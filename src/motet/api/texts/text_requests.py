@@ -92,7 +92,7 @@ async def answer_from_texts(service: Service, passed: PassThrough, *, route: Tex
         max_n=config.max_n,
         prompt_param=prompt_param,
     )
-    head = AnswerHead(id=new_request_id(id_prefix), created=int(time.time()), model=model.name)
+    head = AnswerHead(id=new_request_id(id_prefix, named=caller.own_id), created=int(time.time()), model=model.name)
     group = UpstreamPrompts(service, model, request=text_request, head=head, caller=caller, policy=policy)
     writer = (
         UpstreamChunks(
