@@ -1,8 +1,8 @@
 """The HTTP application: its routes and its middleware.
 
-RequestIds ─► CORS ─► Gate ─► BodyLimit ─► routes
-id, last      browsers  401, 403  413, 503  chat, completions, responses, messages, generate, render,
-resort 500                                     tokens, models, page, admin, membership, engine
+RequestIds ─► CORS ─► Gate ─► UnknownFields ─► BodyLimit ─► routes
+id, last      browsers  401, 403  names them     413, 503  chat, completions, responses, messages, generate, render,
+resort 500                                                 tokens, models, page, admin, membership, engine
 """
 
 from fastapi import APIRouter, FastAPI
@@ -21,6 +21,7 @@ from motet.api.http.gate import Gate
 from motet.api.http.paths import usual_path
 from motet.api.http.request_ids import MESSAGE_HEADER, RequestIds
 from motet.api.http.routes import new_router
+from motet.api.http.unknown_fields import IGNORED_HEADER, UnknownFields
 from motet.api.openai.chat_completions import chat_router
 from motet.api.openai.completions import completion_router
 from motet.api.openai.group_routes import group_router
@@ -118,9 +119,10 @@ def _middleware(service: Service) -> list[Middleware]:
                 allow_origins=list(config.cors_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=[HEADER, MESSAGE_HEADER, WORKER_HEADER, CAPPED_HEADER, "retry-after"],
+                expose_headers=[HEADER, MESSAGE_HEADER, WORKER_HEADER, CAPPED_HEADER, IGNORED_HEADER, "retry-after"],
             )
         )
     layers.append(Middleware(Gate, config=config, page_routes=PAGE_ROUTES))
+    layers.append(Middleware(UnknownFields, ignore=config.unknown_fields == "warn"))
     layers.append(Middleware(BodyLimit, max_bytes=config.max_body_bytes, max_open_bytes=config.max_open_body_bytes))
     return layers

@@ -242,6 +242,12 @@ class ServerConfig:
         20, "Maximum number of alternatives reported for a token.", minimum=0, maximum=MAX_LOGPROBS
     )
     logprobs_mode: LogprobsMode = limit(LogprobsMode.RAW, "Distribution of log-probabilities.")
+    unknown_fields: str = setting(
+        "refuse",
+        "With warn, fields of a request that the server does not know are ignored, and named in the log and in a "
+        "header of the response; refuse answers such a request with 400.",
+        choices=("refuse", "warn"),
+    )
     max_tokens_policy: str = limit(
         "refuse",
         "With cap, a maximum number of output tokens that exceeds the model's length is reduced to what fits; refuse "

@@ -133,9 +133,14 @@ def _none_if_empty(value: object) -> object:
 StructuredOutputsField = Annotated[StructuredOutputs | None, BeforeValidator(_none_if_empty)]
 
 
+FORM_KEYS = ("json", "regex", "choice", "grammar", "json_object")
+FORMER_NAMES = frozenset(f"guided_{key}" for key in FORM_KEYS)
+"""The fields that vLLM had before 0.12 in place of `structured_outputs`."""
+
+
 def refuse_former_names(cls: type[Schema], data: object) -> object:
-    """Checks that a body has none of the fields that vLLM had before 0.12 in place of `structured_outputs`."""
-    for key in ("json", "regex", "choice", "grammar", "json_object"):
+    """Checks that a body has none of `FORMER_NAMES`."""
+    for key in FORM_KEYS:
         name = f"guided_{key}"
         if isinstance(data, dict) and data.get(name) is not None:
             raise FieldError(unsupported_parameter, name, f"is now 'structured_outputs': {{'{key}': ...}}")
@@ -144,6 +149,8 @@ def refuse_former_names(cls: type[Schema], data: object) -> object:
 
 class StructuredFields(Schema):
     """The form of answers, on routes whose answers are not OpenAI's texts."""
+
+    former = FORMER_NAMES
 
     structured_outputs: StructuredOutputsField = None
 
@@ -162,6 +169,8 @@ def check_named_logprobs(sampling: SamplingFields, num_top: int | None) -> None:
 
 class FormattedFields(Schema):
     """The form of answers on OpenAI's routes, and the log-probabilities of the prompt."""
+
+    former = FORMER_NAMES
 
     structured_outputs: StructuredOutputsField = None
 

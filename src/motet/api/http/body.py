@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from motet.api.http.failure import ErrorResponse, FieldError, body_too_large, invalid_value, schema_failure
 from motet.api.http.long_work import in_thread
 from motet.api.http.schema import MAX_VALUES, Schema
+from motet.api.http.unknown_fields import IgnoredFields
 from motet.engines.wire import TENSORS
 from motet.errors import BodyEncodingError, RequestError
 
@@ -124,11 +125,11 @@ def is_tensors(headers: Headers) -> bool:
     return headers.get("content-type", "").partition(";")[0].strip().lower() == TENSORS
 
 
-async def read_json(raw: bytes, schema: type[Body], *, client: str) -> Body:
-    """Returns the checked body. `client`: client in whose turn a long body is checked (`long_work`). Raises
-    RequestError for a body that does not match its schema or has too many parts, ValueError and RecursionError if it is
-    not JSON."""
-    work = partial(_checked, raw, schema)
+async def read_json(raw: bytes, schema: type[Body], *, client: str, ignored: IgnoredFields) -> Body:
+    """Returns the checked body. `client`: client in whose turn a long body is checked (`long_work`). `ignored`: removes
+    and names the fields that are ignored. Raises RequestError for a body that does not match its schema or has too many
+    parts, ValueError and RecursionError if it is not JSON."""
+    work = partial(_checked, raw, schema, ignored=ignored)
     return work() if is_short(raw) else await in_thread(work, client=client)
 
 
@@ -137,11 +138,13 @@ def is_short(raw: bytes) -> bool:
     return len(raw) <= SHORT_BYTES and raw.count(b"{") + raw.count(b"[") <= SHORT_CONTAINERS
 
 
-def _checked(raw: bytes, schema: type[Body]) -> Body:
+def _checked(raw: bytes, schema: type[Body], *, ignored: IgnoredFields) -> Body:
     if not is_short(raw):
         check_counts(raw, max_values=MAX_TOKEN_IDS if schema.has_token_ids else MAX_VALUES)
+    value = json_value(raw)
+    ignored.remove_from(value, schema)
     try:
-        return schema.model_validate(json_value(raw))
+        return schema.model_validate(value)
     except ValidationError as error:  # it can contain thousands of errors, and the client gets the first one
         raise schema_failure(error) from error
 

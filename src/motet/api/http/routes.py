@@ -19,6 +19,7 @@ from motet.api.http.body import JSON_TYPE, Body, check_counts, is_short, read_js
 from motet.api.http.failure import validation_failure
 from motet.api.http.long_work import in_thread, work_client
 from motet.api.http.schema import MAX_VALUES, ignored_paths
+from motet.api.http.unknown_fields import ignored_fields, without_ignored
 from motet.errors import RequestError
 
 log = logging.getLogger("motet.api")
@@ -41,7 +42,10 @@ class CheckedRoute(APIRoute):
         async def checked(request: Request) -> Response:
             if not is_short(raw := await request.body()):
                 await in_thread(partial(check_counts, raw, max_values=MAX_VALUES), client=work_client(request.scope))
-            return await handle(request)
+            body = self.body_field
+            return await handle(
+                request if body is None else without_ignored(request, raw, annotation=body.field_info.annotation)
+            )
 
         return handle if self.body_field is None else checked
 
@@ -97,7 +101,8 @@ async def read_body(request: Request, schema: type[Body]) -> Body:
         message = f"Unsupported content type {content_type[:MAX_NAME_CHARS]!r}: the body must be application/json."
         raise RequestError(message, code="invalid_content_type")
     try:
-        body = await read_json(await body_of(request), schema, client=work_client(request.scope))
+        client, ignored = work_client(request.scope), ignored_fields(request)
+        body = await read_json(await body_of(request), schema, client=client, ignored=ignored)
     except (ValueError, RecursionError) as error:  # the body is not JSON
         raise validation_failure([{"type": "json_invalid", "loc": ("body",)}]) from error
     if log.isEnabledFor(logging.DEBUG):

@@ -88,6 +88,10 @@ class Schema(BaseModel):
     """Unsupported fields, and the values with which they have no effect."""
     refused: ClassVar[frozenset[str]] = frozenset()
     """Unsupported fields that are refused whatever their value is."""
+    former: ClassVar[frozenset[str]] = frozenset()
+    """Unsupported fields that a validator refuses with the name that replaces them."""
+    lenient: ClassVar[Mapping[str, type["Schema"]]] = {}
+    """Fields whose unknown members are ignored by name, and the schemas of their values."""
     advice: ClassVar[Mapping[str, str]] = {}
     """The end of the error for an unsupported field, if a list of the accepted values is not enough."""
 
