@@ -37,6 +37,7 @@ from motet.api.sglang.sglang_routes import sglang_router
 from motet.api.trainers.rollouts import rollout_router, sleep_router
 from motet.api.trainers.server_info import server_info_router
 from motet.api.trainers.weight_routes import transfer_router, weight_router
+from motet.api.vllm.derender import derender_router
 from motet.api.vllm.generate import generate_router
 from motet.api.vllm.render import render_router
 from motet.api.worker.engine_routes import engine_router, order_router
@@ -50,6 +51,7 @@ ROUTERS = (
     generate_router,
     group_router,
     render_router,
+    derender_router,
     models_router,
     openapi_router,
     page_router,

@@ -1,0 +1,273 @@
+"""vLLM's routes that turn the answers of `/inference/v1/generate` into answers of OpenAI's routes, without an engine:
+
+POST /v1/chat/completions/derender      the answer to a rendered chat
+POST /v1/completions/derender           the answers to each of several rendered prompts
+
+The request that was rendered is planned again. Its plan reads the given tokens as if an engine had generated them, so
+the answer has the text, reasoning, tool calls and log-probabilities that the request would have had without rendering.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, ClassVar, Self
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, model_validator
+
+from motet.api.generation.collect import BodyShape, CollectedAnswer
+from motet.api.generation.kv_params import PARAM, request_context
+from motet.api.generation.plan import Plan
+from motet.api.generation.request_fields import RequestFields, TokenIds
+from motet.api.http.caller import Caller, caller_of
+from motet.api.http.failure import FieldError, invalid_value, unsupported_parameter
+from motet.api.http.routes import new_router, post
+from motet.api.http.schema import Neutral, OpenSchema, Schema
+from motet.api.openai.chat_completions import ChatBody
+from motet.api.openai.chat_plan import plan_chat
+from motet.api.openai.chat_schema import ChatRequest
+from motet.api.openai.completions import CompletionBody, CompletionRequest, CompletionTexts, plan_completions
+from motet.api.service import Service
+from motet.text.choice import ChoiceEvent
+from motet.text.group_choices import GroupChoices
+from motet.text.prepare import PromptPreparer
+from motet.text.text_group import GroupStep
+from motet.types import (
+    ChoiceDelta,
+    ChoiceStart,
+    Finish,
+    FinishReason,
+    GroupDelta,
+    TokenLogprob,
+    Usage,
+)
+
+UNKNOWN_PROMPT = [0]
+"""Takes the place of a prompt that the client did not send, until the request is planned."""
+MAX_ID_CHARS = 200
+
+
+class GeneratedToken(OpenSchema):
+    token_id: int | None = Field(None, ge=0)
+    token: str = Field("", max_length=MAX_ID_CHARS)
+    """`token_id:N`, for servers that do not send `token_id`."""
+    logprob: float
+    rank: int | None = None
+
+    @model_validator(mode="after")
+    def check_id(self) -> Self:
+        number = self.token.removeprefix("token_id:")
+        if self.token_id is None and not (number != self.token and number.isascii() and number.isdigit()):
+            raise FieldError(invalid_value, "token_id", "neither it nor a 'token' such as 'token_id:5' is given")
+        return self
+
+    @property
+    def id(self) -> int:
+        return int(self.token.removeprefix("token_id:")) if self.token_id is None else self.token_id
+
+
+class SampledToken(GeneratedToken):
+    top_logprobs: list[GeneratedToken] = Field(default_factory=list)
+
+
+class GeneratedLogprobs(OpenSchema):
+    content: list[SampledToken] | None = None
+
+
+class GeneratedChoice(OpenSchema):
+    index: int = Field(ge=0, lt=2**31)
+    token_ids: TokenIds
+    finish_reason: Annotated[FinishReason, Field(strict=False)] | None = None
+    stop_reason: str | int | None = None
+    logprobs: GeneratedLogprobs | None = None
+
+    @model_validator(mode="after")
+    def check_tokens(self) -> Self:
+        if not self.token_ids:
+            raise FieldError(invalid_value, "token_ids", "the array is empty; at least one token is needed")
+        if (entries := self.entries) is not None and len(entries) != len(self.token_ids):
+            why = f"it has {len(entries)} entries, and there are {len(self.token_ids)} tokens"
+            raise FieldError(invalid_value, "logprobs.content", why)
+        return self
+
+    @property
+    def entries(self) -> list[SampledToken] | None:
+        return None if self.logprobs is None else self.logprobs.content
+
+    def deltas(self) -> Iterator[ChoiceDelta]:
+        """Yields the tokens and the end of the choice as an engine reports them."""
+        logprobs = None
+        if self.entries is not None:
+            logprobs = tuple(
+                TokenLogprob(
+                    one.id, one.logprob, one.rank or 0, tuple((top.id, top.logprob) for top in one.top_logprobs)
+                )
+                for one in self.entries
+            )
+        stop_token = self.stop_reason if isinstance(self.stop_reason, int) else None
+        finish = Finish(self.finish_reason or FinishReason.STOP, stop_token)
+        ends_in_text = isinstance(self.stop_reason, str)  # then the last token belongs to the text
+        yield ChoiceDelta(self.index, tuple(self.token_ids), logprobs, None if ends_in_text else finish)
+        if ends_in_text:
+            yield ChoiceDelta(self.index, (), () if logprobs else None, finish)
+
+
+class Generated(OpenSchema):
+    """An answer of `/inference/v1/generate`."""
+
+    request_id: str = Field(max_length=MAX_ID_CHARS)
+    choices: list[GeneratedChoice] = Field(min_length=1)
+    prompt_token_ids: TokenIds | None = None
+
+    @model_validator(mode="after")
+    def check_indices(self) -> Self:
+        if len({choice.index for choice in self.choices}) < len(self.choices):
+            raise FieldError(invalid_value, "choices", "two choices have the same index")
+        return self
+
+    @property
+    def num_top(self) -> int | None:
+        """Maximum number of alternatives to a token; None without log-probabilities."""
+        entries = [one for choice in self.choices for one in choice.entries or ()]
+        return max(len(one.top_logprobs) for one in entries) if entries else None
+
+
+class DerenderFields(Schema):
+    has_token_ids = True
+    neutral: ClassVar[Neutral] = {"stream": (False,)}
+
+    model: str | None = None
+
+
+class ChatDerender(DerenderFields):
+    generate_response: Generated
+    prompt_tokens: int | None = Field(None, ge=0)
+    prompt_token_ids: TokenIds | None = None
+    chat_request: ChatRequest | None = None
+
+    @property
+    def planned_request(self) -> ChatRequest:
+        generated = self.generate_response
+        chat = self.chat_request or ChatRequest.model_construct(messages=[])
+        prompt = self.prompt_token_ids or generated.prompt_token_ids or chat.prompt_token_ids
+        if prompt is None and self.chat_request is None:
+            prompt = UNKNOWN_PROMPT
+        update: dict[str, object] = {"model": self.model or chat.model, "prompt_token_ids": prompt}
+        if self.chat_request is None and generated.num_top is not None:
+            update |= {"logprobs": True, "top_logprobs": generated.num_top}
+        return chat.model_copy(update=update | {"n": len(generated.choices), "stream": False, "group": None})
+
+
+class CompletionDerender(DerenderFields):
+    generate_responses: list[Generated] = Field(min_length=1)
+    prompt_tokens: list[Annotated[int, Field(ge=0)]] | None = None
+    completion_request: CompletionRequest | None = None
+    """Only `skip_special_tokens` is used."""
+
+    @model_validator(mode="after")
+    def check_lengths(self) -> Self:
+        num_prompts = len(self.generate_responses)
+        if self.prompt_tokens is not None and len(self.prompt_tokens) != num_prompts:
+            why = f"it has {len(self.prompt_tokens)} entries, and there are {num_prompts} responses"
+            raise FieldError(invalid_value, "prompt_tokens", why)
+        n = len(self.generate_responses[0].choices)
+        for number, one in enumerate(self.generate_responses):
+            if sorted(choice.index for choice in one.choices) != list(range(n)):
+                why = f"each response has the same {n} choices, numbered from 0"
+                raise FieldError(invalid_value, f"generate_responses[{number}].choices", why)
+        return self
+
+    @property
+    def planned_request(self) -> CompletionRequest:
+        request, responses = self.completion_request, self.generate_responses
+        fields = {
+            "model": self.model or (request.model if request else None),
+            "prompt": [one.prompt_token_ids or UNKNOWN_PROMPT for one in responses],
+            "n": len(responses[0].choices),
+            "max_tokens": 1,
+            "skip_special_tokens": request is None or request.skip_special_tokens,
+            "logprobs": max((one.num_top for one in responses if one.num_top is not None), default=None),
+        }
+        return CompletionRequest.model_validate(fields)
+
+
+def derender_router(service: Service) -> APIRouter:
+    router = new_router()
+
+    @post(router, "/v1/chat/completions/derender", body=ChatDerender, summary="Token ids as an answer to a chat")
+    async def chat(body: ChatDerender, request: Request) -> Response:
+        planned, responses = body.planned_request, [body.generate_response]
+        async with request_context(
+            service, planned, caller=_caller(planned, request), num_choices=planned.n
+        ) as context:
+            _check(context.served.preparer, responses)
+            plan = _with_choices(await plan_chat(service, planned, context=context), responses)
+        counts = None if body.prompt_tokens is None else [body.prompt_tokens]
+        work = partial(_answer, plan, responses, prompt_tokens=counts, shape=ChatBody(plan, planned))
+        return await _response(work, responses, caller=context.caller)
+
+    @post(router, "/v1/completions/derender", body=CompletionDerender, summary="Token ids as answers to prompts")
+    async def completions(body: CompletionDerender, request: Request) -> Response:
+        planned, responses = body.planned_request, body.generate_responses
+        async with request_context(
+            service, planned, caller=_caller(planned, request), num_choices=planned.n
+        ) as context:
+            _check(context.served.preparer, responses)
+            plan = _with_choices(await plan_completions(service, planned, context=context), responses)
+        shape = CompletionBody(planned, CompletionTexts(plan, planned))
+        work = partial(_answer, plan, responses, prompt_tokens=body.prompt_tokens, shape=shape)
+        return await _response(work, responses, caller=context.caller)
+
+    return router
+
+
+def _caller(planned: RequestFields, request: Request) -> Caller:
+    if planned.kv_transfer_params is not None:
+        raise unsupported_parameter(PARAM, "cannot be used here: nothing is generated")
+    return caller_of(request)
+
+
+def _check(preparer: PromptPreparer, responses: Sequence[Generated]) -> None:
+    """Raises RequestError for tokens that the model does not have, and for more tokens than its context can have."""
+    for choice in (choice for one in responses for choice in one.choices):
+        preparer.check_prompt(choice.token_ids, param="token_ids")
+        preparer.check_length(choice.token_ids, param="token_ids")
+        for entry in choice.entries or ():
+            preparer.check_prompt([entry.id, *(top.id for top in entry.top_logprobs)], param="token_id")
+
+
+def _with_choices(plan: Plan, responses: Sequence[Generated]) -> Plan:
+    """Returns the plan with the ids of the responses and the numbers of their choices."""
+    groups = [
+        msgspec.structs.replace(
+            group,
+            prompt=() if list(group.prompt) == UNKNOWN_PROMPT else group.prompt,
+            choices=tuple(ChoiceStart(choice.index, 0) for choice in response.choices),
+        )
+        for group, response in zip(plan.groups, responses, strict=True)
+    ]
+    return replace(plan, head=replace(plan.head, id=responses[0].request_id), groups=tuple(groups))
+
+
+async def _response(work: Callable[[], bytes], responses: Sequence[Generated], *, caller: Caller) -> Response:
+    num_tokens = sum(len(choice.token_ids) for one in responses for choice in one.choices)
+    return Response(await caller.in_thread_if_long(work, num_tokens), media_type="application/json")
+
+
+def _answer(
+    plan: Plan, responses: Sequence[Generated], *, prompt_tokens: Sequence[int] | None, shape: BodyShape
+) -> bytes:
+    """Returns the answer. `prompt_tokens`: number of tokens of each prompt; None for the prompts of the plan."""
+    answer, completion_tokens, reasoning_tokens = CollectedAnswer(plan, shape.logprobs), 0, 0
+    for number, (group, response) in enumerate(zip(plan.groups, responses, strict=True)):
+        choices = GroupChoices(group, tokenizer=plan.served.tokenizer, rules=plan.rules_of(number))
+        for delta in (delta for choice in response.choices for delta in choice.deltas()):
+            events: list[ChoiceEvent] = []
+            choices.feed(GroupDelta(group.request_id, (delta,)), events)
+            answer.feed([GroupStep(events, None, number)])
+        completion_tokens += sum(choices.num_tokens.values())
+        reasoning_tokens += choices.reasoning_tokens
+    lengths = [len(group.prompt) for group in plan.groups] if prompt_tokens is None else prompt_tokens
+    usage = Usage(prompt_tokens=sum(lengths), completion_tokens=completion_tokens, reasoning_tokens=reasoning_tokens)
+    return b"".join(shape.body(answer, usage))

@@ -1,0 +1,144 @@
+"""A request that is rendered, generated and derendered has the answer of the request itself."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.calling import PARIS, TIME, WEATHER, CallingServing
+from tests.api.serving import PROMPT, Served, Serving, saying
+from tests.error_response import assert_error
+
+pytestmark = pytest.mark.anyio
+
+CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
+MESSAGES: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
+TOOLS = [WEATHER, TIME]
+CHOICE: dict[str, object] = {"index": 0, "token_ids": [5, 6], "finish_reason": "length"}
+
+
+async def generated(served: Served, body: dict[str, Any]) -> dict[str, Any]:
+    """Returns an answer as vLLM sends it, without Motet's own fields."""
+    response = await served.http.post(GENERATE, json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def comparable(answer: dict[str, Any]) -> dict[str, Any]:
+    """Returns an answer without its id and time, and without the ids of its calls."""
+    for choice in answer["choices"]:
+        for call in choice.get("message", {}).get("tool_calls", ()):
+            call.pop("id", None)
+    return {name: value for name, value in answer.items() if name not in ("id", "created", "kv_transfer_params")}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 2, "seed": 3},
+        {"logprobs": True, "top_logprobs": 2},
+        {"stop": "rain", "n": 3},
+        {"stop": "rain", "include_stop_str_in_output": True},
+        {"max_tokens": 3, "return_token_ids": True},
+        {"tools": TOOLS, "n": 4},
+        {"tools": TOOLS, "tool_choice": "none", "n": 4},
+        {"include_reasoning": False, "n": 4},
+        {"separate_reasoning": False, "n": 4},
+    ],
+)
+async def test_a_derendered_chat_is_the_answer_itself(serve_tools: CallingServing, fields: dict[str, Any]) -> None:
+    answers = PARIS, "It rains. 日本 😀", f"<think>Where?</think>{PARIS}", "<think>Hm.</think>No."
+    served = await serve_tools(saying(*answers))
+    request = {"messages": MESSAGES, "temperature": 0.5, **fields}
+    expected = (await served.http.post(CHAT, json=request)).json()
+    rendered = (await served.http.post(f"{CHAT}/render", json=request)).json()
+    response = await generated(served, rendered)
+    body = {"generate_response": response, "chat_request": request}
+    for prompt in ({}, {"prompt_token_ids": rendered["token_ids"], "prompt_tokens": len(rendered["token_ids"])}):
+        derendered = await served.http.post(f"{CHAT}/derender", json=body | prompt)
+        assert derendered.status_code == 200, derendered.text
+        assert derendered.json()["id"] == response["request_id"]
+        assert comparable(derendered.json()) == comparable(dict(expected))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "hello"},
+        {"prompt": ["hello", "there"], "n": 2, "seed": 3},
+        {"prompt": PROMPT, "logprobs": 2, "max_tokens": 4},
+        {"prompt": PROMPT, "skip_special_tokens": False},
+    ],
+)
+async def test_derendered_completions_are_the_answer_itself(serve: Serving, fields: dict[str, Any]) -> None:
+    served = await serve(saying("It rains. 日本 😀", "Yes."))
+    expected = (await served.http.post(COMPLETIONS, json=fields)).json()
+    rendered = (await served.http.post(f"{COMPLETIONS}/render", json=fields)).json()
+    responses = [await generated(served, one | {"return_token_ids": True}) for one in rendered]
+    body = {"generate_responses": responses, "completion_request": fields}
+    for prompt in ({}, {"prompt_tokens": [len(one["token_ids"]) for one in rendered]}):
+        derendered = await served.http.post(f"{COMPLETIONS}/derender", json=body | prompt)
+        assert derendered.status_code == 200, derendered.text
+        assert comparable(derendered.json()) == comparable(dict(expected))
+
+
+async def test_without_the_request_the_text_is_the_content(serve: Serving) -> None:
+    """Uses the shapes of older servers, whose log-probabilities have the ids as texts."""
+    served = await serve()
+    entry = {"token": "token_id:5", "logprob": -1.0, "bytes": None, "top_logprobs": []}
+    choice = CHOICE | {"stop_reason": "END", "finish_reason": "stop", "logprobs": {"content": [entry, entry]}}
+    response = {"request_id": "r-1", "choices": [choice], "prompt_logprobs": None, "kv_transfer_params": None}
+    body = {"model": "tiny", "generate_response": response, "prompt_tokens": 7, "stream": False}
+    answer = (await served.http.post(f"{CHAT}/derender", json=body)).json()
+    text = served.tokenizer.decode([5, 6])
+    assert (answer["id"], answer["choices"][0]["message"]["content"]) == ("r-1", text)
+    assert [one["logprob"] for one in answer["choices"][0]["logprobs"]["content"]] == [-1.0, -1.0]
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (7, 2)
+    body = {"generate_responses": [response, response], "prompt_tokens": [3, 4]}
+    answer = (await served.http.post(f"{COMPLETIONS}/derender", json=body)).json()
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, text), (1, text)]
+    assert answer["usage"]["prompt_tokens"] == 7
+    assert served.engine.requests == []
+
+
+def wrong(**fields: object) -> dict[str, object]:
+    return {"generate_response": {"request_id": "r", "choices": [CHOICE | fields]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        (CHAT, {}, 400, "generate_response"),
+        (CHAT, {"generate_response": {"request_id": "r", "choices": []}}, 400, "generate_response.choices"),
+        (CHAT, wrong(token_ids=[]), 400, "generate_response.choices[0].token_ids"),
+        (CHAT, wrong(token_ids=None), 400, "generate_response.choices[0].token_ids"),
+        (CHAT, wrong(token_ids=[9999]), 400, "token_ids"),
+        (CHAT, wrong(token_ids=[5] * 5000), 400, "token_ids"),
+        (CHAT, wrong(finish_reason="tired"), 400, "generate_response.choices[0].finish_reason"),
+        (CHAT, wrong(logprobs={"content": []}), 400, "generate_response.choices[0].logprobs.content"),
+        (CHAT, wrong() | {"stream": True}, 400, "stream"),
+        (CHAT, wrong() | {"model": "other"}, 404, "model"),
+        (CHAT, {"generate_response": {"request_id": "r", "choices": [CHOICE] * 2}}, 400, "generate_response.choices"),
+        (CHAT, wrong() | {"chat_request": {"messages": []}}, 400, "chat_request.messages"),
+        (COMPLETIONS, {"generate_responses": []}, 400, "generate_responses"),
+        (
+            COMPLETIONS,
+            {"generate_responses": [wrong()["generate_response"]], "prompt_tokens": [1, 2]},
+            400,
+            "prompt_tokens",
+        ),
+        (
+            COMPLETIONS,
+            {"generate_responses": [wrong(index=1)["generate_response"]]},
+            400,
+            "generate_responses[0].choices",
+        ),
+    ],
+)
+async def test_wrong_bodies_are_refused(
+    served: Served, path: str, body: dict[str, object], status: int, param: str
+) -> None:
+    response: httpx.Response = await served.http.post(f"{path}/derender", json=body)
+    assert_error(response, status=status, param=param)
