@@ -8,12 +8,14 @@ import pytest
 from openai.types.responses import (
     FunctionToolParam,
     Response,
+    ResponseCustomToolCall,
     ResponseFunctionToolCall,
     ResponseInputParam,
     ResponseReasoningItem,
 )
 from pydantic import BaseModel
 
+from motet.api.openai.response_output import custom_input
 from tests.api.calling import PARIS, WEATHER, CallingServing, called
 from tests.api.one_answer import ANSWERS, weather_script
 from tests.api.responding import final, plain, post, streamed, unstreamed
@@ -24,6 +26,15 @@ pytestmark = pytest.mark.anyio
 
 FLAT_WEATHER: FunctionToolParam = {"type": "function", **WEATHER["function"], "strict": False}  # type: ignore[typeddict-item]
 FLAT_TIME: FunctionToolParam = {"type": "function", "name": "get_time", "parameters": None, "strict": False}
+
+PATCH = '*** Begin Patch\n"é"\n'
+PATCH_TOOL = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Changes files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: LINE+"},
+}
+PATCHED = called("apply_patch", json.dumps({"input": PATCH}))
 
 
 def calls(response: Response) -> list[ResponseFunctionToolCall]:
@@ -128,7 +139,7 @@ async def test_a_function_of_a_namespace_is_called_and_goes_back_under_its_own_n
     served = await serve_tools(saying(called("mcp__map__get_weather", '{"city": "Paris"}')))
     tools = [
         {"type": "web_search", "external_web_access": True},
-        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
+        PATCH_TOOL,
         {"type": "namespace", "name": "mcp__map", "description": "Maps.", "tools": [FLAT_WEATHER, FLAT_TIME]},
         FLAT_TIME,
     ]
@@ -138,12 +149,71 @@ async def test_a_function_of_a_namespace_is_called_and_goes_back_under_its_own_n
     response = final(streamed(answer)) if stream else unstreamed(answer)
     (call,) = calls(response)
     assert (call.namespace, call.name) == ("mcp__map", "get_weather")
-    assert [tool.type for tool in response.tools] == ["namespace", "function"]
+    assert [tool.type for tool in response.tools] == ["custom", "namespace", "function"]
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     unstreamed(await post(served, [user, *response.model_dump(mode="json")["output"], output], **codex))
     prompts = [serve_tools.tokenizer.decode(request.prompt) for request in served.engine.requests]
-    assert all("mcp__map__get_time" in prompt and "apply_patch" not in prompt for prompt in prompts)
+    assert all("mcp__map__get_time" in prompt and "apply_patch" in prompt for prompt in prompts)
+    assert "web_search" not in prompts[0]
     assert prompts[1].count("mcp__map__get_weather") == prompts[0].count("mcp__map__get_weather") + 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_custom_tool_is_called_with_text_and_its_result_goes_back(
+    serve_tools: CallingServing, stream: bool
+) -> None:
+    """The tool was accepted and not shown to the model, and its calls of earlier turns were refused."""
+    served = await serve_tools(saying(PATCHED))
+    user, fields = {"role": "user", "content": "hi"}, {"tools": [PATCH_TOOL]}
+    answer = await post(served, [user], stream=stream, **fields)
+    response = final(streamed(answer)) if stream else unstreamed(answer)
+    (call,) = response.output
+    assert isinstance(call, ResponseCustomToolCall)
+    assert (call.name, call.input) == ("apply_patch", PATCH)
+    (tool,) = response.model_dump(mode="json", exclude_none=True)["tools"]
+    assert tool == PATCH_TOOL
+    output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    unstreamed(await post(served, [user, *response.model_dump(mode="json")["output"], output], **fields))
+    first, second = (serve_tools.tokenizer.decode(request.prompt) for request in served.engine.requests)
+    assert "Changes files." in first
+    assert "start: LINE+" in first
+    assert second.count("apply_patch") == first.count("apply_patch") + 1
+    assert "done" in second
+
+
+async def test_the_input_of_a_custom_tool_is_one_delta(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(PATCHED))
+    events = streamed(await post(served, stream=True, tools=[PATCH_TOOL]))
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    inputs = [event.input for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert (deltas, inputs) == ([PATCH], [PATCH])
+
+
+async def test_a_custom_tool_can_be_chosen(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(PATCHED))
+    chosen = {"type": "custom", "name": "apply_patch"}
+    for choice in (chosen, {"type": "allowed_tools", "mode": "required", "tools": [chosen]}):
+        await post(served, tools=[PATCH_TOOL, FLAT_TIME], tool_choice=choice)
+        grammar = served.engine.requests[-1].sampling.grammar
+        assert grammar is not None
+        assert "get_time" not in grammar.source
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"input": "a\\nb"}', "a\nb"),
+        ('{"input": "a\\nb', "a\nb"),
+        ('{"inp', ""),
+        ("", ""),
+        ('{"patch": "x"}', "x"),
+        ('{"input": "x", "y": 1}', '{"input": "x", "y": 1}'),
+        ('{"input": 5}', '{"input": 5}'),
+        ("no JSON", "no JSON"),
+    ],
+)
+def test_the_input_is_the_only_argument_as_far_as_it_was_generated(arguments: str, text: str) -> None:
+    assert custom_input(arguments) == text
 
 
 async def test_a_function_of_a_namespace_can_be_chosen(

@@ -1,18 +1,22 @@
 """The output of one Response: its choice as a list of items, each streamed as events.
 
-    Reasoning ─► reasoning item      Content ─► message      ToolCallBegin, ToolCallArguments ─► function_call
+    Reasoning ─► reasoning item      Content ─► message      ToolCallBegin, ToolCallArguments ─► function_call,
+                                                                                                 custom_tool_call
 
 An item ends when a part of another kind starts, or with the choice. `ResponseOutput` makes the items of streamed and
 unstreamed answers, so the two cannot differ. The events of an item:
 
     output_item.added, content_part.added, output_text.delta ..., output_text.done, content_part.done, output_item.done
     output_item.added, function_call_arguments.delta ..., function_call_arguments.done, output_item.done
+    output_item.added, custom_tool_call_input.delta, custom_tool_call_input.done, output_item.done
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from enum import StrEnum
 from typing import NamedTuple
+
+import pydantic_core
 
 from motet.api.generation.answer_writer import LOGPROB_BYTES, NamedEvent
 from motet.api.generation.json_pieces import JsonArray
@@ -58,6 +62,7 @@ class ItemKind(NamedTuple):
 MESSAGE = ItemKind("message", "msg_", "response.output_text", "output_text")
 REASONING = ItemKind("reasoning", "rs_", "response.reasoning_text", "reasoning_text")
 CALL = ItemKind("function_call", "fc_", "response.function_call_arguments")
+CUSTOM_CALL = ItemKind("custom_tool_call", "ctc_", "response.custom_tool_call_input")
 
 
 class OpenItem:
@@ -74,13 +79,16 @@ class OpenItem:
 
     def item(self, status: ItemStatus) -> Members:
         content = self._joined() if self.kind.part is None else {"content": [self._part()] if self._texts else []}
-        return {"type": self.kind.type, "id": self.id, "status": status, **self._constant, **content}
+        state = {} if self.kind is CUSTOM_CALL else {"status": status}  # which OpenAI's custom calls do not have
+        return {"type": self.kind.type, "id": self.id, **state, **self._constant, **content}
 
     def _joined(self) -> Members:
         """Returns the members of the `.done` event, which repeat what all `.delta` events have sent."""
         text = "".join(self._texts)
         if self.kind is CALL:
             return {"arguments": text}
+        if self.kind is CUSTOM_CALL:
+            return {"input": custom_input(text)}
         return {"text": text, "logprobs": self._logprobs.json()} if self.kind is MESSAGE else {"text": text}
 
     def _part(self) -> Members:
@@ -93,12 +101,16 @@ class OpenItem:
     def add(self, text: str, logprobs: Sequence[ChatLogprob] = ()) -> list[NamedEvent]:
         self._texts.append(text)
         self._logprobs.add(logprobs)
+        if self.kind is CUSTOM_CALL:
+            return []  # its input is a string inside the arguments, and is sent as a whole
         more = {"logprobs": logprobs} if self.kind is MESSAGE else {}
         return [self._event(f"{self.kind.event}.delta", {"delta": text, **more})]
 
     def end(self, status: ItemStatus) -> list[NamedEvent]:
-        joined = self._event(f"{self.kind.event}.done", self._joined())
-        return [joined, *self._part_event("done"), self._item_event("done", status)]
+        fields = self._joined()
+        whole = [self._event(f"{self.kind.event}.delta", {"delta": text})] if (text := fields.get("input")) else []
+        joined = self._event(f"{self.kind.event}.done", fields)
+        return [*whole, joined, *self._part_event("done"), self._item_event("done", status)]
 
     def _item_event(self, phase: str, status: ItemStatus) -> NamedEvent:
         return NamedEvent(f"response.output_item.{phase}", {"output_index": self._index, "item": self.item(status)})
@@ -109,6 +121,17 @@ class OpenItem:
     def _event(self, name: str, fields: Members) -> NamedEvent:
         place = {"content_index": 0} if self.kind.part else {}
         return NamedEvent(name, {"item_id": self.id, "output_index": self._index, **place, **fields})
+
+
+def custom_input(arguments: str) -> str:
+    """Returns the input of a custom tool: the only argument of its function, or the part of it that was generated.
+    Returns other arguments as they are."""
+    try:
+        read = pydantic_core.from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    values = [*read.values()] if isinstance(read, dict) else [read]
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else arguments if values else ""
 
 
 class ResponseOutput:
@@ -122,9 +145,11 @@ class ResponseOutput:
         num_top: int | None,
         reasoning_shown: bool,
         origins: Mapping[str, Members],
+        custom: Set[str] = frozenset(),
     ) -> None:
         """`name`: part of the items' ids, unique to the Response. `num_top`: number of alternatives to each token, None
-        for no log-probabilities. `origins`: see `responses.origins`."""
+        for no log-probabilities. `origins`: see `responses.origins`. `custom`: names of the functions that stand for
+        custom tools."""
         self.finish: FinishReason | None = None
         self.num_bytes = 0
         """Approximate memory of the output so far."""
@@ -133,6 +158,7 @@ class ResponseOutput:
         self._num_top = num_top
         self._reasoning_shown = reasoning_shown
         self._origins = origins
+        self._custom = custom
         self._logprobs = PartLogprobs()
         self._done: list[Members] = []
         self._open: OpenItem | None = None
@@ -167,9 +193,10 @@ class ResponseOutput:
                 logprobs = self._take_logprobs(text)
                 return self._add_text(text, MESSAGE, constant={"role": "assistant"}, logprobs=logprobs)
             case ToolCallBegin():
-                return self._start(CALL, {"call_id": part.id, **self._origins.get(part.name, {"name": part.name})})
+                kind = CUSTOM_CALL if part.name in self._custom else CALL
+                return self._start(kind, {"call_id": part.id, **self._origins.get(part.name, {"name": part.name})})
             case ToolCallArguments(_, text):
-                if self._open is None or self._open.kind is not CALL:
+                if self._open is None or self._open.kind not in (CALL, CUSTOM_CALL):
                     raise ValueError(f"arguments of call {part.number} come outside of a call")
                 return self._open.add(text)
 

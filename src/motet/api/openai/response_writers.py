@@ -10,7 +10,7 @@ from motet.api.generation.json_pieces import PIECE_BYTES, Buffer, EncodedJson, e
 from motet.api.generation.plan import AnswerHead
 from motet.api.http.failure import error_body, invalid_value
 from motet.api.openai.response_output import INCOMPLETE, ItemStatus, Members, ResponseOutput
-from motet.api.openai.responses_schema import BuiltInTool, NamespaceTool, ResponsesRequest
+from motet.api.openai.responses_schema import BuiltInTool, NamespaceTool, ResponsesRequest, shown
 from motet.text.text_group import GroupStep
 from motet.types import FinishReason, Usage
 
@@ -161,7 +161,7 @@ def echo_json(body: ResponsesRequest) -> bytes:
         "text": {"format": text, "verbosity": body.text.verbosity},
         "tool_choice": chosen if len(chosen) > 1 else chosen["type"],
         "tools": [
-            tool.members() if isinstance(tool, NamespaceTool) else tool.model_dump()
+            tool.members() if isinstance(tool, NamespaceTool) else shown(tool)
             for tool in body.tools
             if not isinstance(tool, BuiltInTool)
         ],

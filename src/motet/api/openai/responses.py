@@ -27,7 +27,10 @@ from motet.api.openai.responses_schema import (
     BuiltInTool,
     CallInput,
     CallOutputInput,
-    FunctionTool,
+    ClientTool,
+    CustomCallInput,
+    CustomOutputInput,
+    CustomTool,
     InputItem,
     MessageInput,
     PlacedTool,
@@ -68,6 +71,7 @@ def responses_router(service: Service) -> APIRouter:
                 num_top=chat.num_logprobs,
                 reasoning_shown=chat.include_reasoning,
                 origins=origins(body),
+                custom=frozenset(name for name, tool, _ in _functions(body) if isinstance(tool, CustomTool)),
             )
             return response_writer(plan.head, body, output=output)
 
@@ -100,8 +104,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
     fields["reasoning_effort"] = body.reasoning.effort
     fields["logprobs"], fields["top_logprobs"] = body.logprobs, body.top_logprobs
     fields["tools"] = [
-        {"type": tool.type, "function": {**tool.model_dump(exclude={"type"}, exclude_unset=True), "name": name}}
-        for name, (_, _, tool) in _functions(body)
+        {"type": "function", "function": _function(tool) | {"name": name}} for name, tool, _ in _functions(body)
     ]
     fields["tool_choice"] = _nested(body.tool_choice)
     if (form := body.text.format) is not None:
@@ -111,27 +114,32 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
     return ChatRequest.model_validate(fields)
 
 
-def _functions(body: ResponsesRequest) -> list[tuple[str, PlacedTool]]:
-    """Returns the functions of the request, each with its name in the chat."""
+def _function(tool: ClientTool) -> Members:
+    """Returns the function that the model gets for a tool."""
+    return tool.function() if isinstance(tool, CustomTool) else tool.model_dump(exclude={"type"}, exclude_unset=True)
+
+
+def _functions(body: ResponsesRequest) -> list[tuple[str, ClientTool, PlacedTool]]:
+    """Returns the client's tools, each with its name in the chat."""
     return [
-        (chat_name(placed.tool.name, placed.namespace), placed)
+        (chat_name(placed.tool.name, placed.namespace), placed.tool, placed)
         for placed in placed_tools(body)
-        if isinstance(placed.tool, FunctionTool)
+        if isinstance(placed.tool, ClientTool)
     ]
 
 
 def origins(body: ResponsesRequest) -> Mapping[str, Members]:
-    """Returns the name and the namespace of each function in a namespace, by the name that the model calls."""
+    """Returns the name and the namespace of each tool in a namespace, by the name that the model calls."""
     return {
-        name: {"name": placed.tool.name, "namespace": placed.namespace}
-        for name, placed in _functions(body)
-        if placed.namespace is not None and isinstance(placed.tool, FunctionTool)
+        name: {"name": tool.name, "namespace": placed.namespace}
+        for name, tool, placed in _functions(body)
+        if placed.namespace is not None
     }
 
 
 def names_of(body: ResponsesRequest) -> Names:
     """Returns the names that the chat's fields have in the request. Errors name none of too many tools."""
-    places = enumerate(placed.param for _, placed in _functions(body)[:MAX_TOOLS])
+    places = enumerate(placed.param for _, _, placed in _functions(body)[:MAX_TOOLS])
     return [*names_table((rf"tools\[{number}\]\.function", place) for number, place in places), *RESPONSE_NAMES]
 
 
@@ -146,13 +154,14 @@ def messages(instructions: str | None, items: Sequence[InputItem]) -> list[Membe
                 turns.append({"role": item.role, "content": joined(item.content)})
             case ReasoningInput():
                 _own_turn(turns, before=())["reasoning_content"] = item.text
-            case CallInput():
+            case CallInput() | CustomCallInput():
                 turn = _own_turn(turns, before=("reasoning_content", "content", "tool_calls"))
                 calls = turn.setdefault("tool_calls", [])
                 assert isinstance(calls, list)  # as it was set here
-                function = {"name": chat_name(item.name, item.namespace), "arguments": item.arguments}
+                arguments = {"input": item.input} if isinstance(item, CustomCallInput) else item.arguments
+                function = {"name": chat_name(item.name, item.namespace), "arguments": arguments}
                 calls.append({"id": item.call_id, "type": "function", "function": function})
-            case CallOutputInput():
+            case CallOutputInput() | CustomOutputInput():
                 turns.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
     return turns
 
@@ -164,13 +173,15 @@ def _own_turn(turns: list[Members], *, before: Sequence[str]) -> Members:
     return turns[-1]
 
 
-def _nested(flat: object, types: Sequence[str] = ("function", "allowed_tools")) -> object:
-    """Returns a `tool_choice`, or a tool that it names, in the shape of a chat, whose schema checks it."""
+def _nested(flat: object, types: Sequence[str] = ("function", "custom", "allowed_tools")) -> object:
+    """Returns a `tool_choice`, or a tool that it names, in the shape of a chat, whose schema checks it. A custom tool
+    is a function there."""
     if not isinstance(flat, dict) or flat.get("type") not in types:
         return flat
     inside = {name: value for name, value in flat.items() if name != "type"}
     if isinstance(name := inside.get("name"), str) and isinstance(inside.get("namespace"), str):
         inside["name"] = chat_name(name, str(inside.pop("namespace")))
     if flat["type"] == "allowed_tools" and isinstance(tools := inside.get("tools"), list):
-        inside["tools"] = [_nested(tool, ("function",)) for tool in tools]
-    return {"type": flat["type"], flat["type"]: inside}
+        inside["tools"] = [_nested(tool, ("function", "custom")) for tool in tools]
+    kind = "function" if flat["type"] == "custom" else flat["type"]
+    return {"type": kind, kind: inside}

@@ -16,7 +16,7 @@ from motet.api.generation.request_fields import (
     StreamingFields,
     in_range,
 )
-from motet.api.http.failure import FieldError, invalid_type, invalid_value, unsupported_parameter
+from motet.api.http.failure import FieldError, invalid_type, invalid_value, missing_parameter, unsupported_parameter
 from motet.api.http.schema import UNICODE, Neutral, OpenSchema, Schema
 from motet.api.openai.chat_schema import MAX_TOOLS, ContentPart, as_choice, as_parts
 from motet.errors import RequestError
@@ -56,6 +56,20 @@ class CallOutputInput(OpenSchema):
     neutral: ClassVar[Neutral] = {"caller": ({"type": "direct"},)}
 
 
+class CustomCallInput(OpenSchema):
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+
+class CustomOutputInput(OpenSchema):
+    type: Literal["custom_tool_call_output"]
+    call_id: str
+    output: TextParts
+
+
 class ThoughtItem(OpenSchema):
     type: Literal["reasoning_text", "text"]
     text: str
@@ -79,12 +93,14 @@ class ReasoningInput(OpenSchema):
         return "\n".join(part.text for part in self.content or self.summary)
 
 
-InputItem = MessageInput | CallInput | CallOutputInput | ReasoningInput
+InputItem = MessageInput | CallInput | CallOutputInput | CustomCallInput | CustomOutputInput | ReasoningInput
 
 ITEMS: Mapping[str, type[InputItem]] = {
     "message": MessageInput,
     "function_call": CallInput,
     "function_call_output": CallOutputInput,
+    "custom_tool_call": CustomCallInput,
+    "custom_tool_call_output": CustomOutputInput,
     "reasoning": ReasoningInput,
 }
 
@@ -131,9 +147,54 @@ class FunctionTool(OpenSchema):
     }
 
 
+class CustomFormat(OpenSchema):
+    """The form of a custom tool's input, which the prompt describes. A grammar is not enforced."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: Annotated[str, UNICODE] | None = None
+
+    @model_validator(mode="after")
+    def check_grammar(self) -> Self:
+        for name in ("syntax", "definition") if self.type == "grammar" else ():
+            if getattr(self, name) is None:
+                raise FieldError(missing_parameter, name)
+        return self
+
+    @property
+    def text(self) -> str:
+        """The form in words; empty for any text."""
+        return f"The input follows this {self.syntax} grammar:\n{self.definition}" if self.type == "grammar" else ""
+
+
+class CustomTool(OpenSchema):
+    """A tool of the client whose input is free text, such as Codex's `apply_patch`. The model gets it as a function
+    with this text as its only argument."""
+
+    type: Literal["custom"]
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+    def function(self) -> dict[str, object]:
+        """Returns the function of a chat."""
+        texts = (self.description, None if self.format is None else self.format.text)
+        description = "\n\n".join(text for text in texts if text)
+        described = {"description": description} if description else {}
+        return {"name": self.name, **described, "parameters": FREE_TEXT}
+
+
+FREE_TEXT = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The input of the tool, as plain text."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""The parameters of the function that stands for a custom tool."""
+
+
 class BuiltInTool(Schema):
-    """A tool that OpenAI runs, or a tool whose input is free text. This server supports neither: the prompt omits
-    them."""
+    """A tool that OpenAI runs. This server does not have it: the prompt omits it."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -141,16 +202,27 @@ class BuiltInTool(Schema):
 
 
 BUILT_IN = frozenset(
-    {"apply_patch", "code_interpreter", "computer", "computer_use_preview", "custom", "file_search", "image_generation"}
+    {"apply_patch", "code_interpreter", "computer", "computer_use_preview", "file_search", "image_generation"}
     | {"local_shell", "mcp", "programmatic_tool_calling", "shell", "tool_search"}
     | {"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"}
 )
 """Types of tools that the prompt omits; refused if a call is required."""
 
 
-def read_inner_tool(value: object) -> FunctionTool | BuiltInTool:
+ClientTool = FunctionTool | CustomTool
+"""A tool that the client runs."""
+
+
+def shown(tool: ClientTool) -> dict[str, object]:
+    """Returns the object that a Response repeats."""
+    return tool.model_dump(exclude_none=isinstance(tool, CustomTool))
+
+
+def read_inner_tool(value: object) -> ClientTool | BuiltInTool:
     """Reads a tool by its type, so that errors name the fields of this type."""
     kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "custom":
+        return CustomTool.model_validate(value)
     form = BuiltInTool if isinstance(kind, str) and kind in BUILT_IN else FunctionTool
     return form.model_validate(value)
 
@@ -161,15 +233,15 @@ class NamespaceTool(Schema):
     type: Literal["namespace"]
     name: str
     description: str = ""
-    tools: list[Annotated[FunctionTool | BuiltInTool, PlainValidator(read_inner_tool)]] = Field(max_length=MAX_TOOLS)
+    tools: list[Annotated[ClientTool | BuiltInTool, PlainValidator(read_inner_tool)]] = Field(max_length=MAX_TOOLS)
 
     def members(self) -> dict[str, object]:
         """Returns the object that a Response repeats."""
-        functions = [tool.model_dump() for tool in self.tools if isinstance(tool, FunctionTool)]
-        return {**self.model_dump(exclude={"tools"}), "tools": functions}
+        tools = [shown(tool) for tool in self.tools if isinstance(tool, ClientTool)]
+        return {**self.model_dump(exclude={"tools"}), "tools": tools}
 
 
-AnyTool = FunctionTool | NamespaceTool | BuiltInTool
+AnyTool = ClientTool | NamespaceTool | BuiltInTool
 
 
 def read_tool(value: object) -> AnyTool:
@@ -178,11 +250,11 @@ def read_tool(value: object) -> AnyTool:
 
 
 class PlacedTool(NamedTuple):
-    """A function or a built-in tool, with its path in the body and its namespace."""
+    """A tool of the client or a built-in tool, with its path in the body and its namespace."""
 
     param: str
     namespace: str | None
-    tool: FunctionTool | BuiltInTool
+    tool: ClientTool | BuiltInTool
 
 
 def chat_name(name: str, namespace: str | None) -> str:
