@@ -50,6 +50,12 @@ class MotetError(Exception):
     may_retry: ClassVar[bool] = False
     retry_after_s: int | None = None
     """Value of the `Retry-After` header; None if a retry cannot help."""
+    worker: str = ""
+    """Id of the worker that failed or refused the group. Empty if no worker did, or if it is not known."""
+    client_message: str | None = None
+    """Message for clients if `message` is for the log only, since it can have the addresses of workers."""
+    remote_message: ClassVar[str] = "A worker failed to answer the request. The log of the server has the reason."
+    """`client_message` of an error of a worker on another server."""
 
     def __init_subclass__(cls, **facts: int | str) -> None:
         """Sets `facts`, the attributes above in which the class differs from its base."""
@@ -59,6 +65,16 @@ class MotetError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+    def of_worker(self, worker: str, *, remote: bool) -> Self:
+        """Returns a copy that names the worker. `remote`: True if the worker is on another server. The original can be
+        raised again, for another group."""
+        error = type(self).__new__(type(self), *self.args)
+        vars(error).update(vars(self), worker=worker)
+        if remote and error.client_message is None:
+            error.client_message = self.remote_message
+        error.__cause__ = self.__cause__
+        return error
 
 
 class RequestError(MotetError, status=400, type="invalid_request_error"):
@@ -76,6 +92,10 @@ class RequestError(MotetError, status=400, type="invalid_request_error"):
         error = type(self).__new__(type(self), message)
         vars(error).update(vars(self), message=message, param=param, others=others)
         return error
+
+    def of_worker(self, worker: str, *, remote: bool) -> Self:
+        """Returns the error unchanged: the request is wrong, and not the worker."""
+        return self
 
 
 class TokenNeed(NamedTuple):
@@ -154,7 +174,14 @@ class UpstreamRefusalError(RequestError):
         return self.reworded(f"{part}: {self.message}", param=self.param, others=self.others)
 
 
-class OverloadedError(MotetError, status=503, type="overloaded_error", code="overloaded", may_retry=True):
+class OverloadedError(
+    MotetError,
+    status=503,
+    type="overloaded_error",
+    code="overloaded",
+    may_retry=True,
+    remote_message="No worker has the capacity for the request. Try again later.",
+):
     """The server has no capacity for the group now. Raised only before the first byte of an answer."""
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
@@ -171,7 +198,13 @@ class PausedError(OverloadedError, code="paused"): ...
 class EngineError(MotetError, code="engine_error"): ...
 
 
-class EngineDiedError(EngineError, status=503, code="engine_died", may_retry=True): ...
+class EngineDiedError(
+    EngineError,
+    status=503,
+    code="engine_died",
+    may_retry=True,
+    remote_message="The worker with the request was lost, and no other worker could continue it. Try again.",
+): ...
 
 
 class EngineSilentError(EngineDiedError, code="engine_silent"): ...
@@ -183,7 +216,13 @@ class WorkerFaultError(EngineDiedError, code="worker_fault"): ...
 class NoWorkerError(EngineError, status=503, code="no_worker", may_retry=True, retry_after_s=2): ...
 
 
-class WorkerLeavingError(EngineError, status=503, code="worker_leaving", may_retry=True): ...
+class WorkerLeavingError(
+    EngineError,
+    status=503,
+    code="worker_leaving",
+    may_retry=True,
+    remote_message="The worker with the request left, and no other worker could continue it. Try again.",
+): ...
 
 
 class OtherServerError(EngineError, code="other_server"): ...
@@ -192,7 +231,10 @@ class OtherServerError(EngineError, code="other_server"): ...
 class AnswerParserError(EngineError, code="parser_error"): ...
 
 
-class EngineClosedError(EngineError, status=503, code="engine_closed"): ...
+class EngineClosedError(EngineError, status=503, code="engine_closed", remote_message="The server is closing."):
+    def of_worker(self, worker: str, *, remote: bool) -> Self:
+        """Returns a copy without the worker, which has not failed."""
+        return super().of_worker("", remote=remote)
 
 
 class DirectoryError(MotetError, status=503): ...

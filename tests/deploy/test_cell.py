@@ -13,6 +13,7 @@ from motet.engine import WorkerState
 from motet.errors import KVMemoryError
 from motet.settings.server_config import CellConfig
 from motet.types import Role
+from tests.api.serving import group_lines
 from tests.deploy.dying import Starter
 from tests.deploy.running import CELL, Running, is_complete
 from tests.patience import PATIENCE_S
@@ -111,6 +112,28 @@ async def test_without_its_prefill_engines_a_cell_continues(folder: Path, caplog
         assert (await server.http.get("/status")).json()["totals"]["bypasses"] == 1
         assert not server.ended.done()
     assert "prefill-0" in caplog.text
+
+
+async def test_an_error_before_the_first_token_names_the_worker_that_failed(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each engine dies while it computes the prompt. The last one is named."""
+    caplog.set_level("INFO", logger="motet.api")
+    async with Running(folder, cell=CellConfig(decode=2), linger_s=PATIENCE_S) as server:
+        answer = asyncio.ensure_future(server.chat())
+        died: list[str] = []
+        while len(died) < 2:
+            for engine, member in zip(server.starter.engines, server.cell.router.fleet.members, strict=True):
+                if engine.requests and member.id not in died:
+                    died.append(member.id)
+                    engine.die()
+            await asyncio.sleep(0)
+        refused = await answer
+        assert refused.status_code == 503
+        assert (refused.json()["error"]["code"], refused.headers["x-motet-worker"]) == ("engine_died", died[-1])
+        assert sorted(died) == ["decode-0", "decode-1"]
+        (line,) = group_lines(caplog)
+        assert (line["worker"], line["status"]) == (died[-1], 503)
 
 
 async def test_one_decode_engine_is_enough(folder: Path) -> None:

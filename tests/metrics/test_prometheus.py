@@ -296,6 +296,18 @@ def test_a_group_that_ended_early_leaves_only_the_times_that_it_has() -> None:
     assert samples["motet:groups_total|status=499"] == 1
 
 
+def test_the_spread_of_a_complete_answer_leaves_out_choices_that_never_started() -> None:
+    for status, count in ((200, 1), (499, 0)):
+        metrics = Metrics()
+        group = TimedGroup(metrics.of("m"), 8)
+        group.step([ShownChoice(0, FinishReason.STOP), ShownChoice(1, None)], 1.0)
+        group.step([ShownChoice(1, FinishReason.STOP)], 3.0)
+        group.end(4.0, status=status)
+        samples = exposed(metrics)
+        assert samples["motet:finish_spread_seconds_count"] == count
+        assert samples["motet:finish_spread_seconds_sum"] == 2.0 * count
+
+
 def test_two_apps_in_one_process_share_nothing() -> None:
     first, second = Metrics(), Metrics()
     first.http_request(handler="/health", method="GET", status=200)

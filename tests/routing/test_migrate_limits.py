@@ -68,8 +68,11 @@ async def test_errors_that_would_occur_again_and_closing_are_not_retried(step: i
     scene, request = Scene("both-0", "both-1"), group()
     scene.engines["both-0"].scenario.fail_after = {step: error}
     stream = scene.router.generate(request)
-    for _ in range(2):
-        assert await error_of(stream) is error
+    first, again = await error_of(stream), await error_of(stream)
+    assert first is not None and first is again
+    assert (type(first), first.message) == (type(error), error.message)
+    assert first.worker == ("both-0" if type(error) is EngineError else "")
+    assert error.worker == ""  # other groups can get the same one
     assert len(scene.requests) == 1
     assert scene.moves == {}
 
@@ -104,7 +107,9 @@ async def test_a_group_without_tokens_is_refused_after_too_many_refusals() -> No
     while not ending.done():
         await settle()
         scene.fleet.changes.wake()
-    assert ending.result() is FULL
+    refusal = ending.result()
+    assert isinstance(refusal, OverloadedError)
+    assert (refusal.message, refusal.worker in scene.engines) == (FULL.message, True)
     assert len(scene.requests) == MAX_REFUSALS
     assert [len(engine.requests) for engine in scene.all] == [MAX_REFUSALS // 2] * 2
     assert scene.moves == {("refused", "refused"): 1}

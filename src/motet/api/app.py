@@ -11,12 +11,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 from motet.api.anthropic.messages import messages_router
-from motet.api.generation.answer import WORKER_HEADER
 from motet.api.generation.plan import CAPPED_HEADER
 from motet.api.http.body import BodyLimit
 from motet.api.http.caller import HEADER
 from motet.api.http.dialect import route_of
-from motet.api.http.failure import add_error_handlers
+from motet.api.http.failure import WORKER_HEADER, add_error_handlers
 from motet.api.http.gate import Gate
 from motet.api.http.paths import usual_path
 from motet.api.http.request_ids import MESSAGE_HEADER, RequestIds

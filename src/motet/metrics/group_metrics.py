@@ -47,7 +47,10 @@ LAST_FIRST_TOKEN = histogram(
     bounds=FIRST_S,
 )
 FINISH_SPREAD = histogram(
-    "finish_spread_seconds", "seconds", "Time from a group's first finished choice to its last.", bounds=TOTAL_S
+    "finish_spread_seconds",
+    "seconds",
+    "Time from a group's first finished choice to its last, without choices that a policy never started.",
+    bounds=TOTAL_S,
 )
 LATENCY = histogram(
     "e2e_request_latency_seconds", "seconds", "Time from a group's admission to its end.", in_vllm=True, bounds=TOTAL_S
@@ -83,7 +86,9 @@ OBSERVED = (
     *(PROMPT_TOKENS, GENERATION_TOKENS, N, MAX_TOKENS, BETWEEN_STEPS),
 )
 COUNTED = (SUCCESS, GROUPS)
-USUAL_STATUS = ("200", "499", "500", "503")
+SENT = 200
+"""Status of a group whose complete answer has been sent."""
+USUAL_STATUS = (str(SENT), "499", "500", "503")
 """Statuses exposed with 0 for every model from the start; others appear with their first group."""
 
 
@@ -158,10 +163,10 @@ class GroupRecord:
         """Time from the start to the first token of the last choice, once every choice has one."""
         return max(self.first_seen_s.values()) - self.started_s if len(self.first_seen_s) == self.num_choices else None
 
-    @property
-    def finish_spread_s(self) -> float | None:
-        """Time from the end of the first choice to the end of the last, once every choice has ended."""
-        if len(self.finished_s) < self.num_choices:
+    def finish_spread_s(self, *, complete: bool) -> float | None:
+        """Time from the end of the first choice to the end of the last, once every choice has ended. `complete`: True
+        if the answer is complete, so that choices without an end have never started."""
+        if not self.finished_s or (len(self.finished_s) < self.num_choices and not complete):
             return None
         return max(self.finished_s.values()) - min(self.finished_s.values())
 
@@ -263,7 +268,7 @@ class GroupMetrics:
             (LATENCY, record.age_s),
             (FIRST_TOKEN, record.first_token_s),
             (LAST_FIRST_TOKEN, record.last_choice_first_token_s),
-            (FINISH_SPREAD, record.finish_spread_s),
+            (FINISH_SPREAD, record.finish_spread_s(complete=status == SENT)),
         ):
             if value is not None:
                 self._observed[declared].add(value)

@@ -12,7 +12,13 @@ from collections.abc import Sequence
 import msgspec
 
 from motet.engines.upstream.text_source import TextGenerate, TextGroupStream, TextRequest, TextStep, may_go_elsewhere
-from motet.errors import MotetError, NoWorkerError, RateLimitedError, UpstreamRefusalError, WorkerFaultError
+from motet.errors import (
+    MotetError,
+    NoWorkerError,
+    RateLimitedError,
+    UpstreamRefusalError,
+    WorkerFaultError,
+)
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
 from motet.routing.workers.open_groups import OpenGroup
@@ -106,8 +112,9 @@ class RoutedTextGroup:
                 steps = await self._read(stream)
             except MotetError as error:
                 await self._leave()
+                error = error.of_worker(self.worker, remote=True)
                 if not self._can_try_again(error):
-                    raise
+                    raise error
                 self._error = error
             else:
                 self._record(steps)

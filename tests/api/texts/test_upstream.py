@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from motet.api.generation.answer import WORKER_HEADER
+from motet.api.http.failure import WORKER_HEADER
 from motet.engines.upstream.upstream_server import UpstreamOptions
 from motet.settings.server_config import ServerConfig
 from tests.api.serving import MODEL, chunks, events, group_lines, streamed_or_not
@@ -203,8 +203,9 @@ async def test_a_rate_limit_of_the_server_is_passed_on_with_its_retry_after(serv
 
 @pytest.mark.parametrize("how", list(Break))
 async def test_a_stream_that_breaks_ends_with_an_error_event_that_names_the_choice(
-    serve_texts: TextServing, how: Break
+    serve_texts: TextServing, how: Break, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", logger="motet.api")
     gateway = await serve_texts(Behaviour(ignores_n=True, breaks={5: how}))
     gate = gateway.peers[0].close_gate()
     gate.release()
@@ -216,7 +217,9 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_that_names_the_choi
     assert done == "[DONE]"
     shown_error = json.loads(error)["error"]
     assert "Choice 1" in shown_error["message"]
-    assert gateway.peers[0].url in shown_error["message"]
+    assert "http://" not in shown_error["message"]
+    (line,) = group_lines(caplog)
+    assert gateway.peers[0].url in line["error"]
     assert shown_error["code"] == ("engine_error" if how is Break.EVENT else "engine_died")
 
 

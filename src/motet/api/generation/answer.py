@@ -21,22 +21,22 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from motet.api.generation.answer_writer import AnswerWriter
-from motet.api.generation.groups import SENT, AnswerGroup, StepT, UsedT
+from motet.api.generation.groups import AnswerGroup, StepT, UsedT
 from motet.api.http.admission import AdmissionSlot, KeySlot
 from motet.api.http.event_stream import PING, Pings, with_escaped_line_ends
-from motet.api.http.failure import CLIENT_GONE, MakeNames, renamed
+from motet.api.http.failure import CLIENT_GONE, WORKER_HEADER, MakeNames, renamed
 from motet.api.http.long_work import in_thread, work_client
 from motet.api.http.streaming import ResponseSender, while_client_stays
 from motet.api.service import Service
 from motet.errors import MotetError, RequestError
 from motet.loop_budget import within_loop_budget
 from motet.merge import BATCH, Merge, Take, in_batches
+from motet.metrics.group_metrics import SENT
 
 log = logging.getLogger("motet.api")
 
 HELD_STEPS = 32
 """Maximum number of unread steps of several groups, or two for each group if that is more. Above it, groups wait."""
-WORKER_HEADER = "x-motet-worker"
 
 
 class GeneratedResponse(Response, Generic[StepT, UsedT]):
@@ -111,11 +111,11 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
     async def _run(self, take: Take[StepT]) -> None:
         """Runs all groups to their ends. A single group needs neither a task nor a queue."""
         if len(self._groups) == 1 and not self._writer.takes_all_steps:
-            await self._groups[0].run(take)
+            await _run(self._groups[0], take)
             return
         self._merged = merged = Merge[StepT](max(2 * len(self._groups), HELD_STEPS))
         async for group in in_batches(self._groups):
-            merged.add(group.run)
+            merged.add(partial(_run, group))
         while steps := await merged.read(BATCH):
             if (taking := take(steps)) is not None:
                 await taking
@@ -224,3 +224,12 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
                 if number % BATCH == 0:
                     closing.push_async_callback(asyncio.sleep, 0)  # other tasks run
                 closing.push_async_callback(group.close, status=self._status)
+
+
+async def _run(group: AnswerGroup[StepT, UsedT], take: Take[StepT]) -> None:
+    """Runs a group to its end, and stores the error that ends it."""
+    try:
+        await group.run(take)
+    except MotetError as error:
+        group.error = error
+        raise

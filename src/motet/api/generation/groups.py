@@ -18,8 +18,10 @@ from motet.api.http.request_spans import end_group_span, error_of, group_span_of
 from motet.api.known_groups import ChoiceReport, ChoiceState, KnownGroup, choice_state
 from motet.api.served import ServedModel, TextModel
 from motet.api.service import Service
+from motet.errors import MotetError
+from motet.log import cut
 from motet.merge import Take
-from motet.metrics.group_metrics import ShownChoice
+from motet.metrics.group_metrics import SENT, ShownChoice
 from motet.text.choice import ChoiceEvent
 from motet.text.text_group import GroupStep, TextGroup
 from motet.tracing.spans import NO_SPAN, Span
@@ -31,8 +33,8 @@ log = logging.getLogger("motet.api")
 StepT = TypeVar("StepT")
 UsedT = TypeVar("UsedT")
 
-SENT = 200
-"""Status of a request whose complete answer has been sent."""
+MAX_ERROR_CHARS = 300
+"""Maximum number of characters of an error in the log line of a group."""
 
 
 class AnswerGroup(ABC, Generic[StepT, UsedT]):
@@ -40,6 +42,8 @@ class AnswerGroup(ABC, Generic[StepT, UsedT]):
 
     num_prompts = 1
     """Number of prompts. Each counts in admission as a group that waits for its first token."""
+    error: MotetError | None = None
+    """Error that ended the group, for its line in the log."""
 
     @property
     @abstractmethod
@@ -115,9 +119,19 @@ class GroupAccount:
             max_tokens=request.sampling.max_tokens,
         )
 
-    def end(self, *, status: int, worker: str, usage: Usage | None, tokens: Mapping[int, int] | None = None) -> None:
+    def end(
+        self,
+        *,
+        status: int,
+        worker: str,
+        usage: Usage | None,
+        tokens: Mapping[int, int] | None = None,
+        error: MotetError | None = None,
+    ) -> None:
         """Leaves admission, counts the group and logs it. Must be called once. `usage`: None if it was not reported.
-        `tokens`: number of output tokens of each choice, if known."""
+        `tokens`: number of output tokens of each choice, if known. `error`: the error that ended the group; clients do
+        not get its complete message if it is about a worker on another server."""
+        worker = (error.worker if error is not None else "") or worker
         self._slot.leave()
         record = self._record
         self._metrics.group_ended(record, status=status, tokens=tokens or {})
@@ -133,6 +147,8 @@ class GroupAccount:
             "last_choice_first_token_s": _rounded(record.last_choice_first_token_s),
             "total_s": _rounded(record.age_s),
         }
+        if error is not None:
+            fields["error"] = cut(error.message, MAX_ERROR_CHARS)
         log.info("group ended", extra={"fields": fields})
 
 
@@ -244,6 +260,6 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
             if self._account is None:
                 self._span.end(error=error_of(status))
             else:
-                self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens)
+                self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens, error=self.error)
                 if self._known is not None and text is not None:
                     await self._service.groups.closed(self._known, self)

@@ -52,6 +52,8 @@ ANTHROPIC_TYPES = {
 }
 """Anthropic's type of an error by its status. `message_error` has the types of all other errors."""
 
+WORKER_HEADER = "x-motet-worker"
+"""Names the worker that generates a response, or that failed before the response started."""
 CLIENT_GONE = 499
 """nginx's status for a request whose client has left. It is logged and counted, but never sent."""
 HEADERS = {401: {"www-authenticate": 'Bearer realm="Motet"'}, 415: {"accept-encoding": "identity"}}
@@ -146,7 +148,8 @@ def error_body(error: Exception) -> ErrorBody:
     if not isinstance(error, MotetError):
         return INTERNAL
     param = error.param if isinstance(error, RequestError) else None
-    return ErrorBody(_encodable(error.message), error.type, param and _encodable(param), error.code)
+    message = error.message if error.client_message is None else error.client_message
+    return ErrorBody(_encodable(message), error.type, param and _encodable(param), error.code)
 
 
 def _encodable(text: str) -> str:
@@ -187,6 +190,8 @@ class ErrorResponse(Response):
         headers = dict(HEADERS.get(status, {}))
         if isinstance(error, MotetError) and error.retry_after_s is not None:
             headers["retry-after"] = str(error.retry_after_s)
+        if isinstance(error, MotetError) and error.worker:
+            headers[WORKER_HEADER] = error.worker
         super().__init__(error_json(error), status, headers, media_type="application/json")
         self._error = error
 

@@ -277,7 +277,7 @@ class UpstreamPrompts(AnswerGroup[TextStep, Usage | None]):
             if self._group is not None:
                 closing.push_async_callback(self._group.aclose)
             if self._account is not None:
-                self._account.end(status=status, worker=self.worker, usage=self.usage)
+                self._account.end(status=status, worker=self.worker, usage=self.usage, error=self.error)
 
 
 class SteeredPrompt:

@@ -273,10 +273,9 @@ class UpstreamAnswer:
         except errors.UpstreamRefusalError:
             raise  # with the server's message
         except errors.EngineDiedError as error:
-            after = f". {NOT_ELSEWHERE}" if self.started else ""
-            raise type(error)(f"{self._named(error)}{after}") from error
+            raise self._named(error, kind=type(error)) from error
         except errors.EngineError as error:
-            raise errors.EngineError(self._named(error)) from error
+            raise self._named(error, kind=errors.EngineError) from error
         self.started = self.started or bool(steps)
         return steps
 
@@ -284,9 +283,14 @@ class UpstreamAnswer:
         if self._reply is not None:
             self._reply.close()
 
-    def _named(self, error: errors.EngineError) -> str:
+    def _named(self, error: errors.EngineError, *, kind: type[errors.EngineError]) -> errors.EngineError:
+        """Returns an error that names the server and the choice. Its message for clients names only the choice."""
         message = error.message if self._server.name in error.message else f"{self._server.name}: {error.message}"
-        return f"{self._call.name.capitalize()} of the request failed: {message}"
+        what = f"{self._call.name.capitalize()} of the request failed"
+        is_over = self.started and issubclass(kind, errors.EngineDiedError)
+        named = kind(f"{what}: {message}. {NOT_ELSEWHERE}" if is_over else f"{what}: {message}")
+        named.client_message = f"{what}. {NOT_ELSEWHERE if is_over else kind.remote_message}"
+        return named
 
     async def _open(self) -> UpstreamReply:
         request = self._call.request

@@ -69,7 +69,10 @@ class WorkerChooser:
             for member in self.fleet.members
             if not member.facts.takes_texts and member.models.may_have(model)
         )
-        return NoWorkerError(f"no worker can {work.name.lower()} now: {states or 'there is none'}")
+        error = NoWorkerError(f"no worker can {work.name.lower()} now: {states or 'there is none'}")
+        if any(member.worker is None or not member.worker.local for member in self.fleet.members):
+            error.client_message = f"No worker can {work.name.lower()} now. Try again."  # ids can be addresses
+        return error
 
     def _choose(
         self, work: WorkKind, request: GenerateRequest, *, excluding: Sequence[str], decided: bool

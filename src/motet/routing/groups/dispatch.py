@@ -5,7 +5,7 @@ prefiller   prefills prompts, and returns tickets
 releases    releases the tickets that no part reads
 """
 
-from motet.errors import EngineDiedError, OverloadedError
+from motet.errors import EngineDiedError, MotetError, OverloadedError, RequestError
 from motet.metrics.routing import RoutingFigures, TicketLog
 from motet.routing.choosing.prefill_plan import SplitFacts, plan_parts
 from motet.routing.groups.chooser import WorkerChooser
@@ -68,9 +68,12 @@ class Dispatcher:
             raise self.chooser.none_available(WorkKind.GENERATE, request.model, model_digest=request.model_digest)
         try:
             placement = Placement(chosen, self.fleet, request=request, unfinished=unfinished, tracer=self.tracer)
-        except (EngineDiedError, OverloadedError) as error:
-            self.chooser.record_failure(chosen.member, chosen.worker, error=error)
+        except RequestError:
             raise
+        except MotetError as error:
+            if isinstance(error, EngineDiedError | OverloadedError):
+                self.chooser.record_failure(chosen.member, chosen.worker, error=error)
+            raise error.of_worker(chosen.member.id, remote=not chosen.worker.local) from error
         self.fleet.sessions[WorkKind.GENERATE].record(request.session_id, chosen.member.id)
         self._figures.routed_tokens += len(request.prompt)
         self._figures.overlap_tokens += len(request.prompt) - chosen.backlog.own_tokens

@@ -123,6 +123,8 @@ class Part(AsyncIterator[GroupDelta]):
 
     def _ended_on(self, placement: Placement, error: MotetError | None) -> None:
         placement.close(error)
+        if error is not None:
+            error = error.of_worker(placement.member.id, remote=not placement.worker.local)
         if error is None or self._aborted:
             self._mover.end(None)
         else:

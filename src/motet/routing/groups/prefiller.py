@@ -149,11 +149,15 @@ class Prefiller:
             tried.append(chosen.member.id)
             try:
                 return await self._prefill_on(chosen, request, readers=readers)
-            except (EngineDiedError, OverloadedError) as error:
-                self._chooser.record_failure(chosen.member, chosen.worker, error=error)
-                failures.append(error)
-            except EngineClosedError as error:  # the worker is leaving
-                failures.append(error)
+            except RequestError:
+                raise
+            except MotetError as error:
+                if isinstance(error, EngineDiedError | OverloadedError):
+                    self._chooser.record_failure(chosen.member, chosen.worker, error=error)
+                failed = error.of_worker(chosen.member.id, remote=not chosen.worker.local)
+                if not isinstance(error, EngineDiedError | OverloadedError | EngineClosedError):
+                    raise failed from error
+                failures.append(failed)  # a worker whose engine is closed is leaving
         refusals = [error for error in failures if isinstance(error, OverloadedError)]
         if last := (refusals or failures)[-1:]:
             raise last[0]
