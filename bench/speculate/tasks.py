@@ -98,7 +98,7 @@ class PromptTask:
             {"type": "function", "function": {"name": name, "parameters": parameters}}
             for name, parameters in self.functions.items()
         ]
-        texts = [template.render([{"role": "user", "content": message}], tools=tools) for message in self.messages]
+        texts = [template.render([{"role": "user", "content": message}], tools=tools).text for message in self.messages]
         return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 

@@ -8,12 +8,14 @@ from motet.api.openai.chat_plan import chat_prompt
 from motet.api.openai.chat_schema import ChatPrompt
 from motet.api.openai.models import TokenizeBody
 from motet.errors import ContextLengthError, RequestError
+from motet.settings.server_config import ServerConfig
 from motet.testing.fake_engine import fake_info
 from motet.text.prepare import PromptPreparer
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from tests.tiny_tokenizer import CHAT_TEMPLATE
 
+CONFIG = ServerConfig(served_model_name="tiny")
 CALLER = Caller("trace", session_id="", client="client")
 
 
@@ -27,7 +29,7 @@ async def test_the_tokenizer_adds_no_special_tokens_to_a_chat_prompt(fallback_to
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", named_tokens={"bos_token": "<s>"})
     chat = ChatPrompt.model_validate({"messages": [{"role": "user", "content": "a"}]})
     ids = await chat_prompt(
-        PromptPreparer(fallback_tokenizer, template, info=fake_info()), chat, defaults={}, caller=CALLER
+        PromptPreparer(fallback_tokenizer, template, info=fake_info()), chat, config=CONFIG, caller=CALLER
     )
     assert fallback_tokenizer.decode(ids, skip_special_tokens=False).count("<s>") == 1
 
@@ -37,7 +39,7 @@ async def test_a_client_can_request_special_tokens_for_a_chat_prompt(fallback_to
     preparer = PromptPreparer(fallback_tokenizer, ChatTemplate("{{ messages[0].content }}"), info=fake_info())
     fields = {"messages": [{"role": "user", "content": "hello"}]}
     plain, added, omitted = [
-        await chat_prompt(preparer, TokenizeBody.model_validate(fields | more), defaults={}, caller=CALLER)
+        await chat_prompt(preparer, TokenizeBody.model_validate(fields | more), config=CONFIG, caller=CALLER)
         for more in ({}, {"add_special_tokens": True}, {"add_special_tokens": False})
     ]
     assert added == [1, *plain]

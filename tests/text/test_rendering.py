@@ -160,8 +160,8 @@ def test_a_process_renders_the_same_text() -> None:
     arguments: dict[str, Any] = {"tools": [{"type": "function"}], "template_kwargs": ODD}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Köln"}'}}
     messages: list[Mapping[str, object]] = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    text = template.render(messages, in_process=False, **arguments)
-    assert template.render(messages, in_process=True, **arguments) == text
+    text = template.render(messages, in_process=False, **arguments).text
+    assert template.render(messages, in_process=True, **arguments).text == text
     assert '{"city": "Köln"}!' in text
 
 
@@ -202,12 +202,12 @@ def test_a_template_that_exceeds_a_limit_is_an_error_that_names_the_limit(
 @pytest.mark.slow
 def test_after_a_limit_the_next_prompt_gets_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate(LONG_IF_ASKED + "{# next #}")
-    assert template.render([USER], in_process=True) == USER["content"]
+    assert template.render([USER], in_process=True).text == USER["content"]
     monkeypatch.setattr(render_process, "TIMEOUT_S", 0.05)
     with pytest.raises(RequestError, match=r"takes more than 0\.05 s for these messages"):
         template.render([{**USER, "content": "long"}], in_process=True)
     monkeypatch.undo()
-    assert template.render([USER], in_process=True) == USER["content"]
+    assert template.render([USER], in_process=True).text == USER["content"]
 
 
 @pytest.mark.slow

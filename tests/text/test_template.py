@@ -40,16 +40,16 @@ TURNS: list[Message] = [
 
 
 def render(source: str, *messages: Mapping[str, object]) -> str:
-    return ChatTemplate(source).render(messages or [USER])
+    return ChatTemplate(source).render(messages or [USER]).text
 
 
 def test_the_models_template_is_rendered() -> None:
     tokenizer = Tokenizer(build_tiny_tokenizer(), chat_template=CHAT_TEMPLATE)
-    assert ChatTemplate.of(tokenizer).render([USER]) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert ChatTemplate.of(tokenizer).render([USER]).text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_the_generation_prompt_can_be_omitted() -> None:
-    text = ChatTemplate(CHAT_TEMPLATE).render([USER], add_generation_prompt=False)
+    text = ChatTemplate(CHAT_TEMPLATE).render([USER], add_generation_prompt=False).text
     assert text == "<|im_start|>user\nhi<|im_end|>\n"
 
 
@@ -125,7 +125,7 @@ def test_templates_get_messages_variables_and_functions(name: str) -> None:
     source, changes, text = RENDERED[name]
     before = json.dumps(changes)
     arguments: dict[str, Any] = {"messages": [USER], **changes}
-    assert ChatTemplate(source, named_tokens={"bos_token": "<s>"}).render(**arguments) == text
+    assert ChatTemplate(source, named_tokens={"bos_token": "<s>"}).render(**arguments).text == text
     assert json.dumps(changes) == before
 
 
@@ -136,7 +136,7 @@ def test_no_messages_are_refused() -> None:
 
 
 def continued(source: str, messages: Sequence[Mapping[str, object]]) -> str:
-    return ChatTemplate(source).render(messages, add_generation_prompt=False, continue_final_message=True)
+    return ChatTemplate(source).render(messages, add_generation_prompt=False, continue_final_message=True).text
 
 
 def test_the_last_message_can_be_left_open_to_be_continued() -> None:
@@ -160,14 +160,14 @@ def test_an_empty_or_blank_last_message_is_continued_as_a_new_answer(source: str
     """A template that trims contents lost the line break of the turn's header."""
     source = source.replace(" | rstrip()", ".rstrip()")
     shown = content if source is CHAT_TEMPLATE else ""
-    expected = ChatTemplate(source).render([USER]) + shown
+    expected = ChatTemplate(source).render([USER]).text + shown
     assert continued(source, [USER, {"role": "assistant", "content": content}]) == expected
 
 
 @pytest.mark.parametrize("source", [TRIMMING, LLAMA])
 def test_a_continued_message_is_trimmed_like_other_messages(source: str) -> None:
     message = {"role": "assistant", "content": " \n one two \n"}
-    assert continued(source, [USER, message]) == ChatTemplate(source).render([USER]) + "one two"
+    assert continued(source, [USER, message]) == ChatTemplate(source).render([USER]).text + "one two"
 
 
 def test_a_message_that_the_template_changes_cannot_be_continued() -> None:

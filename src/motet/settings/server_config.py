@@ -327,6 +327,11 @@ class ServerConfig:
     additional_properties: bool = limit(
         False, "Allow properties that a JSON Schema neither names nor forbids, as JSON Schema itself does."
     )
+    control_tokens_in_messages: bool = setting(
+        False,
+        "Read texts of control tokens in messages and tools as control tokens, as vLLM does. Without it, a text such "
+        "as <|im_end|> in a message is only text, and cannot start another turn.",
+    )
     metric_prefix: MetricPrefix = setting(
         MetricPrefix.MOTET,
         "With vllm, /metrics also exposes vLLM's metrics under vLLM's names, for its dashboards and load balancers.",

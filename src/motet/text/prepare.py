@@ -1,6 +1,6 @@
 """Turns a client's texts and limits into prompt tokens and limits that the engine accepts."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from motet.errors import ContextLengthError, RequestError, TokenNeed
 from motet.text.template import ChatTemplate
@@ -17,9 +17,17 @@ class PromptPreparer:
         self._tokenizer = tokenizer
         self._info = info
 
-    def text_prompt(self, text: str, add_special_tokens: bool = True, *, param: str = "prompt") -> list[int]:
-        """Tokenises a text. Raises `RequestError` for a text that is not valid Unicode, and `ContextLengthError` for a
-        text that certainly has too many tokens, because tokenising takes 200 bytes of memory per character."""
+    def text_prompt(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        *,
+        param: str = "prompt",
+        as_text: Container[int] | None = None,
+    ) -> list[int]:
+        """Tokenises a text. `as_text`: as in `Tokenizer.encode`. Raises `RequestError` for a text that is not valid
+        Unicode, and `ContextLengthError` for a text that certainly has too many tokens, because tokenising takes 200
+        bytes of memory per character."""
         try:
             text.encode()
         except UnicodeEncodeError as exc:
@@ -27,7 +35,7 @@ class PromptPreparer:
         if (minimum := self._tokenizer.min_num_tokens(len(text))) > self._info.max_model_len:
             reason = f"your {_part(param)} resulted in at least {minimum} tokens"
             raise self._too_long(reason, _part(param), param=param, prompt=minimum)
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, as_text=as_text)
 
     def check_prompt(self, ids: Sequence[int], *, param: str) -> None:
         """Raises `RequestError` for a prompt without tokens, or with ids that the model does not have."""

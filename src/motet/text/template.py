@@ -1,8 +1,9 @@
 """Turns chat messages into the text form on which a model was trained, with the model's Jinja template.
 
 1. The arguments of earlier calls become objects, as templates expect.
-2. For a template without tools, tools and earlier calls become text in messages.
-3. The template is rendered: a short prompt in this process, if the template uses only operations that are known to be
+2. Texts of control tokens in the messages, the tools and the variables of the client are marked (`client_texts`).
+3. For a template without tools, tools and earlier calls become text in messages.
+4. The template is rendered: a short prompt in this process, if the template uses only operations that are known to be
    cheap (`jinja`), and every other prompt in a process with limits of time and memory (`render_process`). The result
    is the same.
 """
@@ -15,6 +16,8 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 
 from motet.errors import ModelLoadError, RequestError
+from motet.text.rendering.client_texts import ClientTexts, RenderedPrompt, without_marks
+from motet.text.rendering.control_tokens import ControlTokens
 from motet.text.rendering.jinja import TEMPLATE_ERRORS, Arguments, MeteredTemplate, NeedsProcess, metered
 from motet.text.rendering.render_process import RenderError, RenderProcess, marshalled, render_process
 from motet.text.tokenizer import Tokenizer
@@ -36,8 +39,15 @@ mark: the line break that ends the header of the turn is not the message's."""
 class ChatTemplate:
     """The chat template of a model, or the template that the operator set instead."""
 
-    def __init__(self, source: str | None, *, named_tokens: Mapping[str, str] | None = None) -> None:
-        """Raises `ModelLoadError` if `source` is not valid Jinja. `named_tokens`: texts of `bos_token` and so on."""
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        named_tokens: Mapping[str, str] | None = None,
+        control: ControlTokens | None = None,
+    ) -> None:
+        """Raises `ModelLoadError` if `source` is not valid Jinja. `named_tokens`: texts of `bos_token` and so on.
+        `control`: the control tokens that only the template can write; None if messages can have them too."""
         self._named_tokens = dict(named_tokens or {})
         self.source = source
         self._process: RenderProcess | None = None if source is None else render_process(source)
@@ -47,10 +57,11 @@ class ChatTemplate:
             self._template = None
         except TemplateSyntaxError as exc:
             raise ModelLoadError(f"the chat template is not valid Jinja: line {exc.lineno}: {exc.message}") from exc
+        self._client_texts = None if control is None else ClientTexts(control, source or "")
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ChatTemplate":
-        return cls(tokenizer.chat_template, named_tokens=tokenizer.named_tokens)
+        return cls(tokenizer.chat_template, named_tokens=tokenizer.named_tokens, control=tokenizer.control_tokens)
 
     def uses(self, variable: str) -> bool:
         """Returns True if the template contains a variable of this name."""
@@ -64,11 +75,13 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         template_kwargs: Mapping[str, object] | None = None,
+        control_tokens_in_messages: bool = False,
         in_process: bool | None = None,
-    ) -> str:
-        """Returns the text of the prompt. `in_process`: True to render it in the process of the template and wait,
-        False to raise `NeedsProcess` instead, within 50 ms; None to use the process only if it is needed. Raises a
-        `RequestError` that names the invalid field, or the limit that the template exceeds."""
+    ) -> RenderedPrompt:
+        """Returns the prompt. `in_process`: True to render it in the process of the template and wait, False to raise
+        `NeedsProcess` instead, within 50 ms; None to use the process only if it is needed. Raises a `RequestError`
+        that names the invalid field, or the limit that the template exceeds. With `control_tokens_in_messages`, texts
+        of control tokens in what the client sent are control tokens."""
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt cannot both be true; set add_generation_prompt to "
@@ -81,19 +94,26 @@ class ChatTemplate:
                 "the server with --chat-template",
                 param="chat_template",
             )
-        plain = plain_messages(messages, has_developer=self.uses("developer"))
+        sent: dict[str, Any] = {"tools": list(tools or ()), "more": dict(template_kwargs or {})}
+        sent["messages"] = plain_messages(messages, has_developer=self.uses("developer"))
+        given, texts = sent, None if control_tokens_in_messages else self._client_texts
+        if texts is not None:
+            sent = texts.marked(given)
+        plain, tools = sent["messages"], sent["tools"]
         if not self.uses("tools"):
-            plain = with_tools_as_text(plain, tools or ())
+            plain = with_tools_as_text(plain, tools)
         last = str(plain[-1]["content"]) if continue_final_message else ""
         if continue_final_message:
-            plain[-1]["content"] = f"{last}{END_MARK}" if last.strip() else BLANK_MARK
-        variables = {**self._named_tokens, "tools": tools or None, "documents": None, **(template_kwargs or {})}
+            plain = [*plain[:-1], {**plain[-1], "content": f"{last}{END_MARK}" if last.strip() else BLANK_MARK}]
+        variables = {**self._named_tokens, "tools": tools or None, "documents": None, **sent["more"]}
         variables |= {"messages": plain, "add_generation_prompt": add_generation_prompt}
         try:
             text = self._text(variables, in_process)
         except (*TEMPLATE_ERRORS, RenderError) as exc:
-            raise RequestError(f"the chat template rejects these messages: {exc}", param="messages") from exc
-        return _until_mark(text, last) if continue_final_message else text
+            why = without_marks(str(exc))
+            raise RequestError(f"the chat template rejects these messages: {why}", param="messages") from exc
+        text = _until_mark(text, last) if continue_final_message else text
+        return RenderedPrompt(text) if texts is None else texts.prompt(text, is_marked=sent is not given)
 
     def _text(self, variables: dict[str, Any], in_process: bool | None) -> str:
         assert self._process is not None

@@ -9,7 +9,7 @@ grammars need the exact bytes. There are three kinds of vocabularies with differ
     other          unknown entries; the bytes of a token are the text that the decoder returns for it alone
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from math import ceil
@@ -20,6 +20,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from motet.errors import ModelLoadError
+from motet.text.rendering.control_tokens import ControlTokens
 
 SENTENCEPIECE_SPACE = "\u2581"
 REPLACEMENT = "\ufffd"
@@ -74,6 +75,10 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @cached_property
+    def control_tokens(self) -> ControlTokens:
+        return ControlTokens(self.backend, unknown=self.named_tokens.get("unk_token"))
+
+    @cached_property
     def special_tokens(self) -> Mapping[str, int]:
         """Ids of special tokens by their texts."""
         return {self.token_text(token_id): token_id for token_id in sorted(self.special_ids)}
@@ -82,7 +87,10 @@ class Tokenizer:
         """Returns the minimum number of tokens of a text with `num_chars` characters."""
         return 0 if self._longest is None else ceil(num_chars / self._longest)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, as_text: Container[int] | None = None) -> list[int]:
+        """Returns the ids of a text. `as_text`: starts of texts of control tokens that are not tokens, but text."""
+        if as_text is not None:
+            return self.control_tokens.encode(text, as_text=as_text, add_special_tokens=add_special_tokens)
         if len(text) <= MAX_SHORT:
             return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
         return list(self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)

@@ -10,6 +10,7 @@ from motet.api.http.failure import FieldError, invalid_type, invalid_value
 from motet.api.http.long_work import LONG_WORK, in_thread_of
 from motet.api.http.schema import as_integer
 from motet.text.prepare import PromptPreparer
+from motet.text.rendering.client_texts import RenderedPrompt
 from motet.text.rendering.jinja import NeedsProcess
 from motet.text.template import ChatTemplate
 
@@ -51,7 +52,9 @@ async def text_prompt(
     return await caller.in_thread_if_long(partial(preparer.text_prompt, text, add_special_tokens, param=param))
 
 
-async def rendered_text(template: ChatTemplate, render: Callable[[bool], str], *, caller: Caller) -> str:
+async def rendered_prompt(
+    template: ChatTemplate, render: Callable[[bool], RenderedPrompt], *, caller: Caller
+) -> RenderedPrompt:
     """Returns the text of a chat. `render`: takes True to wait for the process of the template, and False to raise
     `NeedsProcess` instead."""
     if caller.work_size < LONG_WORK:

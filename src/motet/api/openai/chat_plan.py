@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,7 @@ import msgspec
 from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.kv_params import RequestContext
 from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
-from motet.api.generation.prompts import rendered_text
+from motet.api.generation.prompts import rendered_prompt
 from motet.api.http.caller import Caller
 from motet.api.http.failure import unsupported_parameter
 from motet.api.http.schema import schema_text
@@ -22,8 +22,10 @@ from motet.api.service import Service
 from motet.errors import GrammarError, RequestError
 from motet.grammar.schema.client_schema import closed_schema, closed_source
 from motet.log import ONCE_A_MINUTE
+from motet.settings.server_config import ServerConfig
 from motet.text.answers import ForcedCalls
 from motet.text.prepare import PromptPreparer
+from motet.text.rendering.client_texts import RenderedPrompt
 from motet.text.tools.grammar import json_rule
 from motet.text.tools.tool_format import ToolMode, ToolRules
 from motet.types import Grammar, GrammarKind
@@ -62,13 +64,8 @@ async def plan_chat(
         prompt, check = given, partial(context.served.preparer.check_prompt, given, param=prompt_param)
         await context.caller.in_thread_if_long(check, len(given))
     else:
-        prompt = await chat_prompt(
-            context.served.preparer,
-            body,
-            caller=context.caller,
-            defaults=service.config.template_defaults,
-            param=prompt_param,
-        )
+        preparer, caller = context.served.preparer, context.caller
+        prompt = await chat_prompt(preparer, body, caller=caller, config=service.config, param=prompt_param)
     options = await with_answer_format(options, body, prompt=prompt)
     return make_plan(service, [prompt], sampling=body, request=body, options=options)
 
@@ -78,31 +75,34 @@ async def chat_prompt(
     chat: ChatPrompt,
     *,
     caller: Caller,
-    defaults: Mapping[str, object],
+    config: ServerConfig,
     param: str = "messages",
 ) -> list[int]:
-    """Returns the token ids of a chat's prompt. `defaults`: variables of the template that the request can replace;
-    `param`: the field with the messages."""
+    """Returns the token ids of a chat's prompt. `param`: the field with the messages."""
 
-    def rendered(in_process: bool) -> str:
+    def rendered(in_process: bool) -> RenderedPrompt:
         return preparer.template.render(
             chat.turns(),
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final_message,
             continue_final_message=chat.continue_final_message,
             tools=[] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools],
-            template_kwargs={**defaults} | _effort(preparer, chat.reasoning_effort) | chat.chat_template_kwargs,
+            template_kwargs={**config.template_defaults}
+            | _effort(preparer, chat.reasoning_effort)
+            | chat.chat_template_kwargs,
+            control_tokens_in_messages=config.control_tokens_in_messages,
             in_process=in_process,
         )
 
-    text = await rendered_text(preparer.template, rendered, caller=caller)
+    prompt = await rendered_prompt(preparer.template, rendered, caller=caller)
 
     def tokenised() -> list[int]:
         # The template adds the special tokens.
-        ids = preparer.text_prompt(text, bool(chat.add_special_tokens), param=param)
+        special = bool(chat.add_special_tokens)
+        ids = preparer.text_prompt(prompt.text, special, param=param, as_text=prompt.as_text)
         preparer.check_prompt(ids, param=param)
         return ids
 
-    return await caller.in_thread_if_long(tokenised, max(caller.work_size, len(text)))
+    return await caller.in_thread_if_long(tokenised, max(caller.work_size, len(prompt.text)))
 
 
 def _effort(preparer: PromptPreparer, effort: str | None) -> dict[str, object]:

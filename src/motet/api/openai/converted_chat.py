@@ -83,8 +83,8 @@ class ConvertedRequest:
             chat = await self._chat(caller)
             served = service.served(chat.model)
             check_answer_format(served, chat)
-            defaults = service.config.template_defaults
-            ids = await chat_prompt(served.preparer, chat, caller=caller, defaults=defaults, param=self.prompt_param)
+            config = service.config
+            ids = await chat_prompt(served.preparer, chat, caller=caller, config=config, param=self.prompt_param)
             return len(ids)
 
     async def _chat(self, caller: Caller) -> ChatRequest:

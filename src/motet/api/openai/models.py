@@ -84,7 +84,7 @@ def models_router(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeBody, request: Request) -> Response:
         served, caller = service.served(body.model), caller_of(request)
         if body.prompt is None:
-            ids = await chat_prompt(served.preparer, body, caller=caller, defaults=service.config.template_defaults)
+            ids = await chat_prompt(served.preparer, body, caller=caller, config=service.config)
         else:
             special = body.add_special_tokens is not False
             ids = await text_prompt(
