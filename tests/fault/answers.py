@@ -101,6 +101,7 @@ class Reader:
     answer: Answer = field(default_factory=Answer)
     failure: Failure | None = None
     chunks: int = 0
+    comments: int = 0
     done: bool = False
     roles: set[int] = field(default_factory=set)
     _counted: int = 0
@@ -109,6 +110,9 @@ class Reader:
         if not line:
             return
         assert not self.done, f"after the end: {line}"
+        if line == ": ping":
+            self.comments += 1
+            return
         assert line.startswith("data: "), line
         data = line.removeprefix("data: ")
         if data == "[DONE]":
@@ -156,13 +160,9 @@ def complete_answer(response: httpx.Response) -> Answer:
     return answer
 
 
-async def lines_of(response: httpx.Response) -> AsyncIterator[str]:
-    """Splits a stream into lines. httpx would also split at U+0085 and others, which the texts can contain."""
-    rest = b""
-    async for data in response.aiter_bytes():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line.decode()
+def lines_of(response: httpx.Response) -> AsyncIterator[str]:
+    """Splits a stream into lines, as clients with httpx do: also at U+0085 and others, which the texts can contain."""
+    return response.aiter_lines()
 
 
 async def read(lines: AsyncIterator[str], reader: Reader, *, until: Callable[[Reader], bool] | None = None) -> Reader:

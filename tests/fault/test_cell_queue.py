@@ -1,30 +1,51 @@
 """Groups that wait for capacity are all answered, in order, even if an engine is lost while they wait."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from motet.engine import WorkerState
 from motet.settings.server_config import CellConfig, RoutingConfig
 from tests.error_response import assert_error
-from tests.fault.answers import fetch_answer
+from tests.fault.answers import fetch_answer, lines_of, read
 from tests.fault.fault_requests import CHAT, COMPLETIONS, COUNTED, STREAMED, chat, completion
 from tests.fault.faults import generated, kill, paused, submitted
 from tests.fault.oracle import Undisturbed
-from tests.fault.running_cell import TWO_DECODE_ENGINES, RunningCell
+from tests.fault.running_cell import TWO_DECODE_ENGINES, RunningCell, StartedStream
 from tests.forked import ForkingProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MAX_CHOICES = 8
+PINGS: dict[str, object] = {"sse_ping_s": 0.02}
+"""Streams that wait send headers and comments. Their answers must be the same."""
 
 
 @pytest.fixture(scope="module")
 async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed) -> AsyncIterator[RunningCell]:
     await undisturbed.start("float32")
-    async with RunningCell(folder, cell=TWO_DECODE_ENGINES, spawn=forking.spawn, max_num_seqs=MAX_CHOICES) as cell:
+    async with RunningCell(
+        folder, cell=TWO_DECODE_ENGINES, server=PINGS, spawn=forking.spawn, max_num_seqs=MAX_CHOICES
+    ) as cell:
         yield cell
+
+
+async def test_a_stream_that_waits_moves_after_its_headers(cell: RunningCell, undisturbed: Undisturbed) -> None:
+    body = chat("moves", STREAMED, n=2)
+    expected = await undisturbed.answer(CHAT, body)
+    engine = cell.engine("decode-0")
+    with cell.all_on("decode-0"):
+        engine.send_signal(signal.SIGSTOP, deadly=False)
+        async with cell.http.stream("POST", CHAT, json=body) as response:
+            stream = StartedStream(lines_of(response))
+            await read(stream.lines, stream.reader, until=lambda reader: reader.comments == 2)
+            assert (response.status_code, stream.reader.chunks, engine.lost) == (200, 0, False)
+            cell.fleet.mark("decode-1", WorkerState.READY)
+            kill(engine)
+            assert await stream.rest() == expected
 
 
 async def test_all_groups_are_answered_when_an_engine_is_killed_and_another_leaves(
