@@ -19,6 +19,8 @@ from motet.errors import EngineError
 
 OnLine = Callable[[str], None]
 OK = 200
+COMMENT = b":"
+"""Start of a comment in a stream. It is left out: otherwise, a wait in which the server sends some would look short."""
 NEEDED_HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
 """Headers that request an uncompressed answer, and a new connection for each request."""
 
@@ -116,4 +118,5 @@ class _Stream(asyncio.Protocol):
                 self.refusal += body
                 continue
             for line in self._lines.feed(body):
-                self._on_line(line.decode())
+                if not line.startswith(COMMENT):  # else a wait in which the server sends them would look shorter
+                    self._on_line(line.decode())

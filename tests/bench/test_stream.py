@@ -51,6 +51,10 @@ async def test_lines_are_the_same_however_the_answer_is_cut(cut: int) -> None:
     assert await lines_of(pieces) == EXPECTED
 
 
+async def test_comments_are_left_out() -> None:
+    assert await lines_of([HEAD, chunked(b": ping\n\n", *EVENTS[:1], b": ping\n\n", *EVENTS[1:])]) == EXPECTED
+
+
 def test_lines_are_complete_wherever_a_piece_ends() -> None:
     text = b"data: a\r\n\r\ndata: b\n\ndata: c\n"
     for cut in range(len(text)):
