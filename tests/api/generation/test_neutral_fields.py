@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from motet.api.anthropic.messages_schema import MessagesRequest
-from motet.api.generation.request_fields import OTHER_SERVERS_NEUTRAL, SEED_NAMES
+from motet.api.generation.request_fields import OTHER_SERVERS_NEUTRAL, SAMPLING_NAMES
 from motet.api.http.schema import Schema
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.openai.completions import CompletionRequest
@@ -91,7 +91,7 @@ async def test_another_value_of_such_a_field_is_refused_by_name(refusing: Served
 
 
 def test_every_field_of_another_server_is_listed() -> None:
-    assert [name for name in (*OTHER_SERVERS_NEUTRAL, *SEED_NAMES) if f"`{name}" not in SECTION] == []
+    assert [name for name in (*OTHER_SERVERS_NEUTRAL, *SAMPLING_NAMES) if f"`{name}" not in SECTION] == []
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ async def test_a_prompt_of_another_kind_is_refused(refusing: Served, prompt: obj
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 async def test_the_seed_has_the_names_of_other_servers(served: Served, path: str) -> None:
-    for name in ("seed", *SEED_NAMES):
+    for name in ("seed", "random_seed", "sampling_seed"):
         assert (await served.http.post(path, json=BODIES[path] | {name: 7})).status_code == 200
     assert [request.choices[0].seed for request in served.engine.requests] == [7, 7, 7]
     assert (await served.http.post(path, json=BODIES[path] | {"seed": 7, "random_seed": 7})).status_code == 200

@@ -9,7 +9,9 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import StructuredFields
 from motet.api.generation.request_fields import (
+    NO_REPETITION_DETECTION,
     OTHER_SERVERS_NEUTRAL,
+    TO_THE_LIMIT,
     RequestFields,
     SamplingFields,
     StopStrings,
@@ -210,10 +212,11 @@ class MessagePrompt(Schema):
     ignored = frozenset({"cache_control", "metadata"})
     refused = frozenset(
         {"container", "diagnostics", "group", "inference_geo", "user_profile_id", "workspace_id"}
-        | {"kv_transfer_params", "logprob_token_ids", "stop", "stream_options"}
+        | {"kv_transfer_params", "logprob_token_ids", "repetition_detection", "stop", "stream_options"}
     )
     neutral: ClassVar[Neutral] = {
         **OTHER_SERVERS_NEUTRAL,
+        "truncate_prompt_tokens": (TO_THE_LIMIT,),
         "bad_words": ([],),
         "context_management": ({"edits": []}, {"edits": [KEEP_ALL]}),
         "mcp_servers": ([],),
@@ -228,6 +231,7 @@ class MessagePrompt(Schema):
         "logprob_token_ids": "a message has no log-probabilities",
         "mcp_servers": "it runs no tools; connect to MCP servers in the client, and send their tools",
         "n": ONE_ANSWER,
+        "repetition_detection": NO_REPETITION_DETECTION,
         "stop": "here it is called 'stop_sequences'",
         "stream_options": "the last events of a stream always have the usage",
     }

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from motet.api.generation.request_fields import TO_THE_LIMIT, TruncationFields
 from motet.api.http.caller import Caller
 from motet.api.http.failure import FieldError, invalid_type, invalid_value
 from motet.api.http.long_work import LONG_WORK, in_thread_of
@@ -63,6 +64,25 @@ async def rendered_prompt(
         except NeedsProcess:
             pass
     return await in_thread_of(template, partial(render, True), client=caller.work_client)
+
+
+def truncated(
+    prompt: Sequence[int], fields: TruncationFields, *, max_model_len: int, num_reserved: int, param: str = ""
+) -> Sequence[int]:
+    """Returns the prompt, shortened as the request states. `num_reserved`: number of output tokens for which the
+    shortened prompt leaves space. `param`: path of the fields in the body. Raises RequestError for a number that
+    exceeds the model's length."""
+    limit = fields.truncate_prompt_tokens
+    if limit is None:
+        return prompt
+    if limit > max_model_len:
+        why = f"it is {limit}, and the model's length is {max_model_len}"
+        raise invalid_value(f"{param}truncate_prompt_tokens", why)
+    if limit == TO_THE_LIMIT:
+        limit = max_model_len - max(1, num_reserved)
+    if not 0 < limit < len(prompt):
+        return prompt
+    return prompt[-limit:] if fields.truncation_side == "left" else prompt[:limit]
 
 
 async def completion_prompts(

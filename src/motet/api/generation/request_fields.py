@@ -1,7 +1,7 @@
 """The fields of requests, with the same names, ranges and defaults on every route that generates."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
@@ -85,14 +85,22 @@ def _check_biases(value: object) -> object:
     return value
 
 
-SEED_NAMES: Mapping[str, str] = {"random_seed": "seed", "sampling_seed": "seed"}
-"""The names of the seed in LMDeploy and SGLang."""
+SAMPLING_NAMES: Mapping[str, str] = {
+    "min_new_tokens": "min_tokens",
+    "no_stop_trim": "include_stop_str_in_output",
+    "random_seed": "seed",
+    "sampling_seed": "seed",
+}
+"""The names of fields in LMDeploy and SGLang."""
+NO_REPETITION_DETECTION = "use 'repetition_penalty', 'frequency_penalty' or 'max_tokens'"
+TO_THE_LIMIT = -1
+"""The `truncate_prompt_tokens` that shortens a prompt to what the model's length leaves for it."""
 
 
 class SamplingFields(Schema):
     """The fields that control the sampling of tokens and the ends of choices."""
 
-    aliases = SEED_NAMES
+    aliases = SAMPLING_NAMES
 
     # The fields of `SamplingParams` that a request has unchanged (`motet.types.VERBATIM_FIELDS`).
     temperature: float = declared("temperature")
@@ -129,6 +137,22 @@ class SamplingFields(Schema):
         return self.max_tokens
 
 
+class TruncationFields(Schema):
+    """How prompts that are too long are shortened, as in vLLM."""
+
+    truncate_prompt_tokens: int | None = Field(None, ge=TO_THE_LIMIT)
+    """Maximum number of tokens of a prompt."""
+    truncation_side: Literal["left", "right"] = "left"
+    """The end of the prompt from which tokens are removed."""
+
+    @model_validator(mode="after")
+    def check_truncation(self) -> Self:
+        if self.truncate_prompt_tokens == 0:
+            why = f"expected 1 or more, or {TO_THE_LIMIT} for the model's length"
+            raise FieldError(invalid_value, "truncate_prompt_tokens", why)
+        return self
+
+
 IGNORED_FIELDS = frozenset(
     {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"}
 )
@@ -148,7 +172,6 @@ OTHER_SERVERS_NEUTRAL: Neutral = {
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
     "thinking_token_budget": (-1,),
-    "truncate_prompt_tokens": (-1,),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
     "watermarking": (False,),

@@ -47,6 +47,7 @@ class IgnoredFields:
         for name, inner in schema.lenient.items():
             if isinstance(member := value.get(name), dict):
                 self._add([f"{name}.{ignored}" for ignored in remove_unknown(member, inner)])
+                self._add([f"{name}.{ignored}" for ignored in unknown_entries(member, inner)])
 
     def _add(self, names: list[str]) -> None:
         listed = names[: MAX_NAMES - len(self.names)]
@@ -71,6 +72,18 @@ def remove_unknown(value: dict[str, object], schema: type[Schema]) -> list[str]:
     """Removes the members that the schema does not know. Returns the names of the members that are not null."""
     known = known_names(schema)
     return [name for name in [*value] if name not in known and value.pop(name) is not None]
+
+
+def unknown_entries(value: dict[str, object], schema: type[Schema]) -> list[str]:
+    """Returns the entries without effect of a schema's lists of names, such as `annotations.x`."""
+    lists = ((field, known, value.get(field)) for field, known in schema.known_entries.items())
+    return [
+        f"{field}.{entry}"
+        for field, known, entries in lists
+        if isinstance(entries, list)
+        for entry in entries
+        if isinstance(entry, str) and entry not in known
+    ]
 
 
 @cache

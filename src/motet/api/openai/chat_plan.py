@@ -12,7 +12,7 @@ import msgspec
 from motet.api.generation.answer_form import AnswerForm
 from motet.api.generation.kv_params import RequestContext
 from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
-from motet.api.generation.prompts import rendered_prompt
+from motet.api.generation.prompts import rendered_prompt, truncated
 from motet.api.http.caller import Caller
 from motet.api.http.failure import unsupported_parameter
 from motet.api.http.schema import schema_text
@@ -66,8 +66,10 @@ async def plan_chat(
     else:
         preparer, caller = context.served.preparer, context.caller
         prompt = await chat_prompt(preparer, body, caller=caller, config=service.config, param=prompt_param)
-    options = await with_answer_format(options, body, prompt=prompt)
-    return make_plan(service, [prompt], sampling=body, request=body, options=options)
+    length, reserved = context.served.info.max_model_len, body.requested_max_tokens or 1
+    shown = truncated(prompt, body, max_model_len=length, num_reserved=reserved)
+    options = await with_answer_format(options, body, prompt=shown)
+    return make_plan(service, [shown], sampling=body, request=body, options=options)
 
 
 async def chat_prompt(
@@ -80,15 +82,15 @@ async def chat_prompt(
 ) -> list[int]:
     """Returns the token ids of a chat's prompt. `param`: the field with the messages."""
 
+    variables = _effort(preparer, chat.reasoning_effort) | _other_variables(preparer, chat)
+
     def rendered(in_process: bool) -> RenderedPrompt:
         return preparer.template.render(
             chat.turns(),
             add_generation_prompt=chat.add_generation_prompt and not chat.continue_final_message,
             continue_final_message=chat.continue_final_message,
             tools=[] if chat.tool_rules is None else [tool.for_template() for tool in chat.tools],
-            template_kwargs={**config.template_defaults}
-            | _effort(preparer, chat.reasoning_effort)
-            | chat.chat_template_kwargs,
+            template_kwargs={**config.template_defaults} | variables | chat.chat_template_kwargs,
             control_tokens_in_messages=config.control_tokens_in_messages,
             in_process=in_process,
         )
@@ -115,6 +117,21 @@ def _effort(preparer: PromptPreparer, effort: str | None) -> dict[str, object]:
     if not known:
         log.info("reasoning_effort is ignored: the model's chat template does not use it", extra=ONCE_A_MINUTE)
     return known
+
+
+def _other_variables(preparer: PromptPreparer, chat: ChatPrompt) -> dict[str, object]:
+    """Returns the variables of the chat template for `enable_thinking` and `documents`. Raises `RequestError` for
+    documents that the template does not show to the model."""
+    variables: dict[str, object] = {}
+    if chat.enable_thinking is not None:
+        variables["enable_thinking"] = chat.enable_thinking
+        if not preparer.template.uses("enable_thinking"):
+            log.info("enable_thinking is ignored: the model's chat template does not use it", extra=ONCE_A_MINUTE)
+    if chat.documents:
+        if not preparer.template.uses("documents"):
+            raise unsupported_parameter("documents", "cannot be used: the model's chat template has no documents")
+        variables["documents"] = chat.documents
+    return variables
 
 
 def check_answer_format(served: ServedModel, chat: ChatRequest) -> None:

@@ -8,15 +8,19 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from motet.api.generation.answer_form import FormattedFields, check_named_logprobs
+from motet.api.generation.extensions import NamedRequest, NvExtFields
 from motet.api.generation.group_schema import SteeredFields, check_keep
 from motet.api.generation.request_fields import (
     IGNORED_FIELDS,
+    NO_REPETITION_DETECTION,
     OTHER_SERVERS_NEUTRAL,
+    SAMPLING_NAMES,
     RequestFields,
     SamplingFields,
     StreamingFields,
     TokenIds,
     TokenNames,
+    TruncationFields,
     in_range,
 )
 from motet.api.http.body import check_json_strings
@@ -251,6 +255,8 @@ NOT_VARIABLES = frozenset({"chat_template", "messages", "tokenize"})
 class ChatPrompt(Schema):
     """The fields from which the prompt is made, for an answer and for `/tokenize`."""
 
+    aliases: ClassVar[Mapping[str, str]] = {"chat_template_args": "chat_template_kwargs"}  # in Dynamo
+
     messages: list[Message] = Field(default_factory=list)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -258,6 +264,10 @@ class ChatPrompt(Schema):
     """True if the tokenizer adds its special tokens to the chat template's. None means False for a chat."""
     chat_template_kwargs: Annotated[dict[str, object], AfterValidator(check_num_values)] = Field(default_factory=dict)
     reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = None
+    """Variable of the chat template, as in LMDeploy; `chat_template_kwargs` takes precedence."""
+    documents: list[JsonObject] = Field(default_factory=list)
+    """Documents for the chat template."""
     tools: list[ToolField] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Annotated[
         ToolChoice | None, BeforeValidator(as_choice, json_schema_input_type=ToolModeName | ToolChoice)
@@ -332,17 +342,27 @@ class ChatPrompt(Schema):
 
 
 class ChatRequest(
-    ChatPrompt, FormattedFields, SamplingFields, SteeredFields, RequestFields, StreamingFields, TokenNames
+    ChatPrompt,
+    FormattedFields,
+    SamplingFields,
+    TruncationFields,
+    SteeredFields,
+    RequestFields,
+    NamedRequest,
+    NvExtFields,
+    StreamingFields,
+    TokenNames,
 ):
+    aliases: ClassVar[Mapping[str, str]] = {**ChatPrompt.aliases, **SAMPLING_NAMES, "rid": "request_id"}
     ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
     refused = frozenset(
         {"audio", "chat_template", "moderation", "prediction", "prompt_cache_options", "web_search_options"}
+        | {"repetition_detection"}
     )
     neutral: ClassVar[Neutral] = {
         **OTHER_SERVERS_NEUTRAL,
         "bad_words": ([],),
         "best_of": (1,),
-        "documents": ([],),
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
@@ -353,6 +373,7 @@ class ChatRequest(
         "chat_template": "its operator can set one with --chat-template",
         "function_call": "use 'tool_choice'",
         "functions": "use 'tools'",
+        "repetition_detection": NO_REPETITION_DETECTION,
     }
 
     has_token_ids = True
@@ -382,9 +403,9 @@ class ChatRequest(
         return self.model_copy(update={"n": 1, "logprobs": False, "top_logprobs": None, "prompt_logprobs": None})
 
     def planned(self) -> Self:
-        return (
-            super().planned().model_copy(update={"messages": [], "prompt_token_ids": None, "chat_template_kwargs": {}})
-        )
+        unset: dict[str, object] = {"messages": [], "prompt_token_ids": None, "documents": []}
+        unset["chat_template_kwargs"] = {}
+        return super().planned().model_copy(update=unset)
 
     @model_validator(mode="after")
     def check_top_logprobs(self) -> Self:

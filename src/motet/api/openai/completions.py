@@ -12,19 +12,23 @@ from motet.api.generation.answer_form import FormattedFields, check_named_logpro
 from motet.api.generation.answer_writer import GroupsWriter, OncePerPrompt, num_listed, usage_json, usage_shape
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
+from motet.api.generation.extensions import NamedRequest, NvExtFields
 from motet.api.generation.group_schema import SteeredFields, check_keep
 from motet.api.generation.json_pieces import JsonArray, encode_arrays, encode_json
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
-from motet.api.generation.prompts import Prompt, completion_prompts, parse_prompts
+from motet.api.generation.prompts import Prompt, completion_prompts, parse_prompts, truncated
 from motet.api.generation.request_fields import (
     IGNORED_FIELDS,
+    NO_REPETITION_DETECTION,
     OTHER_SERVERS_NEUTRAL,
+    SAMPLING_NAMES,
     RequestFields,
     SamplingFields,
     StreamingFields,
     TokenNames,
+    TruncationFields,
     in_range,
 )
 from motet.api.http.caller import caller_of
@@ -47,7 +51,20 @@ def _as_count(value: object) -> object:
     return (1 if value else None) if isinstance(value, bool) else value
 
 
-class CompletionRequest(FormattedFields, SamplingFields, SteeredFields, RequestFields, StreamingFields, TokenNames):
+class CompletionRequest(
+    FormattedFields,
+    SamplingFields,
+    TruncationFields,
+    SteeredFields,
+    RequestFields,
+    NamedRequest,
+    NvExtFields,
+    StreamingFields,
+    TokenNames,
+):
+    aliases: ClassVar[Mapping[str, str]] = {**SAMPLING_NAMES, "rid": "request_id"}
+    refused = frozenset({"repetition_detection"})
+    advice: ClassVar[Mapping[str, str]] = {"repetition_detection": NO_REPETITION_DETECTION}
     has_token_ids = True
     ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
     neutral: ClassVar[Neutral] = {
@@ -139,7 +156,7 @@ def completion_router(service: Service) -> APIRouter:
 
 async def answer_completions(service: Service, body: CompletionRequest, *, request: Request) -> Response:
     """Returns the answer of a model that takes tokens."""
-    caller = caller_of(request, session=body.session_id, cache_salt=body.cache_salt)
+    caller = caller_of(request, named=body.request_id, session=body.session_id, cache_salt=body.cache_salt)
     async with request_context(service, body, caller=caller, num_choices=body.num_generated) as context:
         body = body.without_answer() if context.order else body
         plan = await plan_completions(service, body, context=context)
@@ -172,6 +189,9 @@ async def plan_completions(service: Service, body: CompletionRequest, *, context
     check_size(service, len(body.prompt), options=options)
     preparer, caller, special = context.served.preparer, context.caller, body.add_special_tokens
     prompts = await completion_prompts(preparer, body.prompt, add_special_tokens=special, caller=caller)
+    length = context.served.info.max_model_len
+    reserved = body.requested_max_tokens or DEFAULT_MAX_TOKENS
+    prompts = [truncated(prompt, body, max_model_len=length, num_reserved=reserved) for prompt in prompts]
     options = await with_grammar(options, await caller.in_thread_if_long(lambda: body.form))
     plan = partial(make_plan, service, prompts, sampling=body, request=body, options=options)
     return await caller.in_thread_if_long(plan, max(caller.work_size, GROUP_CHARS * len(prompts)))
@@ -209,11 +229,14 @@ class CompletionTexts:
         self._num_prompt_top = body.logprobs
         self._as_ids = body.return_tokens_as_token_ids
         self._echoes: list[PromptEcho] = []
-        """The prompts to repeat, in the order of the groups; a prompt that was sent as text is repeated unchanged."""
+        """The prompts to repeat, in the order of the groups; a prompt that was sent as text is repeated unchanged,
+        unless the request can shorten it."""
         if body.echo:
             for group, prompt in zip(plan.groups, body.prompt, strict=True):
                 shown = echo(self._tokenizer, group.prompt, skip_special_tokens=plan.rules.skip_special_tokens)
-                self._echoes.append(PromptEcho(prompt, shown.offsets) if isinstance(prompt, str) else shown)
+                if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
+                    shown = PromptEcho(prompt, shown.offsets)
+                self._echoes.append(shown)
         self._prompt_logprobs = OncePerPrompt[Mapping[str, JsonArray]]()
 
     def prompt(self, group: int) -> str:

@@ -8,9 +8,12 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import StructuredFields
+from motet.api.generation.extensions import NvExtFields
 from motet.api.generation.request_fields import (
     IGNORED_FIELDS,
+    NO_REPETITION_DETECTION,
     OTHER_SERVERS_NEUTRAL,
+    TO_THE_LIMIT,
     RequestFields,
     SamplingFields,
     StreamingFields,
@@ -300,15 +303,16 @@ Included = Literal[
 reasoning, and accepts it as input. The others are about built-in tools, which the prompt omits."""
 
 
-class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, StreamingFields):
+class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, NvExtFields, StreamingFields):
     ignored = (IGNORED_FIELDS - {"metadata"}) | {"client_metadata", "max_tool_calls"}
     # The first four refer to data that the server would have to store.
     refused = frozenset(
         {"conversation", "previous_response_id", "prompt", "prompt_cache_options"}
-        | {"access_programs", "image", "kv_transfer_params", "max_tokens", "moderation"}
+        | {"access_programs", "image", "repetition_detection", "kv_transfer_params", "max_tokens", "moderation"}
     )
     neutral: ClassVar[Neutral] = {
         **OTHER_SERVERS_NEUTRAL,
+        "truncate_prompt_tokens": (TO_THE_LIMIT,),
         "background": (False,),
         "bad_words": ([],),
         "context_management": ([],),
@@ -322,6 +326,7 @@ class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, Streamin
         "max_tokens": "here it is called 'max_output_tokens'",
         "n": "a response is one answer; /v1/chat/completions gives n choices of one prompt",
         "previous_response_id": NOT_KEPT,
+        "repetition_detection": NO_REPETITION_DETECTION,
         "prompt": "this server stores no prompts; send it in 'input' and 'instructions'",
         "truncation": "an input that is too long is refused; leave it out, or send 'disabled'",
     }

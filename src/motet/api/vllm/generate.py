@@ -1,6 +1,6 @@
 """`POST /inference/v1/generate`, in vLLM's shape: token ids in, token ids out, for trainers and gateways."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal, Self
@@ -19,13 +19,16 @@ from motet.api.generation.json_pieces import around_choices, encode_answer
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
+from motet.api.generation.prompts import truncated
 from motet.api.generation.request_fields import (
+    NO_REPETITION_DETECTION,
     OTHER_SERVERS_NEUTRAL,
     RequestFields,
     SamplingFields,
     Seed,
     StreamingFields,
     TokenIds,
+    TruncationFields,
     in_range,
 )
 from motet.api.http.caller import caller_of
@@ -39,12 +42,14 @@ from motet.text.text_group import GroupStep
 from motet.types import ChoiceStart, LogprobsMode, TokenLogprob, Usage
 
 
-class GenerateSampling(StructuredFields, SamplingFields):
+class GenerateSampling(StructuredFields, SamplingFields, TruncationFields):
     """vLLM's `SamplingParams` as JSON. Fields without a meaning for token ids are ignored."""
 
     ignored = frozenset(
         {"detokenize", "output_kind", "routed_experts_prompt_start", "skip_clone", "_all_stop_token_ids"}
     )
+    refused = frozenset({"repetition_detection"})
+    advice: ClassVar[Mapping[str, str]] = {"repetition_detection": NO_REPETITION_DETECTION}
     neutral: ClassVar[Neutral] = {
         **OTHER_SERVERS_NEUTRAL,
         "bad_words": ([],),
@@ -165,8 +170,10 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
     check_size(service, 1, options=options)
     check = partial(context.served.preparer.check_prompt, body.token_ids, param="token_ids")
     await context.caller.in_thread_if_long(check, len(body.token_ids))
+    length, reserved = context.served.info.max_model_len, sampling.requested_max_tokens or 1
+    prompt = truncated(body.token_ids, sampling, max_model_len=length, num_reserved=reserved, param=options.param)
     options = await with_grammar(options, await context.caller.in_thread_if_long(lambda: sampling.form))
-    plan = make_plan(service, [body.token_ids], sampling=sampling, request=body, options=options)
+    plan = make_plan(service, [prompt], sampling=sampling, request=body, options=options)
     if body.choices is None:
         return plan
     num_tokens = sum(len(choice.token_ids) for choice in body.choices)
@@ -207,7 +214,7 @@ def tokens_writer(plan: Plan, body: TokensRequest, *, stream: bool) -> GroupsWri
         return BodyWriter(plan, TokensBody(plan, body))
     head = b'{"request_id":' + json_bytes(body.request_id or plan.head.id)
     template = ChunkTemplate(head, null_usage=True)
-    return ChunkWriter(plan, TokensChunks(body, template), template=template, usage_json=usage_json)
+    return ChunkWriter(plan, TokensChunks(plan, body, template=template), template=template, usage_json=usage_json)
 
 
 def token_logprobs(logprobs: Sequence[TokenLogprob], sampling: GenerateSampling) -> LogprobFields | None:
@@ -251,9 +258,10 @@ class TokensBody(BodyShape):
 class TokensChunks(ChunkShape):
     """The chunks of a streamed answer. Events without tokens and without an end have no chunk."""
 
-    def __init__(self, body: TokensRequest, template: ChunkTemplate) -> None:
+    def __init__(self, plan: Plan, body: TokensRequest, *, template: ChunkTemplate) -> None:
         self._template = template
-        self._prompt = b',"prompt_token_ids":' + json_bytes(body.token_ids) if body.return_token_ids else b""
+        prompt = plan.groups[0].prompt
+        self._prompt = b',"prompt_token_ids":' + json_bytes(prompt) if body.return_token_ids else b""
         """The prompt's token ids, which only the first chunk has."""
         self._sampling = body.sampling_params
 

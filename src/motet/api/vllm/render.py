@@ -17,6 +17,7 @@ from msgspec.json import encode as json_bytes
 
 from motet.api.anthropic.messages import ID_PREFIX, as_chat
 from motet.api.anthropic.messages_schema import MessagesRequest
+from motet.api.generation.extensions import NamedRequest
 from motet.api.generation.kv_params import PARAM, request_context
 from motet.api.generation.plan import Plan
 from motet.api.generation.request_fields import RequestFields
@@ -77,7 +78,8 @@ async def _rendered_chat(plan: Plan, body: ChatRequest, *, caller: Caller) -> Re
 def _caller(body: RequestFields, request: Request) -> Caller:
     if body.kv_transfer_params is not None:
         raise unsupported_parameter(PARAM, "cannot be used here: the request is only rendered")
-    return caller_of(request, session=body.session_id, cache_salt=body.cache_salt)
+    named = body.request_id if isinstance(body, NamedRequest) else None
+    return caller_of(request, named=named, session=body.session_id, cache_salt=body.cache_salt)
 
 
 def _check_renderable(plan: Plan, body: ChatRequest | CompletionRequest) -> None:
