@@ -94,6 +94,21 @@ async def test_a_401_names_the_scheme_of_its_key(serve: Serving) -> None:
             assert (refused.status_code, refused.headers["www-authenticate"]) == (401, 'Bearer realm="Motet"')
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("PUT", "/v1/models/", "GET, HEAD"),
+        ("POST", "/v1/groups/any", "DELETE, GET, HEAD"),
+        ("DELETE", "/ping", "GET, HEAD, POST"),
+    ],
+)
+async def test_a_405_lists_the_methods_of_its_path(refusing: Served, method: str, path: str, allowed: str) -> None:
+    """RFC 9110, 15.5.6."""
+    refused = await refusing.http.request(method, path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/generate", "/v1/messages"])
 async def test_a_compressed_body_is_refused_by_its_encoding(refusing: Served, path: str) -> None:
     """Regression: it was said to be invalid JSON."""

@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from motet.api.http.dialect import speaks_anthropic
@@ -209,7 +210,10 @@ def add_error_handlers(app: FastAPI) -> None:
             error = validation_failure(error.errors())
         elif isinstance(error, HTTPException):
             error = http_failure(request, error)
-        return ErrorResponse(error)
+        response = ErrorResponse(error)
+        if isinstance(error, MethodNotAllowedError):  # RFC 9110, 15.5.6
+            response.headers["allow"] = ", ".join(sorted(_methods_of(request)))
+        return response
 
     for kind in (MotetError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, on_error)
@@ -227,6 +231,13 @@ def http_failure(request: Request, error: HTTPException) -> MotetError:
         return MethodNotAllowedError(f"Not allowed to {request.method} on {request.url.path}. {hint}")
     other: dict[int, type[MotetError]] = {413: BodyTooLargeError, 503: OverloadedError}
     return other.get(error.status_code, RequestError)(error.detail)
+
+
+def _methods_of(request: Request) -> set[str]:
+    """Returns the methods of all routes with the path of a request."""
+    routes = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    methods = {method for route in routes for method in route.methods}
+    return methods | {"HEAD"} if "GET" in methods else methods
 
 
 def body_too_large(max_bytes: int) -> BodyTooLargeError:
