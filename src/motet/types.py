@@ -27,6 +27,15 @@ class GrammarKind(StrEnum):
     """Lark as llguidance reads it, with `%json` and `<special>`."""
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True):
+    """The maximum length of reasoning. The closing tag follows then."""
+
+    max_tokens: int
+    open_id: int
+    close_id: int
+    """The tags, which are one token each."""
+
+
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tags around the reasoning that a model generates before its answer."""
 
@@ -36,6 +45,12 @@ class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
     """True if the prompt already ends with the opening tag."""
     before_answer: str = ""
     """Text before every answer, with or without reasoning."""
+    budget: ThinkingBudget | None = None
+    """None for reasoning of any length."""
+
+
+ANY_ANSWER = "start: <[*]>*"
+"""Source of the grammar of answers that can be any text, after reasoning with a budget."""
 
 
 class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):

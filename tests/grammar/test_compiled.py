@@ -4,7 +4,7 @@ import pytest
 
 from motet.errors import GrammarError
 from motet.text.harmony import HARMONY_THINKING
-from motet.types import Grammar, GrammarKind, Thinking
+from motet.types import ANY_ANSWER, Grammar, GrammarKind, Thinking, ThinkingBudget
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, allowed, allowed_texts, follows, grammars_of, json, lark, regex
 from tests.tiny_tokenizer import EOS_ID, IM_END, IM_END_ID, IM_START, IM_START_ID
 
@@ -108,6 +108,51 @@ def test_the_most_recently_used_grammars_are_cached() -> None:
 def test_a_model_can_reason_before_the_grammar_applies(thinking: Thinking, text: str) -> None:
     assert follows(grammars_of(), regex("yes", thinking), text)
     assert not follows(grammars_of(), regex("yes", thinking), text + "!")
+
+
+THE_ID = TOKENIZER.encode("the")[0]
+"""A tag that is one token with text, like the tags of Qwen 3."""
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("grammar", [regex("y"), lark(ANY_ANSWER)], ids=["form", "any"])
+@pytest.mark.parametrize(("close", "close_id"), [(IM_END, IM_END_ID), ("the", THE_ID)])
+def test_reasoning_ends_when_its_budget_is_used_up(
+    grammar: Grammar, opened: bool, max_tokens: int, close: str, close_id: int
+) -> None:
+    thinking = Thinking(IM_START, close, opened, budget=ThinkingBudget(max_tokens, IM_START_ID, close_id))
+    compiled = grammars_of().get(Grammar(grammar.kind, grammar.source, thinking))
+    matcher = compiled.matcher(() if opened else (IM_START_ID,))
+    for _ in range(max_tokens):
+        assert {"a", close} <= allowed_texts(matcher)
+        assert EOS_ID not in allowed(matcher)
+        matcher = matcher.copy()
+        matcher.consume(TOKENIZER.encode("a")[0])
+    assert allowed(matcher) == matcher.forced() == [close_id]
+    resumed = compiled.matcher(matcher.tokens)
+    for one in (matcher, resumed):
+        one.consume(close_id)
+        one.consume(YES)
+        assert one.accepting
+
+
+def test_the_closing_tag_within_the_budget_ends_reasoning_in_any_spelling() -> None:
+    thinking = Thinking(IM_START, "the", opened=True, budget=ThinkingBudget(9, IM_START_ID, THE_ID))
+    compiled = grammars_of().get(regex("y", thinking))
+    matcher = compiled.matcher([*TOKENIZER.encode("a"), THE_ID])
+    assert allowed_texts(matcher) == {" ", "\t", "\r", "\n", "y"}
+    spelt = compiled.matcher(TOKENIZER.encode("t") + TOKENIZER.encode("h"))
+    assert "e" not in allowed_texts(spelt)
+
+
+def test_an_answer_without_reasoning_cannot_start_it_later_without_a_budget() -> None:
+    thinking = Thinking(IM_START, IM_END, opened=False, budget=ThinkingBudget(1, IM_START_ID, IM_END_ID))
+    matcher = grammars_of().get(lark(ANY_ANSWER, thinking)).matcher()
+    assert {IM_START, IM_END, "a", "<|eos|>"} <= allowed_texts(matcher)
+    matcher.consume(YES)
+    assert matcher.accepting and allowed_texts(matcher) >= {IM_END, "a", "<|eos|>"}
+    assert IM_START_ID not in allowed(matcher)
 
 
 MIXED = Thinking(f"{IM_START}thought", f"{IM_END}{IM_START}", opened=False, before_answer=f"final{IM_END}")

@@ -22,7 +22,7 @@ from motet.grammar.forced import NO_FORCING, forces_much, schema_forces_much
 from motet.grammar.limits import MAX_LEVELS, MAX_SOURCE_CHARS, MAX_TEXT_CHARS, check_length
 from motet.grammar.schema.client_schema import has_open_object, read_schema
 from motet.grammar.schema.multiples import Multiples
-from motet.types import Grammar, GrammarKind, Thinking
+from motet.types import ANY_ANSWER, Grammar, GrammarKind, Thinking
 
 WHITESPACE = r" {1,2}|\r?\n[ \t]{0,40}"
 """White space that is allowed once between two tokens of JSON: up to two spaces, or a line break and an indentation.
@@ -52,6 +52,9 @@ def llguidance_source(grammar: Grammar, special: Mapping[str, int]) -> str:
     check_length(grammar.source, MAX_SOURCE_CHARS)
     if grammar.kind is GrammarKind.JSON:
         answer = _schema_grammar(read_schema(grammar.source))
+    elif grammar.source == ANY_ANSWER and grammar.thinking is not None and grammar.thinking.budget is not None:
+        # An opening tag in the answer would start reasoning without a budget.
+        answer = {"lark_grammar": f"start: <[^{grammar.thinking.budget.open_id}]>*"}
     else:
         lark = _lark(grammar, special)
         answer = {"lark_grammar": lark + NO_FORCING if forces_much(lark) else lark}
@@ -145,7 +148,11 @@ def _reasoning_rules(thinking: Thinking, special: Mapping[str, int]) -> str:
     """Returns Lark for free text up to the closing tag, followed by `@answer`. If the prompt has not opened reasoning,
     the answer can also come at once."""
     opening, closing = _lark_sequence(thinking.open, special), _lark_sequence(thinking.close, special)
-    if closing.startswith("<["):
+    if (budget := thinking.budget) is not None:
+        opening, tag = f"<[{budget.open_id}]>", re.escape(thinking.close).replace("/", r"\/")
+        text = f"text[max_tokens={budget.max_tokens}]: TEXT" if budget.max_tokens else 'text: ""'
+        rules = [f"thought: text <[{budget.close_id}]>", text, f"TEXT: /(?s:.*)/ & ~/(?s:.*){tag}(?s:.*)/"]
+    elif closing.startswith("<["):
         rules = [f"thought: TEXT {closing}", "TEXT: /(?s:.*)/"]
     else:
         rules = [f"thought[suffix={_literal(thinking.close)}]: /(?s:.*)/"]

@@ -7,9 +7,12 @@ from typing import Any, get_args
 import pytest
 
 from motet.api.openai.chat_schema import ReasoningEffort
+from motet.text.reasoning import ReasoningTags
 from motet.text.tokenizer import Tokenizer
-from tests.api.calling import CallingServing, joined, unstreamed
+from motet.types import ANY_ANSWER, ThinkingBudget
+from tests.api.calling import THINK, CallingServing, joined, unstreamed
 from tests.api.serving import Serving, chunks, saying
+from tests.error_response import assert_error
 from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -113,3 +116,31 @@ async def test_the_tags_of_thoughts_are_text_of_a_model_that_does_not_think(serv
     answer = (await served.chat()).json()
     assert answer["choices"][0]["message"]["content"] == ANSWERS["a thought"]
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+async def test_a_budget_of_reasoning_reaches_the_engine(serve_tools: CallingServing) -> None:
+    tags = ReasoningTags(names=(), template_marks=(), opening_tags=("[",), closing_tags=("]",))
+    served = await serve_tools(saying("[Hm.]Yes."), reasoning=tags)
+    ((start,), (end,)) = (served.tokenizer.encode(tag, add_special_tokens=False) for tag in "[]")
+    budget = ThinkingBudget(7, start, end)
+    for fields, source in (({}, ANY_ANSWER), ({"structured_outputs": {"regex": "a"}}, "a")):
+        assert (await served.chat(thinking_token_budget=7, **fields)).status_code == 200
+        grammar = served.engine.requests[-1].sampling.grammar
+        assert grammar is not None and grammar.thinking is not None
+        assert (grammar.source, grammar.thinking.budget) == (source, budget)
+    for unlimited in (-1, None):
+        assert (await served.chat(thinking_token_budget=unlimited)).status_code == 200
+        assert served.engine.requests[-1].sampling.grammar is None
+    assert_error(await served.chat(thinking_token_budget=-2), status=400, param="thinking_token_budget")
+    rendered = await served.http.post(
+        "/v1/chat/completions/render",
+        json={"messages": [{"role": "user", "content": "hi"}], "thinking_token_budget": 7},
+    )
+    assert_error(rendered, status=400, param="thinking_token_budget")
+
+
+@pytest.mark.parametrize("reasoning", [None, THINK], ids=["no reasoning", "tags of several tokens"])
+async def test_a_budget_needs_tags_of_one_token(serve_tools: CallingServing, reasoning: ReasoningTags | None) -> None:
+    served = await serve_tools(saying("Yes."), reasoning=reasoning)
+    response = await served.chat(thinking_token_budget=7)
+    assert_error(response, status=400, param="thinking_token_budget", code="unsupported_parameter")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from motet.errors import GrammarError
-from motet.types import ChoiceStart, Finish, FinishReason, Grammar, GrammarKind, Thinking
+from motet.types import ANY_ANSWER, ChoiceStart, Finish, FinishReason, Grammar, GrammarKind, Thinking, ThinkingBudget
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.engines.native.grammars import (
     NUMBER,
@@ -95,6 +95,23 @@ def test_a_choice_that_thinks_first_is_resumed_in_and_after_its_thoughts(model: 
     ended = [text_of(tokens) for index, tokens in full.tokens.items() if full.finish[index] == STOP]
     assert any("]" in text for text in ended)
     assert {text.rpartition("]")[2].strip() for text in ended} <= {"yes", "no", "hello"}
+
+
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_reasoning_with_a_budget_ends_in_time_with_drafts_and_after_any_resumption(
+    model: Path, max_tokens: int
+) -> None:
+    budget = ThinkingBudget(max_tokens, token_of("["), token_of("]"))
+    thinking = Thinking("[", "]", opened=True, budget=budget)
+    fields: dict[str, object] = {"grammar": Grammar(GrammarKind.LARK, ANY_ANSWER, thinking), "max_tokens": 20}
+    prompt = prompt_of(20)
+    full = run(make_core(model), [group("g", prompt, n=6, seed=5, **fields)])["g"]  # type: ignore[arg-type]
+    for tokens in full.tokens.values():
+        assert token_of("]") in tokens[: max_tokens + 1]
+    for cut in range(1, 10):
+        starts = [ChoiceStart(i, 5 + i, tuple(t[:cut])) for i, t in full.tokens.items() if len(t) > cut]
+        rest = run(make_core(model), [group("rest", prompt, starts=starts, **fields)])["rest"]  # type: ignore[arg-type]
+        assert all([*one.output_tokens, *rest.tokens[one.index]] == full.tokens[one.index] for one in starts)
 
 
 def test_choices_with_and_without_grammars_share_steps_and_do_not_affect_each_other(model: Path) -> None:

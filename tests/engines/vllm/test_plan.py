@@ -23,6 +23,7 @@ from motet.engines.vllm.requests import (
 from motet.errors import EngineError, RequestError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.types import (
+    ANY_ANSWER,
     VERBATIM_FIELDS,
     ChoiceStart,
     GenerateRequest,
@@ -31,6 +32,7 @@ from motet.types import (
     LogprobsMode,
     SamplingParams,
     Thinking,
+    ThinkingBudget,
     choice_starts,
 )
 from tests.engines.vllm.scripted_vllm import GREEDY, PARAMS, PROMPT, SAMPLING, group, ticket
@@ -380,6 +382,15 @@ def test_a_grammar_is_sent_by_vllms_name_and_wins_over_min_tokens_and_ignore_eos
     assert (drawn["min_tokens"], drawn["ignore_eos"]) == (0, False)
     without = sampling_of(dialect, replace(ASK, sampling=UNUSUAL))
     assert "structured_outputs" not in without and without["min_tokens"] == 4
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_a_budget_of_reasoning_is_sent_by_vllms_name(dialect: Dialect) -> None:
+    thinking = Thinking("<think>", "</think>", opened=True, budget=ThinkingBudget(7, 1, 2))
+    for source, structured in ((ANY_ANSWER, None), ("start: /a/", {"grammar": "start: /a/"})):
+        sampling = msgspec.structs.replace(UNUSUAL, grammar=Grammar(GrammarKind.LARK, source, thinking))
+        sent = sampling_of(dialect, replace(ASK, sampling=sampling))
+        assert (sent["thinking_token_budget"], sent.get("structured_outputs")) == (7, structured)
 
 
 def test_prefills_and_requests_for_prompt_logprobs_have_no_grammar() -> None:

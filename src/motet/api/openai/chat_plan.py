@@ -28,10 +28,11 @@ from motet.text.prepare import PromptPreparer
 from motet.text.rendering.client_texts import RenderedPrompt
 from motet.text.tools.grammar import json_rule
 from motet.text.tools.tool_format import ToolMode, ToolRules
-from motet.types import Grammar, GrammarKind
+from motet.types import ANY_ANSWER, Grammar, GrammarKind, ThinkingBudget
 
 log = logging.getLogger("motet.api")
 
+BUDGET_PARAM = "thinking_token_budget"
 TOOL_CHARS = 1024
 """Number of characters of a schema that cost as much as the grammar of one tool. A grammar can cost 100 times more."""
 
@@ -142,6 +143,21 @@ def check_answer_format(served: ServedModel, chat: ChatRequest) -> None:
     if chat.tool_rules is not None and served.formats.tools is None:
         why = "tool calls are not parsed from this model's answers (see --tool-parser)"
         raise RequestError(f"Invalid 'tools': {why}.", param="tools", code="unsupported_parameter")
+    _budget(served, chat)
+
+
+def _budget(served: ServedModel, chat: ChatRequest) -> ThinkingBudget | None:
+    """Returns the maximum length of the reasoning, if the request has one. Raises `RequestError` for a model without
+    tags that are one token each."""
+    if (max_tokens := chat.thinking_budget) is None:
+        return None
+    reasoning, encode = served.formats.reasoning, partial(served.tokenizer.encode, add_special_tokens=False)
+    tags = [] if reasoning is None else [encode(reasoning.opening_tags[0]), encode(reasoning.closing_tags[0])]
+    ids = [tag[0] for tag in tags if len(tag) == 1]
+    if served.formats.harmony or len(ids) < 2:
+        why = "needs a model whose reasoning starts and ends with tags of one token each (see --reasoning-parser)"
+        raise unsupported_parameter(BUDGET_PARAM, why)
+    return ThinkingBudget(max_tokens, *ids)
 
 
 async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt: Sequence[int]) -> RouteOptions:
@@ -166,9 +182,15 @@ async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt
         separate_reasoning=chat.separate_reasoning,
     )
     options = options if format is None else replace(options, format=format)
+    if form is None and chat.thinking_budget is not None:
+        form = AnswerForm(Grammar(GrammarKind.LARK, ANY_ANSWER), BUDGET_PARAM)
     if form is None:
         return options
     thinking = formats.thinking(prompt, continued=start, calls=calls)
+    if thinking is not None:
+        thinking = msgspec.structs.replace(thinking, budget=_budget(options.context.served, chat))
+    elif form.grammar.source == ANY_ANSWER:
+        return options  # the prompt has ended the reasoning
     grammar = msgspec.structs.replace(form.grammar, thinking=thinking)
     try:
         return await with_grammar(options, form._replace(grammar=grammar))

@@ -341,6 +341,9 @@ class ChatPrompt(Schema):
         )
 
 
+MAX_BUDGET = 2**31 - 1
+
+
 class ChatRequest(
     ChatPrompt,
     FormattedFields,
@@ -360,7 +363,7 @@ class ChatRequest(
         | {"repetition_detection"}
     )
     neutral: ClassVar[Neutral] = {
-        **OTHER_SERVERS_NEUTRAL,
+        **{name: values for name, values in OTHER_SERVERS_NEUTRAL.items() if name != "thinking_token_budget"},
         "bad_words": ([],),
         "best_of": (1,),
         "echo": (False,),
@@ -384,6 +387,8 @@ class ChatRequest(
     logprobs: bool = False
     top_logprobs: int | None = in_range("logprobs", None)
     return_token_ids: bool = False
+    thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_BUDGET)
+    """Maximum number of tokens of reasoning; -1 means no maximum."""
     include_reasoning: bool = True
     """True if the answer has the model's reasoning."""
     separate_reasoning: bool = True
@@ -392,6 +397,10 @@ class ChatRequest(
     @property
     def requested_max_tokens(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def thinking_budget(self) -> int | None:
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
 
     @property
     def num_logprobs(self) -> int | None:

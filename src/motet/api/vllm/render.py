@@ -25,7 +25,7 @@ from motet.api.http.caller import Caller, caller_of
 from motet.api.http.dialect import MESSAGES
 from motet.api.http.failure import unsupported_parameter
 from motet.api.http.routes import new_router, post
-from motet.api.openai.chat_plan import plan_chat
+from motet.api.openai.chat_plan import BUDGET_PARAM, plan_chat
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.openai.completions import CompletionRequest, plan_completions
 from motet.api.service import Service
@@ -86,7 +86,8 @@ def _check_renderable(plan: Plan, body: ChatRequest | CompletionRequest) -> None
     grammar = plan.groups[0].sampling.grammar
     if grammar is not None and grammar.thinking is not None:
         why = "cannot be rendered for a model that thinks before it answers"
-        raise unsupported_parameter("tools" if body.form is None else body.form.param, why)
+        param = BUDGET_PARAM if grammar.thinking.budget is not None else "tools"
+        raise unsupported_parameter(param if body.form is None else body.form.param, why)
 
 
 def _rendered_json(group: GenerateRequest, body: ChatRequest | CompletionRequest, *, plan: Plan) -> bytes:

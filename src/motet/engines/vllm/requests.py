@@ -44,7 +44,7 @@ from motet.errors import EngineError, RequestError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.tracing.context import TraceContext
 from motet.transfer.ticket import Ticket, prompt_digest
-from motet.types import ChoiceStart, GenerateRequest, LogprobsMode, SamplingParams, starts_by_output
+from motet.types import ANY_ANSWER, ChoiceStart, GenerateRequest, LogprobsMode, SamplingParams, starts_by_output
 
 KVParams = dict[str, object]
 """vLLM's `kv_transfer_params`, which are read only by the KV connectors of two vLLM servers. They travel unchanged in a
@@ -307,7 +307,9 @@ def _sampling_fields(vllm_request: VLLMRequest) -> dict[str, object]:
         "prompt_logprobs": None if vllm_request.stream else sampling.prompt_logprobs,
     }
     # Reasoning needs no field: a server that was started with `--reasoning-parser` lets its model reason first.
-    return same | changed | ({"structured_outputs": grammar.request_field} if grammar else {})
+    form = {"structured_outputs": grammar.request_field} if grammar and grammar.source != ANY_ANSWER else {}
+    budget = None if grammar is None or grammar.thinking is None else grammar.thinking.budget
+    return same | changed | form | ({} if budget is None else {"thinking_token_budget": budget.max_tokens})
 
 
 def _listed(sampling: SamplingParams) -> dict[str, object]:
