@@ -28,8 +28,8 @@ from bench.ray.hop_costs import HopCost, HopRow, model_rows
 from bench.ray.process_cpu import cpu_by_part, own_url
 from bench.servers.ports import free_port
 from motet.deploy.child import ChildServer
+from motet.settings.ray_config import Ingress
 from motet.settings.server_config import environment
-from motet.types import Ingress
 
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 MODEL = "smollm2"

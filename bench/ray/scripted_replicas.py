@@ -15,10 +15,10 @@ from motet.deploy.ray.options import DECODE, DIRECTORY, GATEWAY, deployment_opti
 from motet.models.model_source import resolve
 from motet.settings.declaration import ServerCommand
 from motet.settings.engine_config import EngineConfig
+from motet.settings.ray_config import Ingress
 from motet.settings.resolve import resolve_settings
 from motet.settings.server_config import cache_folder, environment
 from motet.text.tokenizer import Tokenizer
-from motet.types import Ingress
 
 MODEL = "smollm2"
 

@@ -15,8 +15,8 @@ from motet.deploy.server import Outcome
 from motet.deploy.shutdown import StopSignals
 from motet.log import setup_logging
 from motet.settings.declaration import ServerCommand
+from motet.settings.ray_config import Ingress
 from motet.settings.resolve import resolve_settings
-from motet.types import Ingress
 
 
 def main(argv: Sequence[str]) -> int:

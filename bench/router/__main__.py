@@ -31,7 +31,7 @@ from motet.routing.choosing.cost import (
     CostWeights,
 )
 from motet.routing.queue.fair_queue import FairQueue
-from motet.types import Policy
+from motet.settings.server_config import Policy
 
 SEED = 1
 HORIZONS = (0, 8, 16, 32, 64, 128, 256)

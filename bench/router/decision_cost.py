@@ -14,7 +14,7 @@ from motet.routing.choosing.cost import Candidate, GroupNeeds
 from motet.routing.choosing.survey import shortlist
 from motet.routing.workers.prefix_index import PrefixIndex
 from motet.routing.workers.serving import WorkKind
-from motet.types import Policy
+from motet.settings.server_config import Policy
 
 PROMPT_TOKENS = 1340
 BLOCK_SIZE = 16

@@ -22,7 +22,7 @@ from motet.routing.workers.affinity import Affinity
 from motet.routing.workers.prefix_index import PrefixIndex
 from motet.routing.workers.serving import WorkKind
 from motet.routing.workers.worker_share import WorkerShare
-from motet.types import Policy
+from motet.settings.server_config import Policy
 
 COMPARISONS = 100
 """Number of comparisons of the workers' loads in a run."""

@@ -91,27 +91,6 @@ class Role(StrEnum):
     BOTH = "both"
 
 
-class Ingress(StrEnum):
-    """The replicas that hold the streams of clients on Ray Serve."""
-
-    GATEWAY = "gateway"
-    """Separate gateway replicas: a group outlives the worker that generates it."""
-    DIRECT = "direct"
-    """The decode replicas: tokens pass one hop less, and a stream ends with its replica."""
-
-
-class Policy(StrEnum):
-    """The rule that chooses among workers with free capacity."""
-
-    KV = "kv"
-    """Chooses the lowest cost (`routing.choosing.cost`) of computing the prompt and of the open choices."""
-    LEAST_LOADED = "least-loaded"
-    """Chooses the fewest open choices, then the fewest blocks; for prefill the fewest queued tokens first."""
-    ROUND_ROBIN = "round-robin"
-    SESSION = "session"
-    """Chooses the session's last worker, if there is one, else the least loaded."""
-
-
 class FinishReason(StrEnum):
     """Why a choice ended, under OpenAI's names. An error ends the group, not a choice, so it is not listed."""
 

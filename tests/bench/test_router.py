@@ -20,7 +20,7 @@ from bench.router.simulated_worker import (
 from bench.router.simulation import RoutingRules, RoutingSimulation
 from bench.router.simulation_figures import figures
 from motet.routing.queue.fair_queue import FairQueue
-from motet.types import Policy
+from motet.settings.server_config import Policy
 
 ENGINE = EngineTimes(step_ms=10, choice_ms=1, trunk_block_ms=0.5, tail_block_ms=0, prompt_token_ms=1, max_choices=8)
 

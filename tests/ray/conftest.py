@@ -15,7 +15,7 @@ from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
-from motet.types import Ingress
+from motet.settings.ray_config import Ingress
 
 if TYPE_CHECKING:
     from tests.fault.oracle import Undisturbed

@@ -20,8 +20,8 @@ import psutil
 
 from bench.servers.ports import free_port
 from motet.deploy.child import ChildServer
+from motet.settings.ray_config import Ingress
 from motet.settings.server_config import environment
-from motet.types import Ingress
 from tests.fault.fault_requests import CHAT, chat
 from tests.patience import PATIENCE_S
 from tests.ray.cell_status import RayStatus, RayTotals, merged

@@ -7,7 +7,7 @@ import signal
 import httpx
 import pytest
 
-from motet.types import Ingress
+from motet.settings.ray_config import Ingress
 from tests.fault.answers import fetch_answer
 from tests.fault.fault_requests import CHAT, COUNTED, chat
 from tests.fault.oracle import Undisturbed

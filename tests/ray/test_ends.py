@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from motet.types import Ingress
+from motet.settings.ray_config import Ingress
 from tests.fault.fault_requests import CHAT, COUNTED, chat
 from tests.fault.oracle import Undisturbed
 from tests.patience import PATIENCE_S

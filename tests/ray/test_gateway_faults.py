@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from motet import weights
-from motet.types import Ingress
+from motet.settings.ray_config import Ingress
 from motet.weights import Delivery
 from tests.error_response import assert_error
 from tests.fault.answers import Answer, fetch_answer

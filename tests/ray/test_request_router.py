@@ -6,7 +6,7 @@ from itertools import count
 import httpx
 import pytest
 
-from motet.types import Ingress
+from motet.settings.ray_config import Ingress
 from tests.fault.fault_requests import CHAT, STREAMED, chat
 from tests.patience import PATIENCE_S
 from tests.ray.processes import engine_of, stopped

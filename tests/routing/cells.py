@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import dataclass
 
 from motet.errors import MotetError
-from motet.settings.server_config import CellConfig
+from motet.settings.server_config import CellConfig, Policy
 from motet.testing.fake_engine import DuringPrefill
-from motet.types import Policy, Role
+from motet.types import Role
 from tests.routing.scene import ControlledPrefill, Scene
 
 

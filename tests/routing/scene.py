@@ -20,7 +20,7 @@ from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.serving import WorkKind
 from motet.routing.workers.worker_load import PromptBacklog
-from motet.settings.server_config import CellConfig, RoutingConfig
+from motet.settings.server_config import CellConfig, Policy, RoutingConfig
 from motet.testing.fake_engine import GONE, DuringPrefill, FakeEngine, FakeGroup, FakeLeases, Script, fake_info
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import Ticket, TransferAddress
@@ -30,7 +30,6 @@ from motet.types import (
     Finish,
     GenerateRequest,
     GroupDelta,
-    Policy,
     PromptReport,
     Role,
     SamplingParams,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from motet.routing.choosing.choose import Reason, choose
 from motet.routing.choosing.cost import WEIGHTS, Candidate, GroupNeeds, cost, has_capacity
 from motet.routing.workers.serving import WorkKind
-from motet.types import Policy
+from motet.settings.server_config import Policy
 
 GROUP = GroupNeeds(work=WorkKind.GENERATE, choices=8, prompt_tokens=1600, needs_prompt=True)
 IDLE = Candidate(

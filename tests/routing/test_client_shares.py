@@ -21,8 +21,9 @@ from motet.routing.workers.member import Member
 from motet.routing.workers.open_groups import OpenGroup
 from motet.routing.workers.serving import WorkKind
 from motet.routing.workers.worker_share import WaitingWeights, WorkerShare
+from motet.settings.server_config import Policy
 from motet.testing.fake_engine import FakeEngine, fake_info
-from motet.types import EngineKind, GenerateRequest, Policy
+from motet.types import EngineKind, GenerateRequest
 from tests.clock import Clock
 from tests.property_settings import examples
 from tests.routing.scene import group, script

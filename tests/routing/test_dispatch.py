@@ -15,9 +15,10 @@ from motet.errors import (
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.serving import WorkKind
+from motet.settings.server_config import Policy
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import TransferAddress
-from motet.types import Policy, Role
+from motet.types import Role
 from tests.routing.cells import PairScene, PerWorker
 from tests.routing.scene import (
     ONE_LIFE,

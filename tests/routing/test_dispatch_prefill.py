@@ -18,9 +18,8 @@ from motet.errors import (
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import REFUSAL_S
-from motet.settings.server_config import RoutingConfig
+from motet.settings.server_config import Policy, RoutingConfig
 from motet.testing.fake_engine import FakeLeases
-from motet.types import Policy
 from tests.routing.cells import PairScene, PerWorker
 from tests.routing.scene import ControlledPrefill, group, worker
 

@@ -8,11 +8,10 @@ import pytest
 from motet.errors import ConfigError
 from motet.settings.declaration import ServerCommand
 from motet.settings.named_worker import resources_by_role
-from motet.settings.ray_config import RayConfig
+from motet.settings.ray_config import Ingress, RayConfig
 from motet.settings.record import Settings
 from motet.settings.resolve import names_of, resolve_settings
 from motet.settings.server_config import SETTINGS
-from motet.types import Ingress
 
 
 def resolved(flags: dict[str, object], environ: dict[str, str] | None = None, file: Path | None = None) -> Settings:

@@ -1,10 +1,19 @@
 """The settings of a cell on Ray, declared in the manner of `motet.settings.server_config`."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from motet.settings.declaration import NOT_BLANK, PORT, common, setting
 from motet.settings.named_worker import resources_by_role
-from motet.types import Ingress
+
+
+class Ingress(StrEnum):
+    """The replicas that hold the streams of clients on Ray Serve."""
+
+    GATEWAY = "gateway"
+    """Separate gateway replicas: a group outlives the worker that generates it."""
+    DIRECT = "direct"
+    """The decode replicas: tokens pass one hop less, and a stream ends with its replica."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ To add a setting, add a field here, or in `engine_config`, `gateway_config` or `
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -42,12 +43,24 @@ from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import check_urls, integers_by_key, json_object, weights_by_key
 from motet.settings.ray_config import RayConfig
 from motet.settings.tls_config import TlsConfig
-from motet.types import MAX_LOGPROBS, LogprobsMode, Policy
+from motet.types import MAX_LOGPROBS, LogprobsMode
 
 
 def limit(default: Value, help: str, **more: Any) -> Value:
     """Declares a setting of the panel `LIMITS`."""
     return setting(default, help, panel=Panel.LIMITS, **more)
+
+
+class Policy(StrEnum):
+    """The rule that chooses among workers with free capacity."""
+
+    KV = "kv"
+    """Chooses the lowest cost (`routing.choosing.cost`) of computing the prompt and of the open choices."""
+    LEAST_LOADED = "least-loaded"
+    """Chooses the fewest open choices, then the fewest blocks; for prefill the fewest queued tokens first."""
+    ROUND_ROBIN = "round-robin"
+    SESSION = "session"
+    """Chooses the session's last worker, if there is one, else the least loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,10 @@ from motet.deploy.ray.deployments import DirectReplica, GatewayReplica, WorkerRe
 from motet.deploy.ray.directory import DirectoryReplica
 from motet.deploy.server_plan import CLUSTER_KEY_BYTES, parser_names
 from motet.settings.declaration import ServerCommand
+from motet.settings.ray_config import Ingress
 from motet.settings.resolve import resolve_settings
 from motet.settings.server_config import environment
-from motet.types import Ingress, Role
+from motet.types import Role
 
 
 def application(args: Mapping[str, object]) -> Application:

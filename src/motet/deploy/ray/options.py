@@ -18,10 +18,11 @@ from motet.deploy.ray.scaling import CHOICES, PROMPTS, ReplicasByLoad
 from motet.errors import ConfigError
 from motet.settings.declaration import ServerCommand
 from motet.settings.named_worker import resources_by_role
+from motet.settings.ray_config import Ingress
 from motet.settings.record import Settings
 from motet.settings.resolve import known_setting, names_of
 from motet.settings.server_config import SETTINGS
-from motet.types import Ingress, Role
+from motet.types import Role
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,11 @@ from motet.deploy.server_plan import GatewayPlan, gateway_plan, server_config, s
 from motet.machine import cores
 from motet.models.progress import Lines
 from motet.session_ids import headers_on_ray
+from motet.settings.ray_config import Ingress
 from motet.settings.record import Settings
 from motet.settings.server_config import KVEventsConfig, cache_folder
 from motet.transfer.ticket import is_loopback
-from motet.types import Ingress, Role
+from motet.types import Role
 
 logger = logging.getLogger(__name__)
 

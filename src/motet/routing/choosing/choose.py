@@ -24,7 +24,7 @@ from motet.routing.choosing.cost import (
     prompt_cost,
 )
 from motet.routing.workers.serving import WorkKind
-from motet.types import Policy
+from motet.settings.server_config import Policy
 
 NAMED_IN_WHY = 4
 """Number of workers whose costs the reason of a decision names."""

@@ -14,8 +14,9 @@ from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
 from motet.routing.workers.serving import WorkKind
 from motet.routing.workers.worker_load import PromptBacklog
+from motet.settings.server_config import Policy
 from motet.tracing.spans import NO_SPAN, Span, SpanKind, Tracer
-from motet.types import GenerateRequest, Policy
+from motet.types import GenerateRequest
 
 logger = logging.getLogger(__name__)
 
