@@ -192,10 +192,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, verbatim=False)] = None
     """Number of likely tokens whose log-probabilities are reported with the sampled token's; None for no report."""
     logprob_token_ids: tuple[int, ...] = ()
-    """Tokens to report in place of the most likely ones; only with `logprobs`."""
+    """Tokens to report in addition to the most likely ones; only with `logprobs`."""
     logprobs_mode: LogprobsMode = LogprobsMode.RAW
     """Distribution of the output tokens' log-probabilities; the prompt's are always raw."""
     prompt_logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, verbatim=False)] = None
+    prompt_logprob_token_ids: tuple[int, ...] = ()
+    """Tokens to report at each position of the prompt, as `logprob_token_ids`; only with `prompt_logprobs`."""
     grammar: Grammar | None = None
     """Allows only its tokens to be sampled, and end-of-sequence only where the text is complete."""
 
@@ -247,8 +249,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     priority: int = 0
     """Lower values run first. Groups of equal priority take turns by client."""
     client: str = ""
-    """Id of the client, for fair shares of an engine. It is the same on all servers for one API key, and the key cannot
-    be derived from it."""
+    """Id of the client, for fair shares: the same on all servers for one API key, which it does not reveal."""
     client_weight: float = 1.0
     """Weight of the client: a client with twice the weight of another is entitled to twice as much of an engine."""
     ticket: Ticket | None = None
@@ -266,8 +267,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     stops: bool = False
     """True if the reader can end single choices early, for instance at a stop string."""
     model_digest: str = ""
-    """`model_digest` of the engine that started the choices: only an engine with the same digest, or with none, may
-    continue them. Empty if any engine may."""
+    """Only an engine with this `model_digest`, or with none, may continue the choices. Empty if any engine may."""
 
 
 def choice_starts(n: int, seed: int) -> tuple[ChoiceStart, ...]:
@@ -291,7 +291,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rank: int
     """Rank of the token; 1 for the most likely one."""
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, logprob) of the most likely tokens, best first. With `logprob_token_ids` of the sampled token and then
+    """(token id, logprob) of the most likely tokens, best first. With `logprob_token_ids` then of the token itself and
     of these tokens in their order, each once."""
 
 

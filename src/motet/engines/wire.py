@@ -22,6 +22,8 @@ number: the other side ignores fields that it does not know.
     3   a request can have `allowed_token_ids`, `logprob_token_ids` and `logprobs_mode`: a worker that ignored them
         would generate other tokens, or report other log-probabilities
     4   all orders are sent to /engine/order; /engine/connect and the routes below /engine/weights were removed
+    5   a request can have `prompt_logprob_token_ids`, and `logprob_token_ids` next to `logprobs`: a worker would report
+        other log-probabilities
 """
 
 import math
@@ -47,7 +49,7 @@ from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
 from motet.types import EngineInfo, EngineKind, GroupDelta, ModelCard
 
-PROTOCOL = 4
+PROTOCOL = 5
 PROTOCOL_HEADER = "x-motet-engine-protocol"
 WORKER_KEY_CODE = "worker_key_required"
 """The error code of a Motet server that requires another worker key."""

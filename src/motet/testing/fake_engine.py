@@ -12,7 +12,7 @@ a dead engine are gone.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -344,7 +344,11 @@ class FakeGroup:
         """Returns the report on the prompt. Its second token has the log-probability -1, the third -2, and so on."""
         if self._request.sampling.prompt_logprobs is None:
             return PromptReport(cached_tokens=0)
-        known = tuple(TokenLogprob(token, -float(place), 1) for place, token in enumerate(self._request.prompt[1:], 1))
+        named = self._request.sampling.prompt_logprob_token_ids
+        known = tuple(
+            TokenLogprob(token, -float(place), 1, _listed({}, token, logprob=-float(place), named=named))
+            for place, token in enumerate(self._request.prompt[1:], 1)
+        )
         return PromptReport.scored(0, (None, *known))
 
     def _advance(self, start: ChoiceStart) -> ChoiceDelta:
@@ -367,7 +371,15 @@ class FakeGroup:
         if sampling.logprobs is not None:
             named, vocab_size = sampling.logprob_token_ids, self._engine.info.vocab_size
             top = {(token + k) % vocab_size: -0.5 - k for k in range(sampling.logprobs)}
-            if named:
-                top = {token: -0.5} | {id: -1.0 - place for place, id in enumerate(named) if id != token}
-            logprobs = (TokenLogprob(token, -0.5, 1, tuple(top.items())),)
+            logprobs = (TokenLogprob(token, -0.5, 1, _listed(top, token, logprob=-0.5, named=named)),)
         return ChoiceDelta(start.index, (token,), logprobs, finish)
+
+
+def _listed(
+    top: Mapping[int, float], token: int, *, logprob: float, named: Sequence[int]
+) -> tuple[tuple[int, float], ...]:
+    """Returns the listed tokens: the most likely ones and, if there are named tokens, then the token and these."""
+    if not named:
+        return tuple(top.items())
+    others = {id: -1.0 - place for place, id in enumerate(named) if id != token}
+    return tuple(({**top, token: logprob} | others).items())

@@ -215,6 +215,29 @@ async def test_log_probabilities_have_sglang_s_forms(served: Served) -> None:
     assert texts == [served.tokenizer.token_text(token) for token in PROMPT]
 
 
+async def test_named_tokens_are_scored_next_to_the_likeliest_ones_and_in_the_prompt(served: Served) -> None:
+    """SGLang's clients combine these fields, and each combination was refused."""
+    fields = {"sampling_params": {"max_new_tokens": 1}, "return_logprob": True, "logprob_start_len": 0}
+    both = {"top_logprobs_num": 1, "token_ids_logprob": [9, 8]}
+    meta = (await generate(served, input_ids=PROMPT, **fields, **both)).json()["meta_info"]
+    (token,) = [entry[1] for entry in meta["output_token_logprobs"]]
+    assert meta["output_top_logprobs"] == [[[-0.5, token, None]]]
+    assert meta["output_token_ids_logprobs"] == [[[-1.0, 9, None], [-2.0, 8, None]]]
+    assert meta["input_token_logprobs"] == [[None, 5, None], [-1.0, 6, None], [-2.0, 7, None]]
+    assert meta["input_token_ids_logprobs"] == [None, *[[[-1.0, 9, None], [-2.0, 8, None]]] * 2]
+    (request,) = served.engine.requests
+    sampling = request.sampling
+    assert (sampling.logprobs, sampling.logprob_token_ids, sampling.prompt_logprob_token_ids) == (1, (9, 8), (9, 8))
+
+
+async def test_each_prompt_can_name_its_own_tokens(served: Served) -> None:
+    fields = {"sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
+    named = {"input_ids": [[5, 6], [7, 8], [9]], "token_ids_logprob": [[9], [4, 3], []]}
+    answers = (await generate(served, **named, **fields)).json()
+    listed = [answer["meta_info"]["output_token_ids_logprobs"] for answer in answers]
+    assert [[id for _, id, _ in tokens] for (tokens,) in listed] == named["token_ids_logprob"]
+
+
 async def test_a_prompt_alone_is_scored_as_slime_s_teachers_do(served: Served) -> None:
     """slime/rollout/on_policy_distillation.py."""
     sampling = {"temperature": 0, "max_new_tokens": 0, "skip_special_tokens": False}
@@ -293,7 +316,12 @@ async def test_a_rid_names_the_request_also_of_each_prompt(serve: Serving) -> No
         ({"return_logprob": True, "logprob_start_len": 0, "stream": True}, "logprob_start_len"),
         ({"return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
         ({"return_logprob": True, "token_ids_logprob": [9999]}, "token_ids_logprob"),
-        ({"return_logprob": True, "token_ids_logprob": [5], "top_logprobs_num": 1}, "token_ids_logprob"),
+        ({"return_logprob": True, "token_ids_logprob": [[5], [9999]], "input_ids": [[5], [6]]}, "token_ids_logprob"),
+        ({"return_logprob": True, "token_ids_logprob": [[5]], "input_ids": [[5], [6]]}, "token_ids_logprob"),
+        ({"return_logprob": True, "token_ids_logprob": [[5], 6]}, "token_ids_logprob"),
+        ({"return_logprob": True, "token_ids_logprob": [True]}, "token_ids_logprob"),
+        ({"return_logprob": True, "token_ids_logprob": [*range(129)]}, "token_ids_logprob"),
+        ({"token_ids_logprob": [5]}, "token_ids_logprob"),
         ({"top_logprobs_num": 1}, "top_logprobs_num"),
         ({"return_routed_experts": True}, "return_routed_experts"),
         ({"stream": True, "sampling_params": {"n": 8, "max_new_tokens": 3000}}, "stream"),

@@ -37,6 +37,7 @@ CHANGES: Mapping[str, tuple[Mapping[str, object], object]] = {
     "logprob_token_ids": ({"logprobs": 0}, (40,)),
     "logprobs_mode": ({"logprobs": 2, "temperature": 0.5}, LogprobsMode.PROCESSED),
     "prompt_logprobs": ({}, 1),
+    "prompt_logprob_token_ids": ({"prompt_logprobs": 0}, (40,)),
     "grammar": ({}, Grammar(GrammarKind.REGEX, "[0-9]{30}")),
 }
 SAMPLER_FIELDS = [name for name in VERBATIM_FIELDS if name != "ignore_eos"]

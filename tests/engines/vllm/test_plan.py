@@ -338,6 +338,19 @@ def test_named_tokens_are_requested_with_capacity_for_the_sampled_one() -> None:
     assert refused.value.param == "logprob_token_ids"
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(max_tokens=9, logprobs=1, logprob_token_ids=(7,)),
+        SamplingParams(max_tokens=9, prompt_logprobs=0, prompt_logprob_token_ids=(7,)),
+    ],
+)
+def test_named_tokens_that_a_vllm_server_cannot_report_are_refused(sampling: SamplingParams) -> None:
+    with pytest.raises(RequestError, match="the model is on a vLLM server") as refused:
+        plan_requests(group(sampling=sampling))
+    assert refused.value.param == "logprob_token_ids"
+
+
 def test_processed_log_probabilities_are_refused_by_name() -> None:
     """A vLLM server has one mode for all requests, and does not report it."""
     sampling = SamplingParams(max_tokens=9, logprobs=0, logprobs_mode=LogprobsMode.PROCESSED)
@@ -360,7 +373,8 @@ def test_every_parameter_is_sent(dialect: Dialect) -> None:
     if dialect is Dialect.GENERATE:
         expected["logprobs"] = 6
     assert {name: sent[name] for name in expected} == expected
-    assert set(msgspec.structs.asdict(UNUSUAL)) <= {*sent, "grammar", "logprobs_mode"}  # no field is missing
+    translated = {"grammar", "logprobs_mode", "prompt_logprob_token_ids"}
+    assert set(msgspec.structs.asdict(UNUSUAL)) <= {*sent, *translated}  # no field is missing
 
 
 GRAMMARS = (

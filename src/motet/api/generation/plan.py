@@ -313,7 +313,7 @@ def _min_tokens(group: GenerateRequest) -> int:
 
 def _num_listed(sampling: SamplingParams) -> int:
     """Returns the number of log-probabilities of each output token."""
-    return 1 + max(sampling.logprobs or 0, len(sampling.logprob_token_ids))
+    return 1 + (sampling.logprobs or 0) + len(sampling.logprob_token_ids)
 
 
 def check_size(service: Service, num_prompts: int, *, options: RouteOptions) -> None:
@@ -340,7 +340,7 @@ def _sampling_of(
     of token ids, which can be long. `caps`: True to reduce a maximum number of tokens that does not fit."""
     served, has_logprobs = options.context.served, options.logprobs is not None
     for name in ("stop_token_ids", "logprob_token_ids", "allowed_token_ids"):
-        _check_tokens(getattr(fields, name) or (), served.info.vocab_size, param=options.param + name)
+        check_tokens(getattr(fields, name) or (), served.info.vocab_size, param=options.param + name)
     logprobs = 0 if has_logprobs and fields.logprob_token_ids else options.logprobs
     if policy is not None and policy.confidence is not None:
         logprobs = max(logprobs or 0, policy.confidence.top)
@@ -382,11 +382,12 @@ def _logit_bias(fields: dict[str, float], vocab_size: int, *, param: str) -> dic
         message = f"Invalid keys in '{param}': {_listed(wrong)}. You should only be submitting non-negative integers."
         raise RequestError(message, param=param, code="invalid_value")
     bias = {int(key): value for key, value in fields.items()}
-    _check_tokens(bias, vocab_size, param=param)
+    check_tokens(bias, vocab_size, param=param)
     return bias
 
 
-def _check_tokens(tokens: Iterable[int], vocab_size: int, *, param: str) -> None:
+def check_tokens(tokens: Iterable[int], vocab_size: int, *, param: str) -> None:
+    """Raises `RequestError` for a token that the vocabulary does not have."""
     if outside := [str(token) for token in tokens if token >= vocab_size]:
         raise invalid_value(param, f"the model's vocabulary of {vocab_size} has no token {_listed(outside)}")
 

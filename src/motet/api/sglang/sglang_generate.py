@@ -23,7 +23,16 @@ from motet.api.generation.collect import (
 from motet.api.generation.json_pieces import Buffer, encode_answer, encode_arrays, encode_json
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
-from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, joined_plans, make_plan, with_grammar
+from motet.api.generation.plan import (
+    GROUP_CHARS,
+    Plan,
+    RouteOptions,
+    check_prompt_logprobs,
+    check_size,
+    joined_plans,
+    make_plan,
+    with_grammar,
+)
 from motet.api.generation.prompts import completion_prompts
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import invalid_value, names_table, renamed
@@ -34,11 +43,11 @@ from motet.errors import NoWorkerError, RequestError
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import LOWEST
 from motet.text.text_group import GroupStep
-from motet.types import FIRST_VERSION, FinishReason, TokenLogprob, Usage
+from motet.types import FIRST_VERSION, FinishReason, SamplingParams, TokenLogprob, Usage
 
 NAMES = names_table(
     (
-        (r"sampling_params(?:\[\d+\])?\.logprob_token_ids", "token_ids_logprob"),
+        (r"(?:sampling_params(?:\[\d+\])?\.)?logprob_token_ids", "token_ids_logprob"),
         (r"sampling_params(\[\d+\])?\.max_tokens", r"sampling_params\1.max_new_tokens"),
         (r"sampling_params(\[\d+\])?\.min_tokens", r"sampling_params\1.min_new_tokens"),
         (r"sampling_params(?:\[\d+\])?\.(?:prompt_logprobs|top_logprobs_num)", "top_logprobs_num"),
@@ -102,17 +111,34 @@ async def _plan(service: Service, body: SglangRequest, *, context: RequestContex
         await asyncio.sleep(0)  # other tasks run
     plan = joined_plans(service, plans, options=options) if listed else plans[0]
     _check_streamed(plan, body)
+    plan = _with_named(plan, body) if body.longest_named else plan
     if isinstance(body.rid, list):
         named = zip(plan.groups, body.rid, strict=True)
         plan = replace(plan, groups=tuple(msgspec.structs.replace(group, trace=rid) for group, rid in named))
     return plan
 
 
+def _with_named(plan: Plan, body: SglangRequest) -> Plan:
+    """Returns the plan of a request that names tokens: they are reported next to the most likely tokens, and for the
+    prompt if it is scored. Raises `RequestError` for too many log-probabilities."""
+    num_top, scored = body.top_logprobs_num, body.scores_prompt
+    if scored:
+        num_tokens, num_listed = sum(len(group.prompt) for group in plan.groups), num_top + len(body.longest_named)
+        check_prompt_logprobs(num_tokens, num_listed, prompt_param=body.prompt_param, repeats=body.n)
+
+    def with_both(sampling: SamplingParams) -> SamplingParams:
+        of_prompt = sampling.logprob_token_ids if scored else ()
+        return msgspec.structs.replace(sampling, logprobs=num_top, prompt_logprob_token_ids=of_prompt)
+
+    groups = (msgspec.structs.replace(group, sampling=with_both(group.sampling)) for group in plan.groups)
+    return replace(plan, groups=tuple(groups))
+
+
 def _check_streamed(plan: Plan, body: SglangRequest) -> None:
     """Raises RequestError for a stream whose events could become too large."""
     if not body.stream:
         return
-    listed = 1 + body.top_logprobs_num + len(body.token_ids_logprob) if body.return_logprob else 0
+    listed = 1 + body.top_logprobs_num + len(body.longest_named) if body.return_logprob else 0
     tokens = sum(len(group.choices) * group.sampling.max_tokens for group in plan.groups)
     if (num_bytes := tokens * (EVENT_TOKEN_BYTES + EVENT_LOGPROB_BYTES * listed)) > MAX_STREAMED_BYTES:
         size = f"{tokens} tokens (prompts x n x 'max_new_tokens') have about {num_bytes} bytes"
@@ -188,30 +214,36 @@ class SglangBody(BodyShape):
         prompt: dict[str, object] = {"input_token_logprobs": []}
         if self._request.scores_prompt and group.prompt is not None and group.prompt.logprobs is not None:
             first = self._plan.groups[number].prompt[0]
-            encode = partial(self._prompt_logprobs, group.prompt.logprobs, first=first)
+            encode = partial(self._prompt_logprobs, group.prompt.logprobs, first=first, number=number)
             prompt = self._prompt_fields.value(number, encode)
-        output = {**self._output_logprobs(()), **choice.logprob_fields()}
+        output = {**self._output_logprobs((), number), **choice.logprob_fields()}
         return {**prompt, **output, "output_token_logprobs_length": choice.logprob_mean.count}
 
-    def _prompt_logprobs(self, scored: Sequence[TokenLogprob | None], *, first: int) -> dict[str, object]:
-        """`first`: the first token of the prompt, which has no log-probability."""
-        has_top = self._request.top_logprobs_num > 0
+    def _prompt_logprobs(self, scored: Sequence[TokenLogprob | None], *, first: int, number: int) -> dict[str, object]:
+        """`first`: the first token of the prompt, which has no log-probability. `number`: number of the prompt."""
+        has_top, named = self._request.top_logprobs_num > 0, self._request.token_ids_logprob
 
         def entries(part: slice) -> dict[str, Sequence[object]]:
             own = [
                 self._scored(first, None) if one is None else self._scored(one.token_id, one.logprob)
                 for one in scored[part]
             ]
-            top = [None if one is None else self._top(one) for one in scored[part]] if has_top else []
-            return {"input_token_logprobs": own} | ({"input_top_logprobs": top} if has_top else {})
+            fields: dict[str, Sequence[object]] = {"input_token_logprobs": own}
+            if has_top:
+                fields["input_top_logprobs"] = [None if one is None else self._top(one) for one in scored[part]]
+            if named is not None:
+                ids = named.of(number)
+                listed = [None if one is None else self._named(one, ids) for one in scored[part]]
+                fields["input_token_ids_logprobs"] = listed
+            return fields
 
         return {name: array.json() for name, array in encode_arrays(len(scored), entries).items()}
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
-        return self._output_logprobs(event.logprobs or ()) if self._request.return_logprob else None
+        return self._output_logprobs(event.logprobs or (), group) if self._request.return_logprob else None
 
     def _output_logprobs(
-        self, logprobs: Sequence[TokenLogprob]
+        self, logprobs: Sequence[TokenLogprob], number: int
     ) -> dict[str, list[ScoredToken] | list[list[ScoredToken]]]:
         request = self._request
         fields: dict[str, list[ScoredToken] | list[list[ScoredToken]]] = {
@@ -219,10 +251,14 @@ class SglangBody(BodyShape):
         }
         if request.top_logprobs_num:
             fields["output_top_logprobs"] = [self._top(entry) for entry in logprobs]
-        if named := request.token_ids_logprob:
-            values = [dict(entry.top) for entry in logprobs]
-            fields["output_token_ids_logprobs"] = [[self._scored(id, value[id]) for id in named] for value in values]
+        if request.token_ids_logprob is not None:
+            ids = request.token_ids_logprob.of(number)
+            fields["output_token_ids_logprobs"] = [self._named(entry, ids) for entry in logprobs]
         return fields
+
+    def _named(self, entry: TokenLogprob, ids: Sequence[int]) -> list[ScoredToken]:
+        values = dict(entry.top)
+        return [self._scored(id, values[id]) for id in ids]
 
     def _top(self, entry: TokenLogprob) -> list[ScoredToken]:
         return [self._scored(id, logprob) for id, logprob in entry.top[: self._request.top_logprobs_num]]

@@ -1,13 +1,14 @@
 """The bodies of SGLang's routes, with the names of SGLang 0.5."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, PlainValidator, TypeAdapter, model_validator
 
 from motet.api.generation.answer_form import ANY_OBJECT, AnswerForm, sglang_form
 from motet.api.generation.prompts import Prompt, parse_prompts
-from motet.api.generation.request_fields import RequestFields, SamplingFields, Seed, StreamingFields, TokenId, in_range
+from motet.api.generation.request_fields import RequestFields, SamplingFields, Seed, StreamingFields, in_range
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, missing_parameter
 from motet.api.http.schema import UNICODE, Neutral, Schema
 from motet.api.trainers.weight_routes import Version
@@ -113,6 +114,29 @@ def _input_ids(value: object) -> Prompts:
     return Prompts(prompts, isinstance(value, list) and isinstance(value[0], list))
 
 
+class NamedTokens(NamedTuple):
+    """The tokens that a request names: the same for all prompts, or a list for each prompt."""
+
+    lists: tuple[tuple[int, ...], ...]
+    per_prompt: bool
+
+    def of(self, number: int) -> tuple[int, ...]:
+        """Returns the tokens of the prompt with this number."""
+        return self.lists[number if self.per_prompt else 0]
+
+
+def _named_tokens(value: object) -> NamedTokens:
+    per_prompt = isinstance(value, list) and bool(value) and all(isinstance(entry, list) for entry in value)
+    lists = value if isinstance(value, list) and per_prompt else [value]
+    for entry in lists:
+        ids = entry if isinstance(entry, list) else [None]
+        if not all(type(token) is int and 0 <= token < 2**63 for token in ids):
+            raise FieldError(invalid_type, None, "an array of token ids, or an array of such arrays")
+        if len(ids) > MAX_NAMED_LOGPROBS:
+            raise FieldError(invalid_value, None, f"a list may have {MAX_NAMED_LOGPROBS} tokens")
+    return NamedTokens(tuple(map(tuple, lists)), per_prompt)
+
+
 class SglangRequest(RequestFields, StreamingFields):
     """The body of /generate. SGLang's other fields are refused as unknown."""
 
@@ -146,7 +170,10 @@ class SglangRequest(RequestFields, StreamingFields):
     return_logprob: bool = False
     logprob_start_len: int = NO_PROMPT
     top_logprobs_num: int = in_range("logprobs", 0)
-    token_ids_logprob: list[TokenId] = Field(default_factory=list, max_length=MAX_NAMED_LOGPROBS)
+    token_ids_logprob: Annotated[
+        NamedTokens | None, PlainValidator(_named_tokens, json_schema_input_type=list[int] | list[list[int]])
+    ] = None
+    """Tokens whose log-probabilities are reported at each position: one list, or a list for each prompt."""
     return_text_in_logprobs: bool = False
     rid: Annotated[str | list[str] | None, PlainValidator(_rids, json_schema_input_type=str | list[str])] = None
 
@@ -177,8 +204,17 @@ class SglangRequest(RequestFields, StreamingFields):
     @property
     def sampling(self) -> Sequence[SglangSampling]:
         """The sampling fields of all prompts or of each one, with the tokens whose log-probabilities are reported."""
-        update = {"logprob_token_ids": self.token_ids_logprob}
-        return [sampling.model_copy(update=update) for sampling in self.sampling_params]
+        given, named = self.sampling_params, self.token_ids_logprob
+        if named is None:
+            return given
+        number = max(len(given), len(named.lists))
+        pairs = zip(cycle(given), cycle(named.lists), range(number), strict=False)
+        return [sampling.model_copy(update={"logprob_token_ids": list(ids)}) for sampling, ids, _ in pairs]
+
+    @property
+    def longest_named(self) -> tuple[int, ...]:
+        """The longest list of tokens whose log-probabilities are reported."""
+        return () if self.token_ids_logprob is None else max(self.token_ids_logprob.lists, key=len)
 
     @model_validator(mode="after")
     def check_prompts(self) -> Self:
@@ -201,15 +237,16 @@ class SglangRequest(RequestFields, StreamingFields):
 
     @model_validator(mode="after")
     def check_logprobs(self) -> Self:
-        for name in ("top_logprobs_num", "token_ids_logprob"):
-            if getattr(self, name) and not self.return_logprob:
+        for name, used in (("top_logprobs_num", self.top_logprobs_num), ("token_ids_logprob", self.longest_named)):
+            if used and not self.return_logprob:
                 raise FieldError(invalid_value, name, "'return_logprob' must be true when it is given")
+        named = self.token_ids_logprob
+        if named is not None and named.per_prompt and len(named.lists) != len(self.given.prompts):
+            why = f"it has {len(named.lists)} lists, and there are {len(self.given.prompts)} prompts"
+            raise FieldError(invalid_value, "token_ids_logprob", why)
         if self.logprob_start_len not in (NO_PROMPT, ENTIRE_PROMPT):
             why = f"it can be {ENTIRE_PROMPT}, for the entire prompt, or {NO_PROMPT}, for the answer alone"
             raise FieldError(invalid_value, "logprob_start_len", why)
-        if self.token_ids_logprob and (self.top_logprobs_num or self.scores_prompt):
-            why = "it cannot be used with 'top_logprobs_num', nor for the tokens of the prompt ('logprob_start_len')"
-            raise FieldError(invalid_value, "token_ids_logprob", why)
         self.refuse_if_streamed("logprob_start_len", True if self.scores_prompt else None)
         return self
 

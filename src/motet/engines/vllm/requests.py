@@ -61,7 +61,7 @@ TOKEN_PREFIX = "token_id:"
 """Prefix of a token's id as text on `/v1/completions`, with `return_tokens_as_token_ids`."""
 LISTED_LOGPROBS = 20
 """Maximum number of log-probabilities that a server lists, unless started with another `--max-logprobs`."""
-TRANSLATED_FIELDS = ("grammar", "logprobs", "logprob_token_ids", "logprobs_mode")
+TRANSLATED_FIELDS = ("grammar", "logprobs", "logprob_token_ids", "logprobs_mode", "prompt_logprob_token_ids")
 """Fields of `SamplingParams` that have other names in vLLM, or differ on the two routes."""
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
@@ -131,6 +131,10 @@ def plan_requests(request: GenerateRequest) -> GroupRequests:
         why = "is for Motet engines: the model is on a vLLM server, which has its own --logprobs-mode"
         message = f"Unsupported parameter: 'logprobs_mode' {why}."
         raise RequestError(message, param="logprobs_mode", code="unsupported_parameter")
+    if request.sampling.prompt_logprob_token_ids or (request.sampling.logprobs and request.sampling.logprob_token_ids):
+        why = "next to the most likely tokens, or for the prompt, is for Motet engines: the model is on a vLLM server"
+        message = f"Unsupported parameter: 'logprob_token_ids' {why}."
+        raise RequestError(message, param="logprob_token_ids", code="unsupported_parameter")
     if request.keep_s:
         message = "Unsupported parameter: 'keep_s' is for Motet engines: the model is on a vLLM server."
         raise RequestError(message, param="keep_s", code="unsupported_parameter")

@@ -116,6 +116,21 @@ def test_choices_of_one_row_have_their_own_ranks_next_to_another_group() -> None
     assert together == [Sampler(VOCAB, CPU).sample(logits, [row])[0] for row in rows]
 
 
+def test_named_tokens_are_listed_after_the_likeliest_ones() -> None:
+    logits = logits_of(2)
+    exact = torch.log_softmax(logits.double(), -1)
+    params = SamplingParams(max_tokens=9, logprobs=3, logprob_token_ids=(7, 2999))
+    (one,) = Sampler(VOCAB, CPU).sample(logits, [Past(1).sample_row(1, params)])
+    assert one.logprob is not None
+    scored = {one.token_id: one.logprob, 40: prompt_logprobs(logits[1:], [40], k=3, named=(7, 2999))[0]}
+    for token, entry in scored.items():
+        listed = [*exact[1].topk(3).indices.tolist(), token, 7, 2999]
+        assert [id for id, _ in entry.top] == list(dict.fromkeys(listed))
+        assert [value for _, value in entry.top] == pytest.approx(
+            [float(exact[1][id]) for id, _ in entry.top], abs=2e-6
+        )
+
+
 def test_processed_log_probabilities_know_the_grammar() -> None:
     params = SamplingParams(max_tokens=9, temperature=0.7, logprobs=3, logprobs_mode=LogprobsMode.PROCESSED)
     sampler, bits = Sampler(VOCAB_SIZE, CPU), np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)

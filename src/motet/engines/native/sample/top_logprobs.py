@@ -18,13 +18,19 @@ from motet.types import SamplingParams, TokenLogprob
 
 
 @torch.inference_mode()
-def prompt_logprobs(logits: Tensor, target_ids: Sequence[int], *, k: int) -> list[TokenLogprob]:
-    """Returns the log-probability of `target_ids[i]`, and the top `k`, in row i of `logits` [rows, vocab_size]."""
+def prompt_logprobs(
+    logits: Tensor, target_ids: Sequence[int], *, k: int, named: Sequence[int] = ()
+) -> list[TokenLogprob]:
+    """Returns the log-probability of `target_ids[i]`, the top `k`, and the tokens `named`, in row i of `logits` [rows,
+    vocab_size]."""
     scratch = LogitsScratch(logits.shape[1], logits.device, max_rows=len(target_ids))
     targets = uploaded_ids(target_ids, logits.device)
-    named = targets.new_empty(len(target_ids), 0)
-    packed = token_logprobs(scratch, logits, rows=range(len(target_ids)), token_ids=targets, named=named, k=k)
-    return [unpack(token_id, row, k=k) for token_id, row in zip(target_ids, packed.tolist(), strict=True)]
+    same = uploaded_ids(named, logits.device).expand(len(target_ids), len(named))
+    packed = token_logprobs(scratch, logits, rows=range(len(target_ids)), token_ids=targets, named=same, k=k)
+    return [
+        unpack(token_id, row, k=k, named=named, num_named=len(named))
+        for token_id, row in zip(target_ids, packed.tolist(), strict=True)
+    ]
 
 
 def token_logprobs(
@@ -71,14 +77,14 @@ def unpack(
     token_id: int, packed: Sequence[float], *, k: int, named: Sequence[int] = (), num_named: int = 0
 ) -> TokenLogprob:
     """Unpacks one row of `token_logprobs` with `num_named` columns for named tokens that start with `named`.
-    The result lists the named tokens if there are any, else the top `k` tokens."""
+    The result lists the top `k` tokens and, if there are named tokens, then the token itself and these."""
     rank, first = int(packed[1]), 2 + num_named
-    if named:
-        others = dict(zip(named, packed[2:first], strict=False))
-        return TokenLogprob(token_id, packed[0], rank, tuple(({token_id: packed[0]} | others).items()))
     width = (len(packed) - first) // 2
     k = min(k, width)
     top = zip(map(int, packed[first : first + k]), packed[first + width : first + width + k], strict=True)
+    if named:
+        others = {token_id: packed[0]} | dict(zip(named, packed[2:first], strict=False))
+        return TokenLogprob(token_id, packed[0], rank, tuple((dict(top) | others).items()))
     return TokenLogprob(token_id, packed[0], rank, tuple(top))
 
 

@@ -79,12 +79,13 @@ def failures_of(new: Iterable[NewTokens]) -> dict[Group, MotetError]:
 def score_prompt(rows: PromptRows, logits: torch.Tensor) -> None:
     """Adds to the group's facts the log-probabilities of the prompt tokens that follow the positions of `rows`. The
     first prompt token has none. `logits`: [rows of the step, vocab_size]."""
-    group, num_top = rows.group, rows.group.request.sampling.prompt_logprobs
-    facts = group.facts
+    group, sampling = rows.group, rows.group.request.sampling
+    facts, num_top, named = group.facts, sampling.prompt_logprobs or 0, sampling.prompt_logprob_token_ids
     if rows.position == 0 or facts.logprobs is None:
         facts.logprobs = [None]
     targets = group.prompt[rows.position + 1 : rows.position + 1 + rows.end - rows.begin]
-    facts.logprobs += prompt_logprobs(logits[rows.begin : rows.begin + len(targets)], targets, k=num_top or 0)
+    scored = logits[rows.begin : rows.begin + len(targets)]
+    facts.logprobs += prompt_logprobs(scored, targets, k=num_top, named=named)
 
 
 @dataclass(eq=False, kw_only=True)
