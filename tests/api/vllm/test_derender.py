@@ -103,6 +103,27 @@ async def test_without_the_request_the_text_is_the_content(serve: Serving) -> No
     assert served.engine.requests == []
 
 
+async def test_what_tokens_do_not_show_comes_from_the_generated_answer(serve: Serving) -> None:
+    served = await serve()
+    scored, params = [None, {"5": {"logprob": -1.5, "rank": 2, "decoded_token": "a"}}], {"node": "abc"}
+    choices = [
+        CHOICE | {"finish_reason": "stop", "stop_reason": "\n\n"},
+        CHOICE | {"finish_reason": "stop", "index": 1, "stop_reason": 6},
+        CHOICE | {"finish_reason": "stop", "index": 2},
+    ]
+    response = {"request_id": "r", "choices": choices, "prompt_logprobs": scored, "kv_transfer_params": params}
+    chat = (await served.http.post(f"{CHAT}/derender", json={"generate_response": response})).json()
+    text = served.tokenizer.decode([5, 6])
+    assert [choice["stop_reason"] for choice in chat["choices"]] == ["\n\n", 6, None]
+    assert [choice["message"]["content"] for choice in chat["choices"]] == [text, served.tokenizer.decode([5]), text]
+    assert (chat["prompt_logprobs"], chat["kv_transfer_params"]) == (scored, params)
+    body = {"generate_responses": [response], "prompt_token_ids": [[7, 8, 9]]}
+    answer = (await served.http.post(f"{COMPLETIONS}/derender", json=body)).json()
+    assert [choice["stop_reason"] for choice in answer["choices"]] == ["\n\n", 6, None]
+    assert (answer["choices"][0]["prompt_logprobs"], answer["kv_transfer_params"]) == (scored, params)
+    assert answer["usage"]["prompt_tokens"] == 3
+
+
 def wrong(**fields: object) -> dict[str, object]:
     return {"generate_response": {"request_id": "r", "choices": [CHOICE | fields]}}
 
@@ -128,6 +149,12 @@ def wrong(**fields: object) -> dict[str, object]:
             {"generate_responses": [wrong()["generate_response"]], "prompt_tokens": [1, 2]},
             400,
             "prompt_tokens",
+        ),
+        (
+            COMPLETIONS,
+            {"generate_responses": [wrong()["generate_response"]], "prompt_token_ids": [[1], [2]]},
+            400,
+            "prompt_token_ids",
         ),
         (
             COMPLETIONS,

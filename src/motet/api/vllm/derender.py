@@ -7,7 +7,7 @@ The request that was rendered is planned again. Its plan reads the given tokens 
 the answer has the text, reasoning, tool calls and log-probabilities that the request would have had without rendering.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, ClassVar, Self
@@ -16,7 +16,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, model_validator
 
-from motet.api.generation.collect import BodyShape, CollectedAnswer
+from motet.api.generation.collect import PROMPT_LOGPROBS, BodyShape, CollectedAnswer
 from motet.api.generation.kv_params import PARAM, request_context
 from motet.api.generation.plan import Plan
 from motet.api.generation.request_fields import RequestFields, TokenIds
@@ -95,8 +95,9 @@ class GeneratedChoice(OpenSchema):
     def entries(self) -> list[SampledToken] | None:
         return None if self.logprobs is None else self.logprobs.content
 
-    def deltas(self) -> Iterator[ChoiceDelta]:
-        """Yields the tokens and the end of the choice as an engine reports them."""
+    def deltas(self, end_tokens: Container[int]) -> Iterator[ChoiceDelta]:
+        """Yields the tokens and the end of the choice as an engine reports them. `end_tokens`: tokens that can end the
+        choice and have no text; any other last token belongs to the text."""
         logprobs = None
         if self.entries is not None:
             logprobs = tuple(
@@ -107,7 +108,8 @@ class GeneratedChoice(OpenSchema):
             )
         stop_token = self.stop_reason if isinstance(self.stop_reason, int) else None
         finish = Finish(self.finish_reason or FinishReason.STOP, stop_token)
-        ends_in_text = isinstance(self.stop_reason, str)  # then the last token belongs to the text
+        last = self.token_ids[-1]
+        ends_in_text = isinstance(self.stop_reason, str) or (last != stop_token and last not in end_tokens)
         yield ChoiceDelta(self.index, tuple(self.token_ids), logprobs, None if ends_in_text else finish)
         if ends_in_text:
             yield ChoiceDelta(self.index, (), () if logprobs else None, finish)
@@ -119,6 +121,8 @@ class Generated(OpenSchema):
     request_id: str = Field(max_length=MAX_ID_CHARS)
     choices: list[GeneratedChoice] = Field(min_length=1)
     prompt_token_ids: TokenIds | None = None
+    prompt_logprobs: list[dict[str, object] | None] | None = None
+    kv_transfer_params: object = None
 
     @model_validator(mode="after")
     def check_indices(self) -> Self:
@@ -162,15 +166,17 @@ class ChatDerender(DerenderFields):
 class CompletionDerender(DerenderFields):
     generate_responses: list[Generated] = Field(min_length=1)
     prompt_tokens: list[Annotated[int, Field(ge=0)]] | None = None
+    prompt_token_ids: list[TokenIds] | None = None
     completion_request: CompletionRequest | None = None
     """Only `skip_special_tokens` is used."""
 
     @model_validator(mode="after")
     def check_lengths(self) -> Self:
         num_prompts = len(self.generate_responses)
-        if self.prompt_tokens is not None and len(self.prompt_tokens) != num_prompts:
-            why = f"it has {len(self.prompt_tokens)} entries, and there are {num_prompts} responses"
-            raise FieldError(invalid_value, "prompt_tokens", why)
+        for field, given in (("prompt_tokens", self.prompt_tokens), ("prompt_token_ids", self.prompt_token_ids)):
+            if given is not None and len(given) != num_prompts:
+                why = f"it has {len(given)} entries, and there are {num_prompts} responses"
+                raise FieldError(invalid_value, field, why)
         n = len(self.generate_responses[0].choices)
         for number, one in enumerate(self.generate_responses):
             if sorted(choice.index for choice in one.choices) != list(range(n)):
@@ -181,9 +187,10 @@ class CompletionDerender(DerenderFields):
     @property
     def planned_request(self) -> CompletionRequest:
         request, responses = self.completion_request, self.generate_responses
+        prompts: Sequence[list[int] | None] = self.prompt_token_ids or [one.prompt_token_ids for one in responses]
         fields = {
             "model": self.model or (request.model if request else None),
-            "prompt": [one.prompt_token_ids or UNKNOWN_PROMPT for one in responses],
+            "prompt": [ids or UNKNOWN_PROMPT for ids in prompts],
             "n": len(responses[0].choices),
             "max_tokens": 1,
             "skip_special_tokens": request is None or request.skip_special_tokens,
@@ -252,22 +259,51 @@ def _with_choices(plan: Plan, responses: Sequence[Generated]) -> Plan:
 
 async def _response(work: Callable[[], bytes], responses: Sequence[Generated], *, caller: Caller) -> Response:
     num_tokens = sum(len(choice.token_ids) for one in responses for choice in one.choices)
+    num_tokens += sum(len(one.prompt_logprobs or ()) for one in responses)
     return Response(await caller.in_thread_if_long(work, num_tokens), media_type="application/json")
+
+
+class DerenderedAnswer(CollectedAnswer):
+    """Has what its tokens do not show from the generated answers."""
+
+    def __init__(self, plan: Plan, responses: Sequence[Generated], *, shape: BodyShape) -> None:
+        super().__init__(plan, shape.logprobs)
+        self._responses = responses
+
+    def prompt_logprobs(self, group: int, num_top: int | None) -> dict[str, object]:
+        return {PROMPT_LOGPROBS: self._responses[group].prompt_logprobs}
+
+    def openai_body(
+        self, kind: str, choices: Iterable[object], *, usage: dict[str, object], **more: object
+    ) -> Sequence[bytes]:
+        more["kv_transfer_params"] = self._responses[0].kv_transfer_params
+        return super().openai_body(kind, choices, usage=usage, **more)
+
+    def add_stop_reasons(self) -> None:
+        """Adds the given reasons to choices that ended without one."""
+        for group, response in zip(self.groups, self._responses, strict=True):
+            given = {choice.index: choice.stop_reason for choice in response.choices}
+            for choice in group.choices:
+                if choice.end is not None and choice.end.stop_reason is None:
+                    choice.end = msgspec.structs.replace(choice.end, stop_reason=given[choice.index])
 
 
 def _answer(
     plan: Plan, responses: Sequence[Generated], *, prompt_tokens: Sequence[int] | None, shape: BodyShape
 ) -> bytes:
     """Returns the answer. `prompt_tokens`: number of tokens of each prompt; None for the prompts of the plan."""
-    answer, completion_tokens, reasoning_tokens = CollectedAnswer(plan, shape.logprobs), 0, 0
+    answer, completion_tokens, reasoning_tokens = DerenderedAnswer(plan, responses, shape=shape), 0, 0
+    tokenizer = plan.served.tokenizer
     for number, (group, response) in enumerate(zip(plan.groups, responses, strict=True)):
-        choices = GroupChoices(group, tokenizer=plan.served.tokenizer, rules=plan.rules_of(number))
-        for delta in (delta for choice in response.choices for delta in choice.deltas()):
+        choices = GroupChoices(group, tokenizer=tokenizer, rules=plan.rules_of(number))
+        ends = {*plan.served.info.eos_token_ids, *tokenizer.special_ids, *group.sampling.stop_token_ids}
+        for delta in (delta for choice in response.choices for delta in choice.deltas(ends)):
             events: list[ChoiceEvent] = []
             choices.feed(GroupDelta(group.request_id, (delta,)), events)
             answer.feed([GroupStep(events, None, number)])
         completion_tokens += sum(choices.num_tokens.values())
         reasoning_tokens += choices.reasoning_tokens
+    answer.add_stop_reasons()
     lengths = [len(group.prompt) for group in plan.groups] if prompt_tokens is None else prompt_tokens
     usage = Usage(prompt_tokens=sum(lengths), completion_tokens=completion_tokens, reasoning_tokens=reasoning_tokens)
     return b"".join(shape.body(answer, usage))
