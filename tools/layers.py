@@ -59,7 +59,7 @@ BELOW_API = (
     "models.trainer_group",
     "tracing",
 )
-API_SHARED = ("api.http", "api.known_groups", "api.served", "api.tensor_bodies", "api.service")
+API_SHARED = ("api.control_bodies", "api.http", "api.known_groups", "api.served", "api.tensor_bodies", "api.service")
 API_GENERATION = (*API_SHARED, "api.generation")
 
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -164,6 +164,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "api.tensor_bodies": ("engines.wire", "models.checkpoint", "models.memory_file", "models.safetensors_header"),
     "api.served": ("engine", "engines.upstream.text_source", "grammar", "text"),
     "api.service": (*API_SHARED, *BELOW_API),
+    "api.control_bodies": (*API_SHARED, *BELOW_API),
     "api.generation": (*API_SHARED, *BELOW_API),
     "api.texts": (*API_GENERATION, *BELOW_API),
     "api.openai": (*API_GENERATION, "api.texts", *BELOW_API),

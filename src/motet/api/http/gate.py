@@ -35,14 +35,17 @@ from motet.errors import ForbiddenError, RequestError, UnauthorizedError
 from motet.settings.server_config import ServerConfig
 from motet.transfer.ticket import is_loopback
 
-OPEN_ROUTES = frozenset({"/health", "/health_generate", "/ping", "/liveness", "/ready", "/health/ready", "/version"})
+OPEN_ROUTES = frozenset(
+    {"/health", "/health_generate", "/ping", "/live", "/liveness", "/ready", "/health/ready", "/version"}
+)
 ADMIN_ROUTES = (
     *("/drain", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     # for trainers
     *("/pause", "/resume", "/is_paused", "/abort_requests", "/weight_info", "/weight_checker"),
     *("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"),
     *("/start_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version"),
-    *("/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache", "/server_info", "/get_world_size"),
+    *("/sleep", "/wake_up", "/wakeup", "/is_sleeping", "/reset_prefix_cache", "/clear_kv_blocks"),
+    *("/server_info", "/get_world_size"),
     # SGLang's names
     *("/pause_generation", "/continue_generation", "/abort_request", "/update_weights_from_disk", "/flush_cache"),
     *("/get_weight_version", "/get_model_info", "/model_info", "/v1/loads"),

@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import Field
 
 from motet import __version__
+from motet.api.control_bodies import ControlBody, options_in
 from motet.api.http.failure import invalid_value
 from motet.api.http.routes import json_response, new_router
 from motet.api.http.schema import Schema
@@ -51,6 +52,7 @@ def admin_router(service: Service) -> APIRouter:
     router = new_router()
 
     @router.get("/health")
+    @router.get("/live")  # Dynamo's name
     @router.get("/liveness")  # prime-rl's name
     @router.get("/health_generate")  # SGLang's name
     @router.get("/ping")  # SageMaker's name
@@ -98,8 +100,9 @@ def admin_router(service: Service) -> APIRouter:
         return Response(exposition.body, headers={"content-type": exposition.content_type})
 
     @router.post("/drain")
-    async def drain() -> Response:
+    async def drain(body: ControlBody | None = None) -> Response:
         """Refuses new groups from now on. The server ends when all running groups have finished."""
+        options_in(body, service)
         service.start_drain()
         return json_response({"draining": True, "groups_open": service.admission.open})
 
@@ -199,14 +202,16 @@ def membership_router(service: Service) -> APIRouter:
         return json_response({"id": id, "state": WorkerState.DRAINING}, status=202)
 
     @router.post("/{id}/drain", status_code=202)
-    async def drain(id: str) -> Response:
+    async def drain(id: str, body: ControlBody | None = None) -> Response:
+        options_in(body, service)
         await _membership(service).drain(id)
         return json_response({"id": id, "state": WorkerState.DRAINING}, status=202)
 
     @router.post("/{id}/kill", status_code=202)
-    async def kill(id: str) -> Response:
+    async def kill(id: str, body: ControlBody | None = None) -> Response:
         """Kills the worker's process, to demonstrate the migration of its groups to other workers."""
         _check_admin_key(service)
+        options_in(body, service)
         _kill_of(service, id)()
         return json_response({"id": id, "state": WorkerState.DEAD}, status=202)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 
+from motet.api.control_bodies import ControlBody, options_in
 from motet.api.http.routes import json_response, new_router
 from motet.api.service import Service
 from motet.api.sglang.sglang_schema import SglangAbort, SglangContinue, SglangPause, SglangWeights
@@ -49,11 +50,16 @@ def _add_weights(router: APIRouter, service: Service) -> None:
         return json_response({"success": True, "message": message, "num_paused_requests": 0})
 
     @router.get("/flush_cache", response_class=PlainTextResponse)
-    @router.post("/flush_cache", response_class=PlainTextResponse)
-    async def flush_cache() -> Response:
+    async def get_flush_cache() -> Response:
         """Empties the prefix cache. It never fails, since running groups keep their KV."""
         await service.opened(service.control).forget_prefixes(recompute=False)
         return Response("Cache flushed.\n", media_type="text/plain")
+
+    @router.post("/flush_cache", response_class=PlainTextResponse)
+    async def flush_cache(body: ControlBody | None = None) -> Response:
+        service.opened(service.control)
+        options_in(body, service)
+        return await get_flush_cache()
 
 
 def _add_figures(router: APIRouter, service: Service) -> None:

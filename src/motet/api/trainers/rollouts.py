@@ -13,13 +13,20 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from motet.api.control_bodies import (
+    MAX_LEVEL,
+    ControlBody,
+    PauseBody,
+    ResetBody,
+    SleepBody,
+    WakeBody,
+    options_in,
+)
 from motet.api.http.routes import json_response, new_router
 from motet.api.http.schema import Schema
 from motet.api.service import Service
 from motet.control.cell_sleep import CellSleep, SleepTag
 from motet.types import PauseMode
-
-MAX_LEVEL = 2
 
 
 class AbortBody(Schema):
@@ -33,10 +40,13 @@ def rollout_router(service: Service) -> APIRouter:
     router = new_router()
 
     @router.post("/pause")
-    async def pause(mode: PauseMode = PauseMode.ABORT, clear_cache: bool = True) -> Response:
+    async def pause(
+        mode: PauseMode = PauseMode.ABORT, clear_cache: bool = True, body: PauseBody | None = None
+    ) -> Response:
         """Returns as soon as no engine computes anything. `clear_cache` is a parameter of vLLM without effect in Motet:
         the prefix cache never returns KV of other weights, and KV of the current weights stays valid."""
-        await service.opened(service.control).pause(mode)
+        control = service.opened(service.control)
+        await control.pause(options_in(body, service).get("mode", mode))
         return json_response({"status": "paused"})
 
     @router.post("/abort_requests")
@@ -45,8 +55,10 @@ def rollout_router(service: Service) -> APIRouter:
         return json_response({"status": "aborted", "aborted": await service.opened(service.control).abort(ids)})
 
     @router.post("/resume")
-    async def resume() -> Response:
-        await service.opened(service.control).resume()
+    async def resume(body: ControlBody | None = None) -> Response:
+        control = service.opened(service.control)
+        options_in(body, service)
+        await control.resume()
         return json_response({"status": "resumed"})
 
     @router.get("/is_paused")
@@ -54,10 +66,15 @@ def rollout_router(service: Service) -> APIRouter:
         return json_response({"is_paused": service.opened(service.control).engines.paused})
 
     @router.post("/reset_prefix_cache")
-    async def reset_prefix_cache(reset_running_requests: bool = False, reset_external: bool = False) -> Response:
+    @router.post("/clear_kv_blocks")  # Dynamo's name
+    async def reset_prefix_cache(
+        reset_running_requests: bool = False, reset_external: bool = False, body: ResetBody | None = None
+    ) -> Response:
         """Always succeeds: running groups keep their blocks, but no other group can reuse them. `reset_external` is a
         parameter of vLLM without effect in Motet, which has no external cache."""
-        await service.opened(service.control).forget_prefixes(recompute=reset_running_requests)
+        control = service.opened(service.control)
+        recompute = options_in(body, service).get("reset_running_requests", reset_running_requests)
+        await control.forget_prefixes(recompute=recompute)
         return json_response({"success": True})
 
     return router
@@ -71,15 +88,22 @@ def sleep_router(service: Service) -> APIRouter:
 
     @router.post("/sleep")
     async def sleep(
-        level: Annotated[int, Query(ge=0, le=MAX_LEVEL)] = 1, mode: PauseMode = PauseMode.ABORT
+        level: Annotated[int, Query(ge=0, le=MAX_LEVEL)] = 1,
+        mode: PauseMode = PauseMode.ABORT,
+        body: SleepBody | None = None,
     ) -> Response:
         """Returns as soon as the memory is released."""
-        await sleep_control().sleep(level, mode)
+        control, options = sleep_control(), options_in(body, service)
+        level = options.get("level", level)
+        await control.sleep(level, options.get("mode", mode))
         return json_response({"status": "sleeping", "level": level})
 
     @router.post("/wake_up")
-    async def wake_up(tags: Annotated[list[SleepTag] | None, Query()] = None) -> Response:
-        awake = await sleep_control().wake(tags or ())
+    @router.post("/wakeup")  # LMDeploy's name
+    async def wake_up(tags: Annotated[list[SleepTag] | None, Query()] = None, body: WakeBody | None = None) -> Response:
+        control = sleep_control()
+        tags = options_in(body, service).get("tags", tags)
+        awake = await control.wake(tags or ())
         return json_response({"status": "awake" if awake else "sleeping", "tags": tags})
 
     @router.get("/is_sleeping")

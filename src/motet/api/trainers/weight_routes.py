@@ -15,6 +15,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, JsonValue
 
+from motet.api.control_bodies import ControlBody, StartUpdateBody, options_in
 from motet.api.http.body import is_tensors
 from motet.api.http.failure import invalid_value
 from motet.api.http.routes import json_response, new_router, with_body
@@ -132,15 +133,17 @@ def transfer_router(service: Service) -> APIRouter:
         return json_response({"message": "Weight transfer initialized"})
 
     @router.post("/shutdown_weight_transfer_engine")
-    async def shutdown_weight_transfer_engine() -> Response:
+    async def shutdown_weight_transfer_engine(body: ControlBody | None = None) -> Response:
         service.opened(service.control)
+        options_in(body, service)
         await leave_group(service)
         service.opened(service.control).drop_upload()
         return json_response({"message": "Weight transfer shut down"})
 
     @router.post("/start_weight_update")
-    async def start_weight_update() -> Response:
+    async def start_weight_update(body: StartUpdateBody | None = None) -> Response:
         control = service.opened(service.control)
+        options_in(body, service)
         control.drop_upload()
         control.upload = CheckpointUpload()
         return json_response({"message": "Weight update started"})
