@@ -42,7 +42,7 @@ class ResetOptions(Schema):
     reset_external: bool | None = None
 
 
-class ControlBody(NoOptions):
+class ControlBody(Schema):
     """The body of a control route without options."""
 
     model: str | None = None
@@ -69,10 +69,13 @@ class ResetBody(ResetOptions):
     options: ResetOptions | None = None
 
 
-class StartUpdateBody(ControlBody):
+class StartUpdateBody(Schema):
     """The body of /start_weight_update."""
 
     neutral: ClassVar[Neutral] = {"is_checkpoint_format": (True,)}
+
+    model: str | None = None
+    options: NoOptions | None = None
 
 
 class _AnyBody(Protocol):

@@ -68,6 +68,21 @@ async def test_the_prefill_request_of_llm_d_s_sidecar_is_accepted(served: Served
     taken(served, response.json()["kv_transfer_params"])
 
 
+async def test_on_generate_the_order_can_be_in_extra_args_as_dynamo_s_proxies_send_it(served: Served) -> None:
+    path, tokens = "/inference/v1/generate", {"token_ids": PROMPT}
+    body = tokens | {"sampling_params": {"extra_args": {"kv_transfer_params": ORDER}}}
+    for same in ({}, {"kv_transfer_params": ORDER}):
+        response = await served.http.post(path, json=body | same)
+        assert response.status_code == 200, response.text
+        taken(served, response.json()["kv_transfer_params"])
+    other = await served.http.post(path, json=body | {"kv_transfer_params": {"do_remote_decode": False}})
+    assert_error(other, status=400, param="sampling_params.extra_args.kv_transfer_params")
+    more = {"extra_args": {"kv_transfer_params": ORDER, "other": 1}}
+    assert_error(await served.http.post(path, json=tokens | {"sampling_params": more}), status=400)
+    none = {"extra_args": {"kv_transfer_params": None}}
+    assert (await served.http.post(path, json=tokens | {"sampling_params": none})).json()["kv_transfer_params"] is None
+
+
 async def test_an_order_is_answered_with_a_ticket_and_no_text(served: Served) -> None:
     response = await served.complete(PROMPT, kv_transfer_params=ORDER)
     body = response.json()

@@ -41,7 +41,7 @@ def rollout_router(service: Service) -> APIRouter:
 
     @router.post("/pause")
     async def pause(
-        mode: PauseMode = PauseMode.ABORT, clear_cache: bool = True, body: PauseBody | None = None
+        *, mode: PauseMode = PauseMode.ABORT, clear_cache: bool = True, body: PauseBody | None = None
     ) -> Response:
         """Returns as soon as no engine computes anything. `clear_cache` is a parameter of vLLM without effect in Motet:
         the prefix cache never returns KV of other weights, and KV of the current weights stays valid."""
@@ -68,7 +68,7 @@ def rollout_router(service: Service) -> APIRouter:
     @router.post("/reset_prefix_cache")
     @router.post("/clear_kv_blocks")  # Dynamo's name
     async def reset_prefix_cache(
-        reset_running_requests: bool = False, reset_external: bool = False, body: ResetBody | None = None
+        *, reset_running_requests: bool = False, reset_external: bool = False, body: ResetBody | None = None
     ) -> Response:
         """Always succeeds: running groups keep their blocks, but no other group can reuse them. `reset_external` is a
         parameter of vLLM without effect in Motet, which has no external cache."""
@@ -88,6 +88,7 @@ def sleep_router(service: Service) -> APIRouter:
 
     @router.post("/sleep")
     async def sleep(
+        *,
         level: Annotated[int, Query(ge=0, le=MAX_LEVEL)] = 1,
         mode: PauseMode = PauseMode.ABORT,
         body: SleepBody | None = None,

@@ -17,7 +17,7 @@ from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer,
 from motet.api.generation.group_schema import SteeredFields, check_keep
 from motet.api.generation.json_pieces import around_choices, encode_answer
 from motet.api.generation.known_answers import answer_plan
-from motet.api.generation.kv_params import RequestContext, request_context
+from motet.api.generation.kv_params import PARAM, RequestContext, request_context
 from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan, with_grammar
 from motet.api.generation.prompts import truncated
 from motet.api.generation.request_fields import (
@@ -96,6 +96,24 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     request_id: str | None = Field(None, min_length=1, max_length=200)
     return_token_ids: bool = False
     """True if the answer repeats the prompt's token ids. It always has the token ids of choices."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def lift_transfer_params(cls, data: object) -> object:
+        """Reads `sampling_params.extra_args.kv_transfer_params`, where vLLM's engines and Dynamo's proxies have it."""
+        sampling = data.get("sampling_params") if isinstance(data, dict) else None
+        extra = sampling.get("extra_args") if isinstance(sampling, dict) else None
+        if not isinstance(data, dict) or not isinstance(sampling, dict) or not isinstance(extra, dict):
+            return data
+        if PARAM not in extra:
+            return data
+        inner, outer = extra[PARAM], data.get(PARAM)
+        if None not in (inner, outer) and inner != outer:
+            why = f"'{PARAM}' has another value"
+            raise FieldError(invalid_value, f"sampling_params.extra_args.{PARAM}", why, PARAM)
+        others = {name: value for name, value in extra.items() if name != PARAM}
+        params = outer if inner is None else inner
+        return {**data, PARAM: params, "sampling_params": {**sampling, "extra_args": others}}
 
     @property
     def num_choices(self) -> int:
