@@ -4,17 +4,22 @@ import math
 import tracemalloc
 
 import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from motet.api.generation.collect import CollectedChoice
 from motet.api.generation.json_pieces import encode_arrays, encode_json
 from motet.text.choice import ChoiceEvent
-from motet.text.logprobs import chat_logprobs, completion_logprobs, echo
+from motet.text.logprobs import PromptEcho, chat_logprobs, completion_logprobs, echo
 from motet.text.tokenizer import Tokenizer
 from motet.types import FinishReason, TokenLogprob
+from tests.property_settings import examples
 from tests.tiny_tokenizer import EOS_ID, FIRST_BYTE_ID, fake_answer
 
 A, B, C = (FIRST_BYTE_ID + byte for byte in b"abc")
 SPLIT = fake_answer("é", eos=False)  # two tokens, each of them half a character
+ROCKET = fake_answer("🚀", eos=False)  # four tokens
 
 
 def shown(token: str, logprob: float, code: int) -> dict[str, object]:
@@ -80,9 +85,61 @@ def test_minus_infinity_becomes_a_number_of_json(tokenizer: Tokenizer) -> None:
 
 
 def test_an_echo_has_the_offset_of_each_prompt_token(tokenizer: Tokenizer) -> None:
-    repeated = echo(tokenizer, [EOS_ID, *fake_answer("aé hello", eos=False)])
-    assert (repeated.text, repeated.offsets) == ("aé hello", (0, 0, 1, 1, 2, 3))
+    repeated = echo(tokenizer, fake_answer("aé hello", eos=False))
+    assert (repeated.text, repeated.offsets) == ("aé hello", (0, 1, 1, 2, 3))
     assert echo(tokenizer, [A, SPLIT[0]]).text == "a\ufffd"
+
+
+def test_an_echo_has_the_special_tokens_of_the_prompt(tokenizer: Tokenizer) -> None:
+    """An echo of ids had no special tokens, and the offsets after them were too low, also if the prompt was text."""
+    ids, text = [EOS_ID, A, EOS_ID, EOS_ID, B], "<|eos|>a<|eos|><|eos|>b"
+    expected = PromptEcho(text, (0, 7, 8, 15, 22))
+    assert echo(tokenizer, ids) == echo(tokenizer, ids, text=text) == expected
+
+
+def test_special_tokens_that_the_tokenizer_adds_have_no_text(fallback_tokenizer: Tokenizer) -> None:
+    ids = fallback_tokenizer.encode("a hello</s>a")
+    assert [fallback_tokenizer.token_name(token_id) for token_id in ids] == ["<s>", "▁a", "▁hello", "</s>", "▁a"]
+    assert echo(fallback_tokenizer, ids, text="a hello</s>a") == PromptEcho("a hello</s>a", (0, 0, 1, 7, 11))
+    plain = PromptEcho("a hello</s>a", (0, 1, 7, 11))
+    assert echo(fallback_tokenizer, ids[1:], text="a hello</s>a", added=False) == plain
+    assert echo(fallback_tokenizer, ids) == PromptEcho("<s> a hello</s> a", (0, 3, 5, 11, 15))
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "offsets"),
+    [
+        ([A, SPLIT[0], B, C], "a\ufffdbc", (0, 1, 2, 3)),
+        ([A, SPLIT[0], SPLIT[0], B], "a\ufffd\ufffdb", (0, 1, 2, 3)),
+        ([SPLIT[0], *SPLIT, B], "\ufffdéb", (0, 1, 1, 2)),
+        ([*ROCKET[:3], B], "\ufffdb", (0, 0, 0, 1)),
+        ([*ROCKET[:3], *ROCKET, B], "\ufffd🚀b", (0, 0, 0, 1, 1, 1, 1, 2)),
+        ([SPLIT[0], EOS_ID, B], "\ufffd<|eos|>b", (0, 1, 8)),
+        ([A, SPLIT[0]], "a\ufffd", (0, 1)),
+        ([SPLIT[1]] * 3, "\ufffd" * 3, (0, 1, 2)),
+    ],
+)
+def test_bytes_that_are_no_character_have_offsets_of_their_own(
+    tokenizer: Tokenizer, ids: list[int], text: str, offsets: tuple[int, ...]
+) -> None:
+    """A token after an invalid byte had the offset of that byte."""
+    assert echo(tokenizer, ids) == PromptEcho(text, offsets)
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "fallback_tokenizer"])
+@examples(100)
+@given(data=st.data())
+def test_the_text_of_each_token_is_at_its_offset(
+    tokenizer: Tokenizer, fallback_tokenizer: Tokenizer, name: str, data: st.DataObject
+) -> None:
+    used = tokenizer if name == "tokenizer" else fallback_tokenizer
+    ids = data.draw(st.lists(st.integers(0, used.vocab_size - 1), max_size=12))
+    repeated = echo(used, ids)
+    assert list(repeated.offsets) == sorted(repeated.offsets)
+    for token_id, offset in zip(ids, repeated.offsets, strict=True):
+        token = used.token_text(token_id)
+        if name == "tokenizer" and "\ufffd" not in token:
+            assert repeated.text.startswith(token, offset)
 
 
 def test_log_probabilities_of_prompt_and_steps_are_joined(tokenizer: Tokenizer) -> None:

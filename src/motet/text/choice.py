@@ -184,7 +184,10 @@ class ChoiceStream:
     def _show(self, piece: str) -> str:
         """Adds `piece`, and returns the text that can now be shown. Sets `finish` if the piece completes a stop
         string."""
-        self._held.advance(len(piece))
+        waiting = self._held.waiting
+        exact = self._rules.logprobs and len(waiting) > 1
+        starts = self._detokenizer.starts([token_id for token_id, _ in waiting], piece) if exact else ()
+        self._held.advance(len(piece), starts)
         if self._matcher is None:
             self._shown += len(piece)
             return piece
@@ -264,7 +267,8 @@ def _replay_from(output: tuple[int, ...], special_ids: frozenset[int], *, rules:
 
 
 class HeldToken(msgspec.Struct, frozen=True):
-    """A token whose text is [start, end) of the answer. Tokens that form a character together have the same range."""
+    """A token whose text starts at `start` in the answer, and is complete with the character before `end`. Tokens that
+    form a character together have the same range."""
 
     token_id: int
     logprob: TokenLogprob | None
@@ -289,10 +293,14 @@ class HeldTokens:
     def add(self, token_id: int, logprob: TokenLogprob | None) -> None:
         self.waiting.append((token_id, logprob))
 
-    def advance(self, num_chars: int) -> None:
-        """Assigns the next `num_chars` characters to all tokens that wait for their text."""
+    def advance(self, num_chars: int, starts: Sequence[int] = ()) -> None:
+        """Assigns the next `num_chars` characters to all tokens that wait for their text. `starts`: where the text of
+        each of them starts in these characters; empty if it is not used."""
         start, self.num_chars = self.num_chars, self.num_chars + num_chars
-        self._held.extend([HeldToken(token_id, logprob, start, self.num_chars) for token_id, logprob in self.waiting])
+        each = zip(self.waiting, starts or [0] * len(self.waiting), strict=True)
+        self._held.extend(
+            [HeldToken(token_id, logprob, start + own, self.num_chars) for (token_id, logprob), own in each]
+        )
         self.waiting.clear()
 
     def take(self, shown: int) -> list[HeldToken]:

@@ -92,11 +92,31 @@ class Detokenizer:
         held, self._held = self._held, []
         return self._without_prompt_text(self._text_after(self._context, held)) if held else ""
 
+    def starts(self, ids: Sequence[int], text: str) -> list[int]:
+        """Returns where the texts of tokens start in the text that they completed together. All parts of a character
+        start where the character does. Bytes that are not a character are characters of their own."""
+        shown = [token_id for token_id in ids if token_id not in self._skipped]
+        if len(shown) < 2 or REPLACEMENT not in text or len(shown) > LOOK_BACK:
+            return [0] * len(ids)
+        for context in (self._texts.neighbour, []):
+            texts = [self._text_after(context, shown[:number]) for number in range(len(shown) + 1)]
+            if texts[-1] == text:
+                break
+        else:  # the first characters of the tokens belong to the prompt
+            return [0] * len(ids)
+        starts, number, start = list[int](), 0, 0
+        for token_id in ids:
+            if token_id not in self._skipped:
+                before, with_token = texts[number : number + 2]
+                last = len(before) - (len(with_token) <= len(before))  # without a new character, the last one continues
+                start, number = max(start, min(last, _num_same(before, text))), number + 1
+            starts.append(start)
+        return starts
+
     def _without_prompt_text(self, text: str) -> str:
         """Returns the first text of the answer without the text of the prompt's last tokens."""
         prompt_text, self._prompt_text = self._prompt_text, ""
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(prompt_text, text, strict=False))
-        return text[sum(1 for _ in same) :]
+        return text[_num_same(prompt_text, text) :]
 
     def _decode(self, ids: list[int]) -> str:
         return self._backend.decode(ids, skip_special_tokens=False)
@@ -140,3 +160,8 @@ class Detokenizer:
                 self._context, self._held, self._stream = [], [], None
                 return self._without_prompt_text(text) + "".join(map(self.feed, tail))
         return ""
+
+
+def _num_same(one: str, other: str) -> int:
+    """Returns the number of characters with which both texts start."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -76,15 +76,29 @@ class PromptEcho(msgspec.Struct, frozen=True):
     """Start of each token's text."""
 
 
-def echo(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> PromptEcho:
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
-    text, offsets, start = "", [], 0
-    for token_id in prompt:
-        offsets.append(start)
+def echo(tokenizer: Tokenizer, prompt: Sequence[int], *, text: str | None = None, added: bool = True) -> PromptEcho:
+    """Returns the echo of a prompt, with special tokens. `text`: the prompt if it was sent as text, which is repeated
+    unchanged. `added`: True if the tokenizer added special tokens to it, which have no text."""
+    first, last = tokenizer.num_added if text is not None and added else (0, 0)
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+    shown, offsets, held, start = list[str](), [0] * first, list[int](), 0
+
+    def complete(piece: str) -> None:
+        nonlocal start
+        offsets.extend(start + own for own in detokenizer.starts(held, piece))
+        held.clear()
+        shown.append(piece)
+        # A tokenizer can add a space after a special token, which the text does not have.
+        extra = text is not None and not text.startswith(piece, start) and text.startswith(piece[1:], start)
+        start += len(piece) - extra
+
+    for token_id in prompt[first : len(prompt) - last]:
+        held.append(token_id)
         if piece := detokenizer.feed(token_id):
-            text += piece
-            start = len(text)
-    return PromptEcho(text + detokenizer.close(), tuple(offsets))
+            complete(piece)
+    complete(detokenizer.close())
+    whole = "".join(shown) if text is None else text
+    return PromptEcho(whole, (*offsets, *[len(whole)] * last))
 
 
 def completion_logprobs(

@@ -79,6 +79,14 @@ class Tokenizer:
         return ControlTokens(self.backend, unknown=self.named_tokens.get("unk_token"))
 
     @cached_property
+    def num_added(self) -> tuple[int, int]:
+        """Number of special tokens that `encode` adds at the start and at the end of a text."""
+        plain, ids = self.encode("a", add_special_tokens=False), self.encode("a")
+        fitting = (start for start in range(len(ids)) if ids[start : start + len(plain)] == plain)
+        start = next(fitting, 0)
+        return start, max(0, len(ids) - start - len(plain))
+
+    @cached_property
     def special_tokens(self) -> Mapping[str, int]:
         """Ids of special tokens by their texts."""
         return {self.token_text(token_id): token_id for token_id in sorted(self.special_ids)}
@@ -250,7 +258,7 @@ class TokenTexts(dict[int, str]):
         self._backend = backend
         self._special_ids = special_ids
         plain = backend.encode("a", add_special_tokens=False).ids
-        self._neighbour = plain[-1:] if kind is not VocabularyKind.OTHER else []
+        self.neighbour = plain[-1:] if kind is not VocabularyKind.OTHER else []
         """A token that is text by itself; empty if the composition of texts from tokens is not known."""
 
     def __missing__(self, token_id: int) -> str:
@@ -259,11 +267,11 @@ class TokenTexts(dict[int, str]):
 
     def _text(self, token_id: int) -> str:
         name = self._backend.id_to_token(token_id)
-        if not self._neighbour or name is None or token_id in self._special_ids or is_byte(name):
+        if not self.neighbour or name is None or token_id in self._special_ids or is_byte(name):
             return ""
-        before = self._decode(self._neighbour)
-        after = self._decode(self._neighbour * 2).removeprefix(before)
-        text = self._decode([*self._neighbour, token_id, *self._neighbour])
+        before = self._decode(self.neighbour)
+        after = self._decode(self.neighbour * 2).removeprefix(before)
+        text = self._decode([*self.neighbour, token_id, *self.neighbour])
         if REPLACEMENT in text or not (text.startswith(before) and text.endswith(after)):
             return ""
         return text[len(before) : len(text) - len(after)]

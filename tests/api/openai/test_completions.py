@@ -90,6 +90,31 @@ async def test_echo_of_token_ids_is_their_text(served: Served) -> None:
     assert answer.choices[0].text == "héllo hello 0"
 
 
+async def test_echo_of_token_ids_and_of_their_text_are_the_same(served: Served) -> None:
+    """The echo of ids had no special tokens."""
+    text = "<|im_start|>héllo<|im_end|>"
+    ids = served.tokenizer.encode(text)
+    fields = {"echo": True, "logprobs": 0, "max_tokens": 1}
+    of_text, of_ids = [(await served.complete(prompt, **fields)).json()["choices"][0] for prompt in (text, ids)]
+    assert of_text == of_ids
+    assert of_text["text"].startswith(text)
+    tokens, offsets = of_text["logprobs"]["tokens"], of_text["logprobs"]["text_offset"]
+    for token, offset in zip(tokens, offsets, strict=True):
+        assert "\ufffd" in token or of_text["text"].startswith(token, offset)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_offsets_after_invalid_bytes_are_those_of_the_text(serve: Serving, stream: bool) -> None:
+    """A token after a part of a character had the offset of that part."""
+    half, letter = fake_answer("é", eos=False)[0], fake_answer("x", eos=False)[0]
+    served = await serve(lambda request, start: [letter, half, letter, half, half, letter, EOS_ID])
+    response = await served.complete("y", logprobs=0, stream=stream)
+    parts = [chunk["choices"][0] for chunk in chunks(response)] if stream else response.json()["choices"]
+    assert "".join(part["text"] for part in parts) == "x\ufffdx\ufffd\ufffdx"
+    offsets = [offset for part in parts for offset in (part["logprobs"] or {"text_offset": []})["text_offset"]]
+    assert offsets == [0, 1, 2, 3, 4, 5, 6]
+
+
 async def test_streamed_choices_join_to_the_answer_with_and_without_echo(serve: Serving) -> None:
     served = await serve(prompt_and_number)
     for echo in (False, True):

@@ -233,10 +233,8 @@ class CompletionTexts:
         unless the request can shorten it."""
         if body.echo:
             for group, prompt in zip(plan.groups, body.prompt, strict=True):
-                shown = echo(self._tokenizer, group.prompt, skip_special_tokens=plan.rules.skip_special_tokens)
-                if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
-                    shown = PromptEcho(prompt, shown.offsets)
-                self._echoes.append(shown)
+                text = prompt if isinstance(prompt, str) and body.truncate_prompt_tokens is None else None
+                self._echoes.append(echo(self._tokenizer, group.prompt, text=text, added=body.add_special_tokens))
         self._prompt_logprobs = OncePerPrompt[Mapping[str, JsonArray]]()
 
     def prompt(self, group: int) -> str:
