@@ -21,6 +21,7 @@ pytestmark = pytest.mark.anyio
 Sent = dict[str, Any]
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 TOKENS = {"token_ids": [5, 6]}
+GENERATED = {"request_id": "r", "choices": [{"index": 0, "token_ids": [5], "finish_reason": "length"}]}
 TENSORS: Sent = {"content": b"\x02\0\0\0\0\0\0\0{}", "headers": {"content-type": "application/octet-stream"}}
 ANTHROPIC: Sent = {"headers": {"anthropic-version": "2023-06-01"}}
 
@@ -58,6 +59,9 @@ REQUESTS: dict[str, list[Sent]] = {
     "POST /v1/completions/render": [{"json": {"prompt": ["a", "b"]}}],
     "POST /tokenize": [{"json": {"prompt": "hi"}}, {"json": {**HI, "return_token_strs": True}}],
     "POST /detokenize": [{"json": {"tokens": [5]}}],
+    "POST /v1/messages/render": [{"json": {**HI, "max_tokens": 9}}],
+    "POST /v1/chat/completions/derender": [{"json": {"generate_response": GENERATED}}],
+    "POST /v1/completions/derender": [{"json": {"generate_responses": [GENERATED]}}],
     "GET /v1/models": [{}, ANTHROPIC],
     "GET /v1/models/{model}": [{}, ANTHROPIC],
     "POST /v1/groups/{id}/more": [{"json": {"n": 1}}, {"json": {"n": 1, "stream": True}}],
@@ -76,6 +80,8 @@ REQUESTS: dict[str, list[Sent]] = {
     "GET /server_info": [{}, {"params": {"config_format": "json"}}],
 }
 """The requests for each route; a route without an entry gets one without a body."""
+OF_VLLM = {"POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"}
+"""Routes that need vLLM workers: `tests/deploy/test_adapters.py` compares their answers with the document."""
 BEFORE = {"POST /finish_weight_update": ["/start_weight_update", "/update_weights"]}
 """Routes that must be called before."""
 
@@ -131,7 +137,7 @@ async def test_the_answers_of_every_route_are_as_documented(everything: Served) 
     routes = dict(operations(described))
     assert REQUESTS.keys() <= routes.keys()
     for route, operation in sorted(routes.items(), key=lambda one: one[0] == "POST /drain"):  # the last one
-        for sent in REQUESTS.get(route, [{}]):
+        for sent in () if route in OF_VLLM else REQUESTS.get(route, [{}]):
             answer = await send(everything, route, sent)
             status = str(answer.status_code)
             assert status in operation["responses"], (route, sent, answer.text)
@@ -140,7 +146,7 @@ async def test_the_answers_of_every_route_are_as_documented(everything: Served) 
             assert kind in content, (route, sent, kind)
             if kind == "application/json":
                 schema = {**content[kind]["schema"], "components": described["components"]}
-                assert schema.keys() > {"components"}, f"the answer of {route} is not described"
+                assert schema.keys() > {"components"}, f"{route} is missing in answer_schemas.py"
                 jsonschema.Draft202012Validator(schema).validate(answer.json())
 
 

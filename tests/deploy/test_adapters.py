@@ -47,6 +47,8 @@ async def test_an_adapter_is_loaded_by_all_vllm_workers_and_unloaded_again(folde
         loaded = await load(gateway)
         assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'poet' added successfully.")
         assert [server.adapter_paths for server in (one, two)] == [{"poet": "/adapters/poet"}] * 2
+        described = (await gateway.http.get("/openapi.json")).json()["paths"]["/v1/load_lora_adapter"]["post"]
+        assert loaded.headers["content-type"].partition(";")[0] in described["responses"]["200"]["content"]
         assert await models_of(gateway) == {MODEL: None, "poet": MODEL}
         assert (await generated(gateway, "poet")).status_code == 200
         assert_error(await load(gateway), status=400, param="lora_name", code="adapter_exists")

@@ -4,6 +4,7 @@ take memory that all clients share, and a worker reads the path of an adapter fr
 from typing import Annotated
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import Field
 
 from motet.api.http.routes import new_router
@@ -39,14 +40,14 @@ class UnloadAdapter(Schema):
 def adapter_router(service: Service) -> APIRouter:
     router, adapters = new_router("/v1"), AdapterControl(lambda: service.workers())
 
-    @router.post("/load_lora_adapter")
+    @router.post("/load_lora_adapter", response_class=PlainTextResponse)
     async def load_lora_adapter(body: LoadAdapter) -> Response:
         """Loads an adapter on all vLLM workers of its base model. Returns when it can be requested as a model."""
         base = body.base_model_name
         await adapters.load(body.lora_name, body.lora_path, base=base, in_place=body.load_inplace)
         return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    @router.post("/unload_lora_adapter")
+    @router.post("/unload_lora_adapter", response_class=PlainTextResponse)
     async def unload_lora_adapter(body: UnloadAdapter) -> Response:
         await adapters.unload(body.lora_name)
         return _text(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
@@ -56,4 +57,4 @@ def adapter_router(service: Service) -> APIRouter:
 
 def _text(message: str) -> Response:
     """Returns the answer in vLLM's words, which clients compare."""
-    return Response(message, media_type="text/plain")
+    return PlainTextResponse(message)
