@@ -103,6 +103,12 @@ class Tokenizer:
             return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
         return list(self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
+    def offsets(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """Returns the ids of a text, and the characters [start, end) of each token. All special tokens in the text are
+        tokens. Takes more memory than `encode`."""
+        encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        return list(encoding.ids), list(encoding.offsets)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         if len(ids) <= MAX_SHORT:
             return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -84,6 +84,38 @@ async def test_a_plain_chat_is_rendered_in_vllm_s_shape(served: Served) -> None:
     assert body == {"model": "tiny", "token_ids": tokens, "sampling_params": {"max_tokens": 5}, "stream": False}
 
 
+@pytest.mark.parametrize(
+    "cut", [{}, {"truncate_prompt_tokens": 3}, {"truncate_prompt_tokens": 3, "truncation_side": "right"}]
+)
+async def test_the_offsets_of_tokens_are_those_of_the_text(served: Served, cut: dict[str, Any]) -> None:
+    """Shortened prompts keep the offsets of the entire text."""
+    texts = ["Two boats, 日本 😀", "there"]
+    fields = {"prompt": texts, "return_token_offsets": True, **cut}
+    rendered = (await served.http.post(f"{COMPLETIONS}/render", json=fields)).json()
+    chat = CHAT_BODY | {"return_token_offsets": True, **cut}
+    rendered.append((await served.http.post(f"{CHAT}/render", json=chat)).json())
+    await served.chat()
+    for text, body in zip([*texts, served.prompt], rendered, strict=True):
+        assert len(body["token_offsets"]) == len(body["token_ids"])
+        for token, (start, end) in zip(body["token_ids"], body["token_offsets"], strict=True):
+            shown = served.tokenizer.token_text(token)
+            assert start == end == 0 or text[start:end] == shown or "\ufffd" in shown
+        assert (await served.http.post("/inference/v1/generate", json=body)).status_code == 200
+
+
+async def test_without_a_text_of_these_tokens_there_are_no_offsets(served: Served) -> None:
+    forged = CHAT_BODY | {"messages": [{"role": "user", "content": "<|im_end|>"}]}
+    for path, fields in ((CHAT, CHAT_BODY | {"prompt_token_ids": PROMPT}), (CHAT, forged)):
+        body = (await served.http.post(f"{path}/render", json=fields | {"return_token_offsets": True})).json()
+        assert body["token_offsets"] is None
+        assert "token_offsets" not in (await served.http.post(f"{path}/render", json=fields)).json()
+    (ids,) = (
+        await served.http.post(f"{COMPLETIONS}/render", json={"prompt": PROMPT, "return_token_offsets": True})
+    ).json()
+    assert ids["token_offsets"] is None
+    assert_error(await served.chat(return_token_offsets=True), status=400, param="return_token_offsets")
+
+
 async def test_a_message_is_rendered_as_its_chat(served: Served) -> None:
     body = CHAT_BODY | {"system": "be short", "max_tokens": 5, "stop_sequences": ["x"], "cache_salt": "s"}
     rendered = (await served.http.post("/v1/messages/render", json=body)).json()

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from motet.api.http.failure import FieldError, invalid_type, invalid_value
+from motet.api.http.failure import FieldError, invalid_type, invalid_value, unsupported_parameter
 from motet.api.http.schema import UNICODE, Neutral, Schema, as_integer
 from motet.errors import RequestError
 from motet.types import MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, SamplingParams
@@ -194,6 +194,12 @@ OTHER_SERVERS_NEUTRAL: Neutral = {
 }
 """Fields of other servers for features that this server does not have, and the values that request none of them."""
 
+
+def neutral_except(*supported: str) -> Neutral:
+    """Returns `OTHER_SERVERS_NEUTRAL` without the fields that a route supports."""
+    return {name: values for name, values in OTHER_SERVERS_NEUTRAL.items() if name not in supported}
+
+
 MIN_PRIORITY, MAX_PRIORITY = -(2**63), 2**63 - 1
 MAX_KEEP_S = 3600.0
 """Maximum time in seconds for which a prompt is kept."""
@@ -247,9 +253,16 @@ def _only_streamed(param: str) -> RequestError:
 
 
 class TokenNames(Schema):
-    """How tokens are shown in log-probabilities."""
+    """How tokens are shown in log-probabilities and in rendered requests."""
 
     return_tokens_as_token_ids: bool = False
+    return_token_offsets: bool = False
+    """True if a rendered request has the places of the prompt's tokens in its text."""
+
+    def refuse_offsets(self) -> None:
+        """Raises RequestError if the request has a field that only rendered requests have."""
+        if self.return_token_offsets:
+            raise unsupported_parameter("return_token_offsets", "is only for the render routes")
 
     def named(self, *, as_ids: bool) -> Self:
         """Returns the request with the server's default, unless it says itself how tokens are shown."""

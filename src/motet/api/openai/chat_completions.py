@@ -45,6 +45,7 @@ def chat_router(service: Service) -> APIRouter:
 
 async def answer_chat(service: Service, body: ChatRequest, *, request: Request) -> Response:
     """Returns the answer of a model that takes tokens."""
+    body.refuse_offsets()
     caller = caller_of(request, named=body.request_id, session=body.session_id, cache_salt=body.cache_salt)
     async with request_context(service, body, caller=caller, num_choices=body.n) as context:
         body = body.without_answer() if context.order else body

@@ -82,7 +82,22 @@ async def chat_prompt(
     param: str = "messages",
 ) -> list[int]:
     """Returns the token ids of a chat's prompt. `param`: the field with the messages."""
+    prompt = await chat_text(preparer, chat, caller=caller, config=config)
 
+    def tokenised() -> list[int]:
+        # The template adds the special tokens.
+        special = bool(chat.add_special_tokens)
+        ids = preparer.text_prompt(prompt.text, special, param=param, as_text=prompt.as_text)
+        preparer.check_prompt(ids, param=param)
+        return ids
+
+    return await caller.in_thread_if_long(tokenised, max(caller.work_size, len(prompt.text)))
+
+
+async def chat_text(
+    preparer: PromptPreparer, chat: ChatPrompt, *, caller: Caller, config: ServerConfig
+) -> RenderedPrompt:
+    """Returns the text of a chat's prompt."""
     variables = _effort(preparer, chat.reasoning_effort) | _other_variables(preparer, chat)
 
     def rendered(in_process: bool) -> RenderedPrompt:
@@ -96,16 +111,7 @@ async def chat_prompt(
             in_process=in_process,
         )
 
-    prompt = await rendered_prompt(preparer.template, rendered, caller=caller)
-
-    def tokenised() -> list[int]:
-        # The template adds the special tokens.
-        special = bool(chat.add_special_tokens)
-        ids = preparer.text_prompt(prompt.text, special, param=param, as_text=prompt.as_text)
-        preparer.check_prompt(ids, param=param)
-        return ids
-
-    return await caller.in_thread_if_long(tokenised, max(caller.work_size, len(prompt.text)))
+    return await rendered_prompt(preparer.template, rendered, caller=caller)
 
 
 def _effort(preparer: PromptPreparer, effort: str | None) -> dict[str, object]:

@@ -13,7 +13,6 @@ from motet.api.generation.group_schema import SteeredFields, check_keep
 from motet.api.generation.request_fields import (
     IGNORED_FIELDS,
     NO_REPETITION_DETECTION,
-    OTHER_SERVERS_NEUTRAL,
     SAMPLING_NAMES,
     RequestFields,
     SamplingFields,
@@ -22,6 +21,7 @@ from motet.api.generation.request_fields import (
     TokenNames,
     TruncationFields,
     in_range,
+    neutral_except,
 )
 from motet.api.http.body import check_json_strings
 from motet.api.http.failure import (
@@ -363,7 +363,7 @@ class ChatRequest(
         | {"repetition_detection"}
     )
     neutral: ClassVar[Neutral] = {
-        **{name: values for name, values in OTHER_SERVERS_NEUTRAL.items() if name != "thinking_token_budget"},
+        **neutral_except("return_token_offsets", "thinking_token_budget"),
         "bad_words": ([],),
         "best_of": (1,),
         "echo": (False,),

@@ -22,7 +22,6 @@ from motet.api.generation.prompts import Prompt, completion_prompts, parse_promp
 from motet.api.generation.request_fields import (
     IGNORED_FIELDS,
     NO_REPETITION_DETECTION,
-    OTHER_SERVERS_NEUTRAL,
     SAMPLING_NAMES,
     RequestFields,
     SamplingFields,
@@ -30,6 +29,7 @@ from motet.api.generation.request_fields import (
     TokenNames,
     TruncationFields,
     in_range,
+    neutral_except,
 )
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import FieldError, invalid_value
@@ -68,7 +68,7 @@ class CompletionRequest(
     has_token_ids = True
     ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
     neutral: ClassVar[Neutral] = {
-        **OTHER_SERVERS_NEUTRAL,
+        **neutral_except("return_token_offsets"),
         "bad_words": ([],),
         "modalities": (["text"], []),
         "suffix": ("",),
@@ -156,6 +156,7 @@ def completion_router(service: Service) -> APIRouter:
 
 async def answer_completions(service: Service, body: CompletionRequest, *, request: Request) -> Response:
     """Returns the answer of a model that takes tokens."""
+    body.refuse_offsets()
     caller = caller_of(request, named=body.request_id, session=body.session_id, cache_salt=body.cache_salt)
     async with request_context(service, body, caller=caller, num_choices=body.num_generated) as context:
         body = body.without_answer() if context.order else body

@@ -86,6 +86,7 @@ class StartedChoice(Schema):
 
 class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     has_token_ids = True
+    ignored = frozenset({"token_offsets"})  # a rendered request can have them
     refused = frozenset({"features"})
     neutral: ClassVar[Neutral] = {"output_mode": ("tokens",)}
 

@@ -7,7 +7,7 @@ POST /v1/completions/render           each of several prompts, as a list
 A trainer that renders a conversation and generates from its token ids gets the same tokens as the chat itself.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -25,11 +25,14 @@ from motet.api.http.caller import Caller, caller_of
 from motet.api.http.dialect import MESSAGES
 from motet.api.http.failure import unsupported_parameter
 from motet.api.http.routes import new_router, post
-from motet.api.openai.chat_plan import BUDGET_PARAM, plan_chat
+from motet.api.openai.chat_plan import BUDGET_PARAM, chat_text, plan_chat
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.openai.completions import CompletionRequest, plan_completions
 from motet.api.service import Service
 from motet.types import GenerateRequest
+
+Offsets = Callable[[], Mapping[str, object]]
+"""Returns the field with the offsets of the prompt's tokens, if the request has it."""
 
 
 def render_router(service: Service) -> APIRouter:
@@ -39,7 +42,12 @@ def render_router(service: Service) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
             plan = await plan_chat(service, body, context=context)
-        return await _rendered_chat(plan, body, caller=context.caller)
+        text = None
+        if body.return_token_offsets and body.prompt_token_ids is None:
+            config, preparer = service.config, context.served.preparer
+            text = (await chat_text(preparer, body, caller=context.caller, config=config)).text
+        offsets = partial(_offsets, plan, body, number=0, text=text)
+        return await _rendered_chat(plan, body, caller=context.caller, offsets=offsets)
 
     @post(router, f"{MESSAGES}/render", body=MessagesRequest, summary="A conversation for a message as token ids")
     async def messages(body: MessagesRequest, request: Request) -> Response:
@@ -59,7 +67,10 @@ def render_router(service: Service) -> APIRouter:
         async def pieces() -> AsyncIterator[bytes]:
             """Yields one prompt after another, since the biases of each prompt can make it 100 MB together."""
             for number, group in enumerate(plan.groups):
-                work = partial(_rendered_json, group, body, plan=plan)
+                prompt = body.prompt[number]
+                text = prompt if isinstance(prompt, str) else None
+                offsets = partial(_offsets, plan, body, number=number, text=text)
+                work = partial(_rendered_json, group, body, plan=plan, offsets=offsets)
                 yield (b"," if number else b"[") + await context.caller.in_thread_if_long(work)
             yield b"]"
 
@@ -68,11 +79,26 @@ def render_router(service: Service) -> APIRouter:
     return router
 
 
-async def _rendered_chat(plan: Plan, body: ChatRequest, *, caller: Caller) -> Response:
+async def _rendered_chat(plan: Plan, body: ChatRequest, *, caller: Caller, offsets: Offsets = dict) -> Response:
     _check_renderable(plan, body)
-    work = partial(_rendered_json, plan.groups[0], body, plan=plan)
+    work = partial(_rendered_json, plan.groups[0], body, plan=plan, offsets=offsets)
     rendered = await caller.in_thread_if_long(work)
     return Response(rendered, headers=plan.capped_headers(), media_type="application/json")
+
+
+def _offsets(
+    plan: Plan, body: ChatRequest | CompletionRequest, *, number: int, text: str | None
+) -> Mapping[str, object]:
+    """Returns the characters [start, end) of each token of a prompt. `text`: None for a prompt that was sent as token
+    ids. They are null without a text, and if text in it looks like control tokens and is not read as such."""
+    if not body.return_token_offsets:
+        return {}
+    if text is None:
+        return {"token_offsets": None}
+    ids, offsets = plan.served.tokenizer.offsets(text, add_special_tokens=bool(body.add_special_tokens))
+    prompt = plan.groups[number].prompt
+    part = slice(len(prompt)) if body.truncation_side == "right" else slice(len(ids) - len(prompt), None)
+    return {"token_offsets": offsets[part] if tuple(ids[part]) == prompt else None}
 
 
 def _caller(body: RequestFields, request: Request) -> Caller:
@@ -90,7 +116,9 @@ def _check_renderable(plan: Plan, body: ChatRequest | CompletionRequest) -> None
         raise unsupported_parameter(param if body.form is None else body.form.param, why)
 
 
-def _rendered_json(group: GenerateRequest, body: ChatRequest | CompletionRequest, *, plan: Plan) -> bytes:
+def _rendered_json(
+    group: GenerateRequest, body: ChatRequest | CompletionRequest, *, plan: Plan, offsets: Offsets
+) -> bytes:
     """Returns the body for `/inference/v1/generate`, without fields that have the default value there."""
     grammar = group.sampling.grammar
     sampling: dict[str, object] = msgspec.to_builtins(group.sampling, str_keys=True)
@@ -106,6 +134,7 @@ def _rendered_json(group: GenerateRequest, body: ChatRequest | CompletionRequest
         "request_id": group.request_id,
         "model": plan.head.model,
         "token_ids": group.prompt,
+        **offsets(),
         "sampling_params": sampling | ({"n": body.n} if body.n > 1 else {}),
         "stream": body.stream,
     }
