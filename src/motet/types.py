@@ -189,6 +189,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_tokens: int = 0
     ignore_eos: Annotated[bool, SamplingField()] = False
     stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    """Texts that must not be generated, as the client sent them, for engines that take texts."""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    """The same as tokens. The last token of a sequence is not sampled after the others."""
+    extra_args: str = ""
+    """Arguments for third-party extensions of vLLM workers, a JSON object; empty if there are none."""
     logprobs: Annotated[int | None, SamplingField(0, MAX_LOGPROBS, verbatim=False)] = None
     """Number of likely tokens whose log-probabilities are reported with the sampled token's; None for no report."""
     logprob_token_ids: tuple[int, ...] = ()

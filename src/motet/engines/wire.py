@@ -24,6 +24,8 @@ number: the other side ignores fields that it does not know.
     4   all orders are sent to /engine/order; /engine/connect and the routes below /engine/weights were removed
     5   a request can have `prompt_logprob_token_ids`, and `logprob_token_ids` next to `logprobs`: a worker would report
         other log-probabilities
+    6   a request can have `bad_words`, `bad_word_ids` and `extra_args`: a worker that ignored them would generate
+        other tokens
 """
 
 import math
@@ -49,7 +51,7 @@ from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
 from motet.types import EngineInfo, EngineKind, GroupDelta, ModelCard
 
-PROTOCOL = 5
+PROTOCOL = 6
 PROTOCOL_HEADER = "x-motet-engine-protocol"
 WORKER_KEY_CODE = "worker_key_required"
 """The error code of a Motet server that requires another worker key."""

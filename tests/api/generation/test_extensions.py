@@ -198,3 +198,66 @@ async def test_another_length_is_refused(refusing: Served, fields: dict[str, Any
     assert_error(await refusing.complete(PROMPT, **fields), status=400, param=param)
     body = {"token_ids": PROMPT, "sampling_params": fields}
     assert_error(await refusing.http.post(GENERATE, json=body), status=400, param=f"sampling_params.{param}")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, GENERATE])
+async def test_bad_words_become_tokens_at_the_start_and_after_a_space(served: Served, path: str) -> None:
+    fields = {"bad_words": ["hello", " hello", "qqq"]}
+    body = {"token_ids": PROMPT, "sampling_params": fields} if path == GENERATE else BODIES[path] | fields
+    assert (await served.http.post(path, json=body)).status_code == 200
+    (request,) = served.engine.requests
+    encode = served.tokenizer.encode
+    texts = ("hello", " hello", "qqq", " qqq")
+    assert request.sampling.bad_word_ids == tuple(tuple(encode(text, add_special_tokens=False)) for text in texts)
+    assert request.sampling.bad_words == ("hello", " hello", "qqq")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"bad_words": "hello"}, "bad_words"),
+        ({"bad_words": ["ok", " "]}, "bad_words[1]"),
+        ({"bad_words": ["x"] * 257}, "bad_words"),
+        ({"bad_words": ["x" * 4000] * 3}, "bad_words"),
+        ({"extra_args": []}, "extra_args"),
+        ({"extra_args": {"a": "x" * 20_000}}, "extra_args"),
+        ({"extra_args": {"kv_transfer_params": {"do_remote_prefill": True}}}, "extra_args"),
+        ({"vllm_xargs": {"a": 1}, "extra_args": {"a": 2}}, "vllm_xargs"),
+    ],
+)
+async def test_wrong_words_and_arguments_are_refused(refusing: Served, fields: dict[str, Any], param: str) -> None:
+    assert_error(await refusing.complete(PROMPT, **fields), status=400, param=param)
+
+
+async def test_a_list_of_allowed_tokens_needs_one_that_is_not_bad(served: Served) -> None:
+    (word,) = served.tokenizer.encode("hello", add_special_tokens=False)
+    refused = await served.complete(PROMPT, bad_words=["hello"], allowed_token_ids=[word])
+    assert_error(refused, status=400, param="bad_words")
+    assert (await served.complete(PROMPT, bad_words=["hello"], allowed_token_ids=[word, 7])).status_code == 200
+
+
+async def test_extra_arguments_reach_the_engine_and_are_rendered(served: Served) -> None:
+    each: list[dict[str, Any]] = [{name: {"a": [1, "b"]}} for name in ("vllm_xargs", "extra_args")]
+    for fields in [*each, {"vllm_xargs": {}}]:
+        assert (await served.complete(PROMPT, **fields)).status_code == 200
+    sent = [request.sampling.extra_args for request in served.engine.requests]
+    assert sent == ['{"a":[1,"b"]}', '{"a":[1,"b"]}', ""]
+    body = {"prompt": PROMPT, "vllm_xargs": {"a": 1}, "bad_words": ["hello"]}
+    (rendered,) = (await served.http.post("/v1/completions/render", json=body)).json()
+    assert (rendered["sampling_params"]["extra_args"], rendered["sampling_params"]["bad_words"]) == (
+        {"a": 1},
+        ["hello"],
+    )
+    assert (await served.http.post(GENERATE, json=rendered)).status_code == 200
+    assert served.engine.requests[-1].sampling.bad_word_ids
+    assert served.engine.requests[-1].sampling.extra_args == '{"a":1}'
+
+
+async def test_transfer_parameters_among_extra_arguments_are_those_of_the_request(served: Served) -> None:
+    sampling = {"max_tokens": 1, "extra_args": {"kv_transfer_params": {"do_remote_decode": True}}}
+    refused = await served.http.post(GENERATE, json={"token_ids": PROMPT, "sampling_params": sampling})
+    assert_error(refused, status=400, param="kv_transfer_params")  # this server has no role
+    sampling["extra_args"] = {"kv_transfer_params": None, "a": 1}
+    answer = await served.http.post(GENERATE, json={"token_ids": PROMPT, "sampling_params": sampling})
+    assert answer.status_code == 200
+    assert served.engine.requests[-1].sampling.extra_args == '{"a":1}'

@@ -95,8 +95,6 @@ OWN: dict[str, list[tuple[str, Any]]] = {
         ("response_format.json_schema.schema", SURROGATE),
     ],
     GENERATE: [
-        ("sampling_params.truncate_prompt_tokens", 1),
-        ("sampling_params.bad_words", ["x"]),
         ("sampling_params.guided_json", {}),
         ("sampling_params.n", 1000),
         ("sampling_params.stop_token_ids", [10**6]),

@@ -104,6 +104,7 @@ WAYS: dict[str, dict[str, object]] = {
     "filtered": {"temperature": 0.3, "top_k": 2, "top_p": 0.9, "min_p": 0.01, **FEW},
     "penalties": {"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.2, **FEW},
     "stop token": {"stop_token_ids": (6,), "min_tokens": 30, **FEW},
+    "bad words": {"temperature": 0.0, "bad_word_ids": ((6,), (5, 5, 5), (7, 5)), **FEW},
     "bias": {"temperature": 0.1, "logit_bias": {7: 100.0, 8: 99.0, 9: 99.5}, "logprobs": 1},
     "person": {"grammar": PERSON, "ignore_eos": False, "temperature": 0.5},
     "form, scored": {"grammar": FORM, "ignore_eos": False, "logprobs": 1, "max_tokens": 300},

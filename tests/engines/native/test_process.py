@@ -28,6 +28,7 @@ from motet.errors import (
     EngineDiedError,
     KVMemoryError,
     ModelLoadError,
+    RequestError,
     StartupError,
     UnsupportedModelError,
 )
@@ -103,6 +104,12 @@ async def idle(native: NativeEngine) -> bool:
     """Returns True if no blocks are held. The engine runs its own checks."""
     stats = await native.stats(check=True)
     return stats.blocks_used == stats.groups_running == stats.groups_waiting == stats.choices_waiting == 0
+
+
+async def test_arguments_for_vllm_workers_are_refused(native: NativeEngine) -> None:
+    with pytest.raises(RequestError, match="vLLM workers") as refused:
+        await tokens_of(native, group("g", prompt_of(30), extra_args='{"a":1}'))
+    assert refused.value.param == "extra_args"
 
 
 async def test_groups_through_the_process_equal_the_core_and_run_side_by_side(native: NativeEngine, tiny: Tiny) -> None:

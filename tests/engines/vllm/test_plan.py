@@ -284,6 +284,8 @@ UNUSUAL = SamplingParams(
     min_tokens=4,
     ignore_eos=True,
     stop_token_ids=(2, 9),
+    bad_words=("no", "never"),
+    bad_word_ids=((5,), (6, 7)),
     logprobs=5,
     prompt_logprobs=2,
 )
@@ -369,12 +371,23 @@ def test_a_prompt_that_should_be_kept_is_refused_by_name() -> None:
 def test_every_parameter_is_sent(dialect: Dialect) -> None:
     sent = sampling_of(dialect, replace(ASK, sampling=UNUSUAL, seed=2**63, stream=False))
     expected = msgspec.to_builtins(UNUSUAL) | {"n": 3, "seed": 2**32, "logit_bias": {"7": -100.0}}
+    del expected["bad_word_ids"]  # the server turns the texts into tokens
+    expected["bad_words"] = ["no", "never"]
     expected |= {"stop_token_ids": [2, 9], "allowed_token_ids": [7, 8], "logprob_token_ids": None}
     if dialect is Dialect.GENERATE:
         expected["logprobs"] = 6
     assert {name: sent[name] for name in expected} == expected
-    translated = {"grammar", "logprobs_mode", "prompt_logprob_token_ids"}
+    translated = {"bad_word_ids", "extra_args", "grammar", "logprobs_mode", "prompt_logprob_token_ids"}
     assert set(msgspec.structs.asdict(UNUSUAL)) <= {*sent, *translated}  # no field is missing
+
+
+def test_extra_arguments_are_sent_under_the_name_of_each_route() -> None:
+    ask = replace(ASK, sampling=SamplingParams(max_tokens=9, extra_args='{"a":[1,"b"]}'))
+    assert sampling_of(Dialect.GENERATE, ask)["extra_args"] == {"a": [1, "b"]}
+    assert "extra_args" not in body(Dialect.GENERATE, ask)
+    sent = body(Dialect.COMPLETIONS, ask)
+    assert sent["vllm_xargs"] == {"a": [1, "b"]}
+    assert "extra_args" not in sent
 
 
 GRAMMARS = (

@@ -217,7 +217,6 @@ class MessagePrompt(Schema):
     neutral: ClassVar[Neutral] = {
         **OTHER_SERVERS_NEUTRAL,
         "truncate_prompt_tokens": (TO_THE_LIMIT,),
-        "bad_words": ([],),
         "context_management": ({"edits": []}, {"edits": [KEEP_ALL]}),
         "mcp_servers": ([],),
         "n": (1,),

@@ -21,6 +21,7 @@ from motet.api.http.admission import answer_too_large, client_id_of
 from motet.api.http.failure import above_maximum, invalid_value
 from motet.api.http.long_work import work_size
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan
+from motet.api.http.schema import schema_text
 from motet.api.served import ServedModel
 from motet.api.service import Service
 from motet.errors import RequestError
@@ -29,6 +30,7 @@ from motet.policies.steering import GroupPolicy
 from motet.text.choice import TextRules
 from motet.text.parts import AnswerFormat
 from motet.text.stop_strings import StopStrings
+from motet.text.tokenizer import Tokenizer
 from motet.types import VERBATIM_FIELDS, GenerateRequest, Grammar, LogprobsMode, SamplingParams, choice_starts
 
 CAPPED_HEADER = "x-motet-max-tokens-capped"
@@ -344,8 +346,14 @@ def _sampling_of(
     logprobs = 0 if has_logprobs and fields.logprob_token_ids else options.logprobs
     if policy is not None and policy.confidence is not None:
         logprobs = max(logprobs or 0, policy.confidence.top)
+    bad_word_ids = _bad_word_ids(fields.bad_words, served.tokenizer)
+    if fields.allowed_token_ids and {(token,) for token in fields.allowed_token_ids} <= {*bad_word_ids}:
+        raise invalid_value(f"{options.param}bad_words", "they are all tokens of 'allowed_token_ids'")
     params = SamplingParams(
         max_tokens=0,
+        bad_words=tuple(fields.bad_words),
+        bad_word_ids=bad_word_ids,
+        extra_args=schema_text(fields.extra_args) if fields.extra_args else "",
         top_k=min(max(fields.top_k, 0), served.info.vocab_size),
         logit_bias=logit_bias,
         allowed_token_ids=tuple(fields.allowed_token_ids or ()),
@@ -375,6 +383,13 @@ def _sampling_of(
         return msgspec.structs.replace(params, max_tokens=max_tokens)
 
     return of_length
+
+
+def _bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Returns the tokens of each word at the start of a text and after a space, each sequence once."""
+    texts = (text for word in words for text in (word.lstrip(), f" {word.lstrip()}"))
+    sequences = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+    return tuple(dict.fromkeys(filter(None, sequences)))
 
 
 def _logit_bias(fields: dict[str, float], vocab_size: int, *, param: str) -> dict[int, float]:

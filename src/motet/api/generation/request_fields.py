@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, unsupported_parameter
-from motet.api.http.schema import UNICODE, Neutral, Schema, as_integer
+from motet.api.http.schema import UNICODE, JsonObject, Neutral, Schema, as_integer, schema_text
 from motet.errors import RequestError
 from motet.types import MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, SamplingParams
 
@@ -90,11 +90,36 @@ SAMPLING_NAMES: Mapping[str, str] = {
     "no_stop_trim": "include_stop_str_in_output",
     "random_seed": "seed",
     "sampling_seed": "seed",
+    "vllm_xargs": "extra_args",
 }
-"""The names of fields in LMDeploy and SGLang."""
+"""The names of fields in LMDeploy, SGLang and vLLM."""
 NO_REPETITION_DETECTION = "use 'repetition_penalty', 'frequency_penalty' or 'max_tokens'"
 TO_THE_LIMIT = -1
 """The `truncate_prompt_tokens` that shortens a prompt to what the model's length leaves for it."""
+
+
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 8192
+"""Limits on the number of bad words, and on their characters together."""
+MAX_EXTRA_CHARS = 16_384
+TRANSFER_PARAMS = frozenset({"ec_transfer_params", "kv_transfer_params"})
+"""Members of `extra_args` that would bypass the checks of tickets."""
+
+
+def _check_bad_words(words: list[str]) -> list[str]:
+    for number, word in enumerate(words):
+        if not word.strip():
+            raise FieldError(invalid_value, number, "a word cannot be empty")
+    if sum(map(len, words)) > MAX_BAD_WORD_CHARS:
+        raise FieldError(invalid_value, None, f"the words may have {MAX_BAD_WORD_CHARS} characters together")
+    return words
+
+
+def _check_extra_args(values: dict[str, object]) -> dict[str, object]:
+    if names := TRANSFER_PARAMS & values.keys():
+        raise FieldError(invalid_value, None, f"it cannot have {' or '.join(sorted(names))}")
+    if len(schema_text(values)) > MAX_EXTRA_CHARS:
+        raise FieldError(invalid_value, None, f"its JSON may have {MAX_EXTRA_CHARS} characters")
+    return values
 
 
 class SamplingFields(Schema):
@@ -126,6 +151,12 @@ class SamplingFields(Schema):
     seed: Seed | None = None
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=MAX_STOP_TOKENS)
+    bad_words: Annotated[
+        list[Annotated[str, UNICODE]], Field(max_length=MAX_BAD_WORDS), AfterValidator(_check_bad_words)
+    ] = Field(default_factory=list)
+    """Texts that must not be generated."""
+    extra_args: Annotated[JsonObject, AfterValidator(_check_extra_args)] = Field(default_factory=dict)
+    """Arguments for extensions of vLLM workers."""
     min_tokens: int = Field(0, ge=0)
     max_tokens: int | None = Field(None, ge=1)
     include_stop_str_in_output: bool = False
@@ -161,7 +192,6 @@ IGNORED_FIELDS = frozenset(
 OTHER_SERVERS_NEUTRAL: Neutral = {
     # vLLM
     "ec_transfer_params": ({},),
-    "extra_args": ({},),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
     "media_io_kwargs": ({},),
@@ -173,7 +203,6 @@ OTHER_SERVERS_NEUTRAL: Neutral = {
     "stream_interval": (1,),
     "thinking_token_budget": (-1,),
     "use_beam_search": (False,),
-    "vllm_xargs": ({},),
     "watermarking": (False,),
     # SGLang
     "custom_labels": ({},),

@@ -364,7 +364,6 @@ class ChatRequest(
     )
     neutral: ClassVar[Neutral] = {
         **neutral_except("return_token_offsets", "thinking_token_budget"),
-        "bad_words": ([],),
         "best_of": (1,),
         "echo": (False,),
         "function_call": ("none", "auto"),

@@ -69,7 +69,6 @@ class CompletionRequest(
     ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
     neutral: ClassVar[Neutral] = {
         **neutral_except("return_token_offsets"),
-        "bad_words": ([],),
         "modalities": (["text"], []),
         "suffix": ("",),
     }

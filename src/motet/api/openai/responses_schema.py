@@ -314,7 +314,6 @@ class ResponsesRequest(StructuredFields, SamplingFields, RequestFields, NvExtFie
         **OTHER_SERVERS_NEUTRAL,
         "truncate_prompt_tokens": (TO_THE_LIMIT,),
         "background": (False,),
-        "bad_words": ([],),
         "context_management": ([],),
         "enable_response_messages": (False,),
         "n": (1,),

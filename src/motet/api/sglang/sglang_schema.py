@@ -34,7 +34,9 @@ class SglangSampling(SamplingFields):
     """SGLang's `SamplingParams`. Seeds, penalties and limits have the same meaning as on the other routes."""
 
     ignored = frozenset({"spaces_between_special_tokens"})  # as for every fast tokenizer
-    refused = frozenset({"allowed_token_ids", "beam_width", "logprob_token_ids", "structural_tag"})
+    refused = frozenset(
+        {"allowed_token_ids", "bad_words", "extra_args", "beam_width", "logprob_token_ids", "structural_tag"}
+    )
     aliases: ClassVar[Mapping[str, str]] = {}
     neutral: ClassVar[Neutral] = {"custom_params": ({},), "stop_regex": ([],), "stream_interval": (1,)}
 

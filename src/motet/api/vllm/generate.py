@@ -52,7 +52,6 @@ class GenerateSampling(StructuredFields, SamplingFields, TruncationFields):
     advice: ClassVar[Mapping[str, str]] = {"repetition_detection": NO_REPETITION_DETECTION}
     neutral: ClassVar[Neutral] = {
         **OTHER_SERVERS_NEUTRAL,
-        "bad_words": ([],),
         "flat_logprobs": (False,),
         "skip_reading_prefix_cache": (False,),
     }

@@ -126,7 +126,10 @@ def _rendered_json(
         sampling["structured_outputs"] = grammar.request_field
     if group.sampling.logprob_token_ids:
         del sampling["logprobs"]  # generate counts the named tokens itself
-    sampling.pop("grammar", None)
+    for name in ("bad_word_ids", "grammar"):
+        sampling.pop(name, None)
+    if group.sampling.extra_args:
+        sampling["extra_args"] = msgspec.Raw(group.sampling.extra_args.encode())
     for name in ("seed", "stop", "include_stop_str_in_output", "skip_special_tokens"):
         if name in body.model_fields_set:
             sampling[name] = getattr(body, name)

@@ -4,13 +4,14 @@ A body can contain only values that the public routes accept too, so a gateway c
 request of a client could not."""
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import TypeVar
 
 import msgspec
 from fastapi import Request, Response
 
 from motet.api.generation.plan import check_prompt_logprobs
-from motet.api.generation.request_fields import MAX_KEEP_S
+from motet.api.generation.request_fields import MAX_BAD_WORDS, MAX_KEEP_S
 from motet.api.http.failure import invalid_value
 from motet.api.http.routes import body_of, drop_body
 from motet.api.served import ServedModel
@@ -111,6 +112,9 @@ def _check_sampling(served: ServedModel, request: GenerateRequest) -> None:
     check_prompt_logprobs(len(request.prompt), sampling.prompt_logprobs, prompt_param="prompt")
     for name in ("stop_token_ids", "logit_bias", "logprob_token_ids", "allowed_token_ids"):
         _check_tokens(name, getattr(sampling, name), served=served)
+    if len(sampling.bad_word_ids) > 2 * MAX_BAD_WORDS or not all(sampling.bad_word_ids):
+        raise invalid_value("bad_word_ids", f"up to {2 * MAX_BAD_WORDS} words with tokens are allowed")
+    _check_tokens("bad_word_ids", chain.from_iterable(sampling.bad_word_ids), served=served)
 
 
 def _check_choices(served: ServedModel, request: GenerateRequest) -> None:

@@ -23,7 +23,7 @@ from motet.engine_orders import EngineFacts, EngineFigures, EngineOrder, OrderAn
 from motet.engines.native import protocol
 from motet.engines.native.protocol import Pipes
 from motet.engines.native.spawn import LivenessCheck, Spawn, first_event, spawn
-from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError, StartupError
+from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError, RequestError, StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
 from motet.machine import described_end
@@ -82,6 +82,10 @@ class NativeEngine:
         stream = PipeStream(request, self._abort, version=version)
         if self._over is not None:
             stream.fail(self._over)
+            return stream
+        if request.sampling.extra_args:
+            message = "Unsupported parameter: 'extra_args' is for vLLM workers: the model is on a Motet engine."
+            stream.fail(RequestError(message, param="extra_args", code="unsupported_parameter"))
             return stream
         self._streams[request.request_id] = stream
         self._pipes.send(protocol.Submit(request))

@@ -61,7 +61,10 @@ TOKEN_PREFIX = "token_id:"
 """Prefix of a token's id as text on `/v1/completions`, with `return_tokens_as_token_ids`."""
 LISTED_LOGPROBS = 20
 """Maximum number of log-probabilities that a server lists, unless started with another `--max-logprobs`."""
-TRANSLATED_FIELDS = ("grammar", "logprobs", "logprob_token_ids", "logprobs_mode", "prompt_logprob_token_ids")
+TRANSLATED_FIELDS = (
+    *("bad_word_ids", "bad_words", "extra_args", "grammar", "logprobs_mode"),
+    *("logprobs", "logprob_token_ids", "prompt_logprob_token_ids"),
+)
 """Fields of `SamplingParams` that have other names in vLLM, or differ on the two routes."""
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
@@ -275,8 +278,12 @@ def body_of(dialect: Dialect, vllm_request: VLLMRequest) -> bytes:
         body["priority"] = vllm_request.priority
     if vllm_request.kv_params is not None:
         body["kv_transfer_params"] = vllm_request.kv_params
+    if vllm_request.sampling.extra_args and dialect is Dialect.COMPLETIONS:
+        body["vllm_xargs"] = msgspec.Raw(vllm_request.sampling.extra_args.encode())
     if dialect is Dialect.GENERATE:
         fields = _sampling_fields(vllm_request) | _listed(vllm_request.sampling) | {"detokenize": False}
+        if vllm_request.sampling.extra_args:
+            fields["extra_args"] = msgspec.Raw(vllm_request.sampling.extra_args.encode())
         return msgspec.json.encode(body | {"token_ids": vllm_request.prompt, "sampling_params": fields})
     named = vllm_request.sampling.logprob_token_ids or None
     scores = {"logprobs": vllm_request.sampling.logprobs, "logprob_token_ids": named}
@@ -300,7 +307,7 @@ def _sampling_fields(vllm_request: VLLMRequest) -> dict[str, object]:
     sampling = vllm_request.sampling
     grammar = sampling.grammar
     same = {name: getattr(sampling, name) for name in SamplingParams.__struct_fields__ if name not in TRANSLATED_FIELDS}
-    changed = {
+    changed: dict[str, object] = {
         "n": vllm_request.n,
         "seed": None if vllm_request.seed is None else signed_seed(vllm_request.seed),
         # A grammar overrides both: vLLM would generate past its end, or find no token that is allowed to end it.
@@ -310,6 +317,8 @@ def _sampling_fields(vllm_request: VLLMRequest) -> dict[str, object]:
         "allowed_token_ids": sampling.allowed_token_ids or None,
         "prompt_logprobs": None if vllm_request.stream else sampling.prompt_logprobs,
     }
+    if sampling.bad_words:
+        changed["bad_words"] = sampling.bad_words  # the server turns them into tokens itself
     # Reasoning needs no field: a server that was started with `--reasoning-parser` lets its model reason first.
     form = {"structured_outputs": grammar.request_field} if grammar and grammar.source != ANY_ANSWER else {}
     budget = None if grammar is None or grammar.thinking is None else grammar.thinking.budget

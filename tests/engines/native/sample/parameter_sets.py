@@ -30,6 +30,10 @@ PARAMETER_SETS = {
         repetition_penalty=1.3,
         min_tokens=6,
     ),
+    "bad words": SamplingParams(max_tokens=9, bad_word_ids=((3,), (999,), (7, 4), (5, 7, 6), (8, 9), (120, 121, 122))),
+    "bad words, greedy": SamplingParams(
+        max_tokens=9, temperature=0.0, logit_bias={3: 9.0}, bad_word_ids=((3,), (7, 4))
+    ),
     "presence": SamplingParams(max_tokens=9, presence_penalty=2.0),
     "frequency": SamplingParams(max_tokens=9, frequency_penalty=1.5),
     "negative penalties": SamplingParams(max_tokens=9, frequency_penalty=-1.5, presence_penalty=-2.0),

@@ -48,6 +48,9 @@ def edited(logits: Row, params: SamplingParams, past: Past) -> Row:
     if len(past.output_tokens) < params.min_tokens:
         ending = set(params.stop_token_ids) | (set() if params.ignore_eos else set(past.eos_token_ids))
         x[list(ending)] = -np.inf
+    for *before, last in params.bad_word_ids:
+        if not before or tuple(past.output_tokens[-len(before) :]) == tuple(before):
+            x[last] = -np.inf
     if params.allowed_token_ids:
         x[[token_id for token_id in range(len(x)) if token_id not in params.allowed_token_ids]] = -np.inf
     for token_id, bias in params.logit_bias.items():

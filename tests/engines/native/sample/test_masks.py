@@ -111,6 +111,19 @@ def test_a_grammar_without_any_allowed_token_fails_with_both_names() -> None:
     assert state.failure == "its grammar allows no token of allowed_token_ids here, not even the end"
 
 
+def test_a_grammar_and_bad_words_of_one_token_allow_what_both_do() -> None:
+    possible = [int(token) for token in allowed(NUMBER).nonzero()]
+    bad, left = possible[::2], possible[1::2]
+    params = msgspec.structs.replace(PLAIN, bad_word_ids=tuple((token,) for token in bad))
+    rows = [SampleRow(row, state_of(params, NUMBER, seed=row), 3) for row in range(40)]
+    sampled = [one.token_id for one in Sampler(VOCAB_SIZE, CPU).sample(logits_of(40), rows)]
+    assert set(sampled) <= set(left)
+    none_left = msgspec.structs.replace(PLAIN, bad_word_ids=tuple((token,) for token in possible))
+    state = state_of(none_left, NUMBER)
+    assert not Sampler(VOCAB_SIZE, CPU).sample(logits_of(1), [SampleRow(0, state, 3)])[0].finite
+    assert state.failure == "its grammar allows no token except bad_words here, not even the end"
+
+
 def test_nan_is_found_even_where_a_grammar_forbids_the_token() -> None:
     logits = logits_of(2)
     logits[0, ~allowed(NUMBER)] = torch.nan

@@ -110,3 +110,26 @@ def test_choices_of_a_group_go_through_its_biases_once_and_change_no_other_bit()
         apply_edits(x, states, vocab_size=300)
         assert torch.equal(x.view(torch.int32), expected.view(torch.int32))
     assert biases.num_reads == 1
+
+
+def test_a_bad_word_is_not_completed_after_the_tokens_before_it() -> None:
+    state = choice(SamplingParams(max_tokens=9, bad_word_ids=((4,), (5, 6), (5, 7), (6, 5, 8), (5, 5, 5))))
+    assert state.has_edits
+    assert state.forbidden_ids() == ()
+    seen = []
+    for token_id in (5, 6, 5, 9, 5, 5):
+        ahead = state.after(token_id)
+        state.append(token_id)
+        assert ahead is not None
+        assert ahead.forbidden_ids() == state.forbidden_ids()
+        seen.append({*state.forbidden_ids()})
+    assert seen == [{6, 7}, set(), {6, 7, 8}, set(), {6, 7}, {6, 7, 5}]
+    resumed = choice(state.params, output_tokens=(5, 6, 5))
+    assert {*resumed.forbidden_ids()} == {6, 7, 8}
+
+
+def test_allowed_tokens_that_all_complete_bad_words_stay_allowed() -> None:
+    params = SamplingParams(max_tokens=9, allowed_token_ids=(5, 6), bad_word_ids=((5, 5), (5, 6)))
+    assert choice(params, output_tokens=(5,)).forbidden_ids() == ()
+    params = SamplingParams(max_tokens=9, allowed_token_ids=(5, 6, 7), bad_word_ids=((5, 5), (5, 6)))
+    assert choice(params, output_tokens=(5,)).forbidden_ids() == (5, 6)

@@ -128,6 +128,7 @@ class GrammarMasks:
                 state.fail(failed[row].message)
             elif not bits[row].any():
                 listed = " of allowed_token_ids" if state.params.allowed_token_ids else ""
+                listed += " except bad_words" if state.params.bad_word_ids else ""
                 state.fail(f"its grammar allows no token{listed} here, not even the end")
             if state.failure is not None:
                 bits[row] = 0

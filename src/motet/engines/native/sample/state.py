@@ -4,6 +4,7 @@ A sequence owns its `ChoiceSampling`, appends each output token to it, and disca
 choice is resumed, its state is built again from its output tokens, and the choice continues with the same state.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
@@ -38,6 +39,27 @@ class PromptTokens:
         return np.fromiter(self.slots, np.int64, len(self.slots))
 
 
+class BadWords:
+    """The tokens that would complete a bad word, by the output tokens before them. Shared by a group's choices."""
+
+    def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
+        self.single = tuple(word[0] for word in words if len(word) == 1)
+        """Words of one token, which are never sampled."""
+        self._last: dict[tuple[int, ...], list[int]] = {}
+        """Last tokens of longer words, by the tokens before them."""
+        for word in words:
+            if len(word) > 1:
+                self._last.setdefault(word[:-1], []).append(word[-1])
+        self._lengths = sorted({len(before) for before in self._last})
+        self.num_recent = max(self._lengths, default=0)
+        """Number of output tokens on which the next token can depend."""
+
+    def after(self, recent: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the tokens that would complete a longer word after these output tokens, the last `num_recent`."""
+        found = [self._last.get(recent[-length:], ()) for length in self._lengths if length <= len(recent)]
+        return tuple(token_id for last in found for token_id in last)
+
+
 class TokenBias:
     """Biases of tokens as a row that is added to logits; -inf for tokens that are not allowed. The row is made when a
     choice first needs it, and shared by all choices of a group."""
@@ -45,11 +67,12 @@ class TokenBias:
     def __init__(self, params: SamplingParams) -> None:
         self._bias: Mapping[int, float] = params.logit_bias
         self._allowed = params.allowed_token_ids
+        self.bad_words = BadWords(params.bad_word_ids)
         self._row: torch.Tensor | None = None
         self._bits: npt.NDArray[np.int32] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._bias or self._allowed)
+        return bool(self._bias or self._allowed or self.bad_words.single)
 
     def row(self, width: int, device: torch.device, *, vocab_size: int) -> torch.Tensor:
         """Returns [width] float32 on the device, the same tensor at each call. Ignores ids >= `vocab_size`."""
@@ -59,17 +82,19 @@ class TokenBias:
             row[allowed] = -0.0  # x + -0.0 has the bits of x, also for zeros
             known = {token_id: bias for token_id, bias in self._bias.items() if token_id < vocab_size}
             row[list(known)] += torch.tensor(list(known.values()), dtype=torch.float32)
+            row[[token_id for token_id in self.bad_words.single if token_id < vocab_size]] = -torch.inf
             self._row = row.to(device)
         return self._row
 
     def mask_disallowed(self, mask: npt.NDArray[np.int32]) -> None:
-        """Removes the tokens that are not in `allowed_token_ids` from a grammar's mask [words] int32, in place. Bit
-        t % 32 of word t // 32 is token t."""
-        if not self._allowed:
+        """Removes the tokens that are not in `allowed_token_ids`, and bad words of one token, from a grammar's mask
+        [words] int32, in place. Bit t % 32 of word t // 32 is token t."""
+        if not self._allowed and not self.bad_words.single:
             return
         if self._bits is None:
-            tokens = np.zeros(mask.size * 32, np.bool_)
+            tokens = np.full(mask.size * 32, not self._allowed)
             tokens[[token_id for token_id in self._allowed if token_id < tokens.size]] = True
+            tokens[[token_id for token_id in self.bad_words.single if token_id < tokens.size]] = False
             self._bits = np.packbits(tokens, bitorder="little").view(np.int32)
         mask &= self._bits
 
@@ -94,6 +119,7 @@ class ChoiceSampling:
         self.bias = bias or TokenBias(params)
         self.seed = seed
         self.num_output_tokens = len(output_tokens)
+        self._recent = tuple(output_tokens[-num_recent:]) if (num_recent := self.bias.bad_words.num_recent) else ()
         self.counts: TokenCounts | None = None
         """Counts for penalties, with which the previous tokens change the choice's logits; None without penalties."""
         repetition = params.repetition_penalty != 1.0
@@ -109,13 +135,14 @@ class ChoiceSampling:
         if params.allowed_token_ids and ending.issuperset(params.allowed_token_ids):
             ending = set()
         self._ending_ids = tuple(sorted(ending))
-        self._always_edits = matcher is not None or bool(self.bias) or params.edits_logits
-        self._edits_until = params.min_tokens if ending else 0
+        always = matcher is not None or bool(self.bias) or params.edits_logits or bool(params.bad_word_ids)
+        self._edits_until = math.inf if always else params.min_tokens if ending else 0
+        """Number of output tokens from which on the choice's logits are not modified."""
 
     @property
     def has_edits(self) -> bool:
         """True if the choice's logits are modified before its next token is sampled."""
-        return self._always_edits or self.num_output_tokens < self._edits_until
+        return self.num_output_tokens < self._edits_until
 
     @property
     def complete(self) -> bool:
@@ -130,6 +157,8 @@ class ChoiceSampling:
     def append(self, token_id: int) -> None:
         """Updates the state after an output token. Must be called for every output token, including the last."""
         self.num_output_tokens += 1
+        if num_recent := self.bias.bad_words.num_recent:
+            self._recent = (*self._recent, token_id)[-num_recent:]
         if self.counts is not None:
             self.counts.add(token_id)
         self.within_form = token_id in self.params.stop_token_ids and not self.can_end
@@ -148,7 +177,7 @@ class ChoiceSampling:
     def forced_tokens(self) -> list[int]:
         """Returns the next tokens if the grammar allows no other tokens, independent of the logits. The list can be
         shorter than the actual sequence of forced tokens."""
-        if self.matcher is None or self.failure or self.params.allowed_token_ids:
+        if self.matcher is None or self.failure or self.params.allowed_token_ids or self.params.bad_word_ids:
             return []
         stop_ids = self.params.stop_token_ids
         if self.matcher.stopped:
@@ -172,8 +201,18 @@ class ChoiceSampling:
         self.failure = self.failure or reason
 
     def forbidden_ids(self) -> tuple[int, ...]:
+        """Returns the tokens that must not be sampled now: tokens that would end the choice too early, and tokens that
+        would complete a bad word. A grammar or a list that allows only these tokens has precedence."""
+        forbidden = self._too_early()
+        if self._recent and (completing := self.bias.bad_words.after(self._recent)):
+            forbidden = (*forbidden, *completing)
+            if self.params.allowed_token_ids and {*forbidden}.issuperset(self.params.allowed_token_ids):
+                return self._too_early()
+        return forbidden
+
+    def _too_early(self) -> tuple[int, ...]:
         """Returns the tokens that must not end the choice now: before `min_tokens`, all tokens that can end it; before
-        the end of its grammar, stop tokens. A grammar that allows only these tokens has precedence."""
+        the end of its grammar, stop tokens."""
         if self.num_output_tokens < self.params.min_tokens:
             return self._ending_ids
         if self.matcher is None:
