@@ -96,6 +96,7 @@ ANSWERS: Mapping[str, Json] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
     "/v1/responses": RESPONSE,
+    "/v1/responses/render": RENDERED,
     "/v1/responses/input_tokens": obj(object=_kind("response.input_tokens"), input_tokens=COUNT),
     "/v1/messages": MESSAGE,
     "/v1/messages/count_tokens": obj(input_tokens=COUNT),

@@ -130,6 +130,21 @@ async def test_a_message_is_rendered_as_its_chat(served: Served) -> None:
     assert (wrong.status_code, wrong.json()["type"]) == (400, "error")
 
 
+async def test_a_response_is_rendered_as_its_chat(served: Served) -> None:
+    body = {"instructions": "be short", "input": "hi", "max_output_tokens": 5, "temperature": 0}
+    rendered = (await served.http.post("/v1/responses/render", json=body)).json()
+    assert rendered["request_id"].startswith("resp_")
+    assert (await served.http.post("/v1/responses", json=body)).status_code == 200
+    expected = served.engine.requests.pop()
+    assert (await served.http.post("/inference/v1/generate", json=rendered)).status_code == 200
+    got = served.engine.requests.pop()
+    assert comparable(msgspec.structs.replace(got, choices=())) == comparable(
+        msgspec.structs.replace(expected, choices=())
+    )
+    wrong = await served.http.post("/v1/responses/render", json=body | {"previous_response_id": "resp_1"})
+    assert_error(wrong, status=400, param="previous_response_id")
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [

@@ -2,6 +2,7 @@
 
 POST /v1/chat/completions/render      a chat
 POST /v1/messages/render              a chat in Anthropic's shape
+POST /v1/responses/render             a chat in the shape of OpenAI's Responses
 POST /v1/completions/render           each of several prompts, as a list
 
 A trainer that renders a conversation and generates from its token ids gets the same tokens as the chat itself.
@@ -15,7 +16,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from msgspec.json import encode as json_bytes
 
-from motet.api.anthropic.messages import ID_PREFIX, as_chat
+from motet.api.anthropic import messages as anthropic
 from motet.api.anthropic.messages_schema import MessagesRequest
 from motet.api.generation.extensions import NamedRequest
 from motet.api.generation.kv_params import PARAM, request_context
@@ -25,9 +26,11 @@ from motet.api.http.caller import Caller, caller_of
 from motet.api.http.dialect import MESSAGES
 from motet.api.http.failure import unsupported_parameter
 from motet.api.http.routes import new_router, post
+from motet.api.openai import responses as openai_responses
 from motet.api.openai.chat_plan import BUDGET_PARAM, chat_text, plan_chat
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.openai.completions import CompletionRequest, plan_completions
+from motet.api.openai.responses_schema import ResponsesRequest
 from motet.api.service import Service
 from motet.types import GenerateRequest
 
@@ -52,7 +55,13 @@ def render_router(service: Service) -> APIRouter:
     @post(router, f"{MESSAGES}/render", body=MessagesRequest, summary="A conversation for a message as token ids")
     async def messages(body: MessagesRequest, request: Request) -> Response:
         caller = _caller(body, request)
-        async with as_chat(body).planned(service, request, prefix=ID_PREFIX) as (plan, chat):
+        async with anthropic.as_chat(body).planned(service, request, prefix=anthropic.ID_PREFIX) as (plan, chat):
+            return await _rendered_chat(plan, chat, caller=caller)
+
+    @post(router, "/v1/responses/render", body=ResponsesRequest, summary="A conversation for a Response as token ids")
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        caller, own = _caller(body, request), openai_responses
+        async with own.as_chat(body).planned(service, request, prefix=own.ID_PREFIX) as (plan, chat):
             return await _rendered_chat(plan, chat, caller=caller)
 
     @post(router, "/v1/completions/render", body=CompletionRequest, summary="Prompts as token ids")
