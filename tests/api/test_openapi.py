@@ -7,7 +7,8 @@ import jsonschema
 import pytest
 
 from motet.api.http.routes import PostRoute
-from tests.api.serving import Served, Serving
+from tests.api.calling import PARIS, WEATHER, CallingServing
+from tests.api.serving import Served, Serving, saying
 
 pytestmark = pytest.mark.anyio
 
@@ -117,6 +118,16 @@ async def test_its_errors_have_the_shape_of_errors(served: Served) -> None:
         jsonschema.validate((await served.http.post(path, json={})).json(), schema)
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({}, schema)
+
+
+async def test_a_message_of_an_answer_fits_the_schema_of_messages(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying(PARIS))
+    turn = {"role": "user", "content": "hi"}
+    (choice,) = (await served.chat(tools=[WEATHER])).json()["choices"]
+    assert choice["message"]["content"] is None
+    body = {"messages": [turn, choice["message"], {"role": "tool", "content": "rain", "tool_call_id": "1"}]}
+    assert (await served.http.post("/v1/chat/completions", json=body)).status_code == 200
+    jsonschema.validate(body, schema_of(await document(served), "/v1/chat/completions"))
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
