@@ -57,6 +57,7 @@ async def test_a_derendered_chat_is_the_answer_itself(serve_tools: CallingServin
     response = await generated(served, rendered)
     body = {"generate_response": response, "chat_request": request}
     for prompt in ({}, {"prompt_token_ids": rendered["token_ids"], "prompt_tokens": len(rendered["token_ids"])}):
+        body["chat_request"] = request | {"kv_transfer_params": {}}  # it was for the generation
         derendered = await served.http.post(f"{CHAT}/derender", json=body | prompt)
         assert derendered.status_code == 200, derendered.text
         assert derendered.json()["id"] == response["request_id"]

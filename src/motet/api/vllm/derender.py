@@ -17,11 +17,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, model_validator
 
 from motet.api.generation.collect import PROMPT_LOGPROBS, BodyShape, CollectedAnswer
-from motet.api.generation.kv_params import PARAM, request_context
+from motet.api.generation.kv_params import request_context
 from motet.api.generation.plan import Plan
-from motet.api.generation.request_fields import RequestFields, TokenIds
+from motet.api.generation.request_fields import TokenIds
 from motet.api.http.caller import Caller, caller_of
-from motet.api.http.failure import FieldError, invalid_value, unsupported_parameter
+from motet.api.http.failure import FieldError, invalid_value
 from motet.api.http.routes import new_router, post
 from motet.api.http.schema import Neutral, OpenSchema, Schema
 from motet.api.openai.chat_completions import ChatBody
@@ -160,7 +160,8 @@ class ChatDerender(DerenderFields):
         update: dict[str, object] = {"model": self.model or chat.model, "prompt_token_ids": prompt}
         if self.chat_request is None and generated.num_top is not None:
             update |= {"logprobs": True, "top_logprobs": generated.num_top}
-        return chat.model_copy(update=update | {"n": len(generated.choices), "stream": False, "group": None})
+        unused = {"stream": False, "group": None, "kv_transfer_params": None}
+        return chat.model_copy(update=update | unused | {"n": len(generated.choices)})
 
 
 class CompletionDerender(DerenderFields):
@@ -204,35 +205,27 @@ def derender_router(service: Service) -> APIRouter:
 
     @post(router, "/v1/chat/completions/derender", body=ChatDerender, summary="Token ids as an answer to a chat")
     async def chat(body: ChatDerender, request: Request) -> Response:
-        planned, responses = body.planned_request, [body.generate_response]
-        async with request_context(
-            service, planned, caller=_caller(planned, request), num_choices=planned.n
-        ) as context:
-            _check(context.served.preparer, responses)
+        caller, responses = caller_of(request), [body.generate_response]
+        planned = await caller.in_thread_if_long(lambda: body.planned_request)
+        async with request_context(service, planned, caller=caller, num_choices=planned.n) as context:
+            await caller.in_thread_if_long(partial(_check, context.served.preparer, responses))
             plan = _with_choices(await plan_chat(service, planned, context=context), responses)
         counts = None if body.prompt_tokens is None else [body.prompt_tokens]
         work = partial(_answer, plan, responses, prompt_tokens=counts, shape=ChatBody(plan, planned))
-        return await _response(work, responses, caller=context.caller)
+        return await _response(work, responses, caller=caller)
 
     @post(router, "/v1/completions/derender", body=CompletionDerender, summary="Token ids as answers to prompts")
     async def completions(body: CompletionDerender, request: Request) -> Response:
-        planned, responses = body.planned_request, body.generate_responses
-        async with request_context(
-            service, planned, caller=_caller(planned, request), num_choices=planned.n
-        ) as context:
-            _check(context.served.preparer, responses)
+        caller, responses = caller_of(request), body.generate_responses
+        planned = await caller.in_thread_if_long(lambda: body.planned_request)
+        async with request_context(service, planned, caller=caller, num_choices=planned.n) as context:
+            await caller.in_thread_if_long(partial(_check, context.served.preparer, responses))
             plan = _with_choices(await plan_completions(service, planned, context=context), responses)
         shape = CompletionBody(planned, CompletionTexts(plan, planned))
         work = partial(_answer, plan, responses, prompt_tokens=body.prompt_tokens, shape=shape)
-        return await _response(work, responses, caller=context.caller)
+        return await _response(work, responses, caller=caller)
 
     return router
-
-
-def _caller(planned: RequestFields, request: Request) -> Caller:
-    if planned.kv_transfer_params is not None:
-        raise unsupported_parameter(PARAM, "cannot be used here: nothing is generated")
-    return caller_of(request)
 
 
 def _check(preparer: PromptPreparer, responses: Sequence[Generated]) -> None:
@@ -249,7 +242,7 @@ def _with_choices(plan: Plan, responses: Sequence[Generated]) -> Plan:
     groups = [
         msgspec.structs.replace(
             group,
-            prompt=() if list(group.prompt) == UNKNOWN_PROMPT else group.prompt,
+            prompt=() if group.prompt == tuple(UNKNOWN_PROMPT) else group.prompt,
             choices=tuple(ChoiceStart(choice.index, 0) for choice in response.choices),
         )
         for group, response in zip(plan.groups, responses, strict=True)
