@@ -77,7 +77,7 @@ async def test_on_generate_the_order_can_be_in_extra_args_as_dynamo_s_proxies_se
         taken(served, response.json()["kv_transfer_params"])
     other = await served.http.post(path, json=body | {"kv_transfer_params": {"do_remote_decode": False}})
     assert_error(other, status=400, param="sampling_params.extra_args.kv_transfer_params")
-    more = {"extra_args": {"kv_transfer_params": ORDER, "other": 1}}
+    more = {"extra_args": {"kv_transfer_params": ORDER, "ec_transfer_params": {"other": 1}}}
     assert_error(await served.http.post(path, json=tokens | {"sampling_params": more}), status=400)
     none = {"extra_args": {"kv_transfer_params": None}}
     assert (await served.http.post(path, json=tokens | {"sampling_params": none})).json()["kv_transfer_params"] is None

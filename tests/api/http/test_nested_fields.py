@@ -170,7 +170,15 @@ def members(value: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 def open_to_clients(name: str) -> bool:
     """Returns True for an unknown field in a message, an item or a tool."""
-    return name.endswith(".unheard_of") and name.startswith(("messages[", "input[", "tools[", "system["))
+    open_objects = (
+        "messages[",
+        "input[",
+        "tools[",
+        "system[",
+        "tool_choice.allowed_tools.tools[",
+        "tool_choice.tools[",
+    )
+    return name.endswith(".unheard_of") and name.startswith(open_objects)
 
 
 def spoilt(body: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
