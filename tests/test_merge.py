@@ -289,3 +289,13 @@ async def test_a_report_on_the_prompt_is_passed_on_once(before: Sequence[None]) 
     assert [prompt.first(missing) for missing in before] == [*before]
     assert prompt.first(report) is report
     assert prompt.first(PromptReport(cached_tokens=0)) is None
+
+
+def test_the_first_report_on_a_prompt_says_how_routing_has_treated_the_group() -> None:
+    once, report = PromptOnce(), PromptReport(3)
+    assert once.first(report) is report
+    assert once.first(report) is None
+    once = PromptOnce()
+    once.prefill_worker, once.queue_s = "prefill-0", 0.5
+    inner = PromptReport(3, prefill_worker="of the worker", queue_s=0.25)
+    assert once.first(inner) == PromptReport(3, prefill_worker="prefill-0", queue_s=0.75)

@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from motet.types import PromptReport
 
 T = TypeVar("T")
@@ -169,10 +171,20 @@ class PromptOnce:
     def __init__(self) -> None:
         self.reported = False
         """True once a report has been passed on."""
+        self.prefill_worker = ""
+        """Id of the worker that prefilled the prompt; added to the report."""
+        self.queue_s = 0.0
+        """Time for which the group waited for capacity; added to the report."""
 
     def first(self, report: PromptReport | None) -> PromptReport | None:
         """Returns the report if it is the group's first one."""
         if report is None or self.reported:
             return None
         self.reported = True
-        return report
+        if not (self.prefill_worker or self.queue_s):
+            return report
+        return msgspec.structs.replace(
+            report,
+            prefill_worker=self.prefill_worker or report.prefill_worker,
+            queue_s=self.queue_s + report.queue_s,
+        )

@@ -396,6 +396,10 @@ class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     """The parts of `logprobs`."""
     pull: PullReport | None = None
     """Result of the pull, for traces; None if there was none, or if the engine does not report it."""
+    prefill_worker: str = ""
+    """Id of the worker that computed the prompt for another one. Set by routing."""
+    queue_s: float = 0.0
+    """Time for which the group waited for capacity on a worker. Set by routing."""
 
     @classmethod
     def scored(cls, cached_tokens: int, scores: Sequence[Score] | None, *, pull: PullReport | None = None) -> Self:
@@ -445,14 +449,6 @@ UNKNOWN_VOCABULARY = 2**31 - 1
 
 FIRST_VERSION = "0"
 """Version of the weights with which an engine starts."""
-
-
-class WeightSpan(msgspec.Struct, frozen=True):
-    """Consecutive output tokens [start, end) of a choice that were generated with weights of one version."""
-
-    version: str
-    start: int
-    end: int
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,6 +80,7 @@ async def test_an_adapter_passes_both_hops_with_its_own_ticket(folder: Path, n: 
         assert [request.model for request in prefills] == ["poet"]
         assert {request.model for request in decodes} == {"poet"}
         assert network.transfers == transfers + 1
+        assert answer.headers["x-motet-prefill-worker"] == prefill.url.removeprefix("http://")
         prefill.check()
         decode.check()
 

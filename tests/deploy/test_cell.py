@@ -158,6 +158,25 @@ async def test_a_cell_ends_when_its_last_decode_engine_dies(folder: Path) -> Non
         assert all(engine.closed for engine in server.starter.engines)
 
 
+async def test_the_prefill_worker_is_named_in_a_header_and_in_the_log(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="motet.api")
+    async with Running(folder, cell=CELL) as server:
+        server.engine.let_run()
+        answer = await server.chat()
+        names = [answer.headers.get(name) for name in ("x-motet-worker", "x-motet-prefill-worker")]
+        assert names == ["decode-0", "prefill-0"]
+        server.starter.of(Role.PREFILL)[0].die()
+        alone = await server.chat()
+        assert (alone.headers["x-motet-worker"], "x-motet-prefill-worker" in alone.headers) == ("decode-0", False)
+    lines = group_lines(caplog)
+    assert [(line["worker"], line["prefill_worker"]) for line in lines] == [
+        ("decode-0", "prefill-0"),
+        ("decode-0", None),
+    ]
+
+
 async def test_running_answers_finish_before_the_engines_of_a_cell_are_closed(folder: Path) -> None:
     async with Running(folder, cell=CELL) as server:
         running = await server.started_chat()

@@ -46,9 +46,11 @@ class TimedGroup:
         self._now_s = now_s
         self.record.step(choices, any(choice.finish for choice in choices))
 
-    def end(self, now_s: float, *, status: int = 200, tokens: dict[int, int] | None = None) -> None:
+    def end(
+        self, now_s: float, *, status: int = 200, tokens: dict[int, int] | None = None, queue_s: float = 0.0
+    ) -> None:
         self._now_s = now_s
-        self._metrics.group_ended(self.record, status=status, tokens=tokens or {})
+        self._metrics.group_ended(self.record, status=status, tokens=tokens or {}, queue_s=queue_s)
 
     def _count_first_step(self) -> None:
         self.num_first_steps += 1

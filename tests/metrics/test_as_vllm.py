@@ -9,15 +9,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from motet.engines.vllm.report import scrape_of
 from motet.metrics.declare import PREFIX, VLLM_PREFIX, MetricKind, MetricPrefix, aliases_in
 from motet.metrics.group_metrics import COUNTED, OBSERVED
-from motet.metrics.prometheus import CACHE_FACTS_IN_VLLM, Metrics, Scrape
-from motet.metrics.routing import RoutingFigures
-from motet.metrics.stats import EngineStats
+from motet.metrics.prometheus import CACHE_FACTS_IN_VLLM, TRANSFER_SIZES, Metrics, Scrape
+from motet.metrics.routing import QUEUE_S, RoutingFigures
+from motet.metrics.stats import STEP_TOKENS, EngineStats
 from motet.types import FinishReason, Role
 from tests.metrics.shown import ShownChoice, TimedGroup, engine_sample
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 ALIASES = [
     *(alias for _, alias in aliases_in(EngineStats)),
+    *(alias for _, alias in aliases_in(RoutingFigures)),
+    *TRANSFER_SIZES,
     *(alias for declared in (*OBSERVED, *COUNTED) for alias in declared.aliases),
     CACHE_FACTS_IN_VLLM,
 ]
@@ -43,15 +45,26 @@ IN_VLLM = {
     "request_params_n": "histogram",
     "request_params_max_tokens": "histogram",
     "request_success": "counter",
+    "request_queue_time_seconds": "histogram",
+    "request_prefill_time_seconds": "histogram",
+    "request_decode_time_seconds": "histogram",
+    "request_inference_time_seconds": "histogram",
+    "iteration_tokens_total": "histogram",
+    "nixl_xfer_time_seconds": "histogram",
+    "nixl_bytes_transferred": "histogram",
+    "nixl_num_descriptors": "histogram",
+    "nixl_num_failed_transfers": "counter",
+    "nixl_num_kv_expired_reqs": "counter",
     "cache_config_info": "gauge",
 }
 """Names and kinds, as the code of vLLM 0.32 declares them."""
 SLOW_S = (0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-BOUNDS = {
+BOUNDS: dict[str, set[float]] = {
     "time_to_first_token_seconds": {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, *SLOW_S, 160, 640, 2560},
     "inter_token_latency_seconds": {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, *SLOW_S},
     "e2e_request_latency_seconds": {0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960}
     | {1920, 7680},
+    "iteration_tokens_total": {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384},
     "request_prompt_tokens": {mantissa * 10**power for mantissa in (1, 2, 5) for power in range(6)},
 }
 """The bounds of vLLM's buckets. In vLLM the bounds for tokens end with the longest prompt of the model."""
@@ -165,6 +178,42 @@ def test_groups_have_the_same_figures_under_both_names_and_vllm_s_labels() -> No
         )
         assert motet[1] == vllm[1]
         assert 'engine="0"' in vllm[0] and 'model_name="m"' in vllm[0]
+
+
+def test_a_group_s_time_is_divided_into_queue_prefill_and_decode() -> None:
+    metrics = Metrics(MetricPrefix.VLLM)
+    group = TimedGroup(metrics.of("m"), 2, started_s=1.0)
+    group.step([ShownChoice(0, None)], 4.0)
+    group.step([ShownChoice(0, FinishReason.STOP), ShownChoice(1, None)], 6.0)
+    group.record.start_choices([1])
+    group.step([ShownChoice(1, FinishReason.STOP)], 9.0)
+    group.end(9.5, tokens={0: 2, 1: 2}, queue_s=0.5)
+    routing = RoutingFigures(queue_seconds=[0, 0, 0, 0, 1, *(0 for _ in QUEUE_S[4:])], queue_seconds_sum=0.5)
+    found = samples(text_of(Scrape(routing=routing), metrics))
+    assert found["vllm:request_queue_time_seconds_sum"] == 0.5
+    assert found["vllm:request_prefill_time_seconds_sum"] == 4.0 - 1.0 - 0.5
+    assert found["vllm:request_decode_time_seconds_sum"] == (6.0 - 4.0) + (9.0 - 6.0)
+    assert found["vllm:request_decode_time_seconds_count"] == 2
+    assert found["vllm:request_inference_time_seconds_sum"] == (6.0 - 1.0 - 0.5) + (9.0 - 6.0)
+
+
+def test_pulls_and_steps_have_vllm_s_names() -> None:
+    stats = EngineStats(
+        step_tokens=(1, 1, *(0 for _ in STEP_TOKENS[1:])),
+        step_tokens_sum=9,
+        transfers=2,
+        transfer_bytes=300,
+        transfer_descriptors=5,
+        transfer_failures={"timeout": 3},
+        leases_expired=4,
+    )
+    found = samples(text_of(Scrape(engines=[engine_sample("decode-0", stats)])))
+    assert (found["vllm:iteration_tokens_total_count"], found["vllm:iteration_tokens_total_sum"]) == (2, 9)
+    assert found["vllm:iteration_tokens_total_bucket|le=1.0"] == 1
+    assert (found["vllm:nixl_bytes_transferred_count"], found["vllm:nixl_bytes_transferred_sum"]) == (2, 300)
+    assert found["vllm:nixl_num_descriptors_sum"] == 5
+    assert found["vllm:nixl_num_failed_transfers_total|kind=timeout"] == 3
+    assert found["vllm:nixl_num_kv_expired_reqs_total"] == 4
 
 
 def test_readers_of_a_vllm_server_can_read_it() -> None:

@@ -208,11 +208,15 @@ class Received:
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     finished: dict[int, Finish] = field(default_factory=dict)
     prompts: list[PromptReport] = field(default_factory=list)
+    queue_s: float = field(default=0.0, compare=False)
+    """Time for which the group waited for capacity, as it was reported."""
 
     def take(self, delta: GroupDelta, request: GenerateRequest) -> None:
         assert delta.request_id == request.request_id
         if delta.prompt is not None:
-            self.prompts.append(delta.prompt)
+            self.queue_s = delta.prompt.queue_s
+            # How the prompt was computed, and how long the group waited, differ between equal answers.
+            self.prompts.append(msgspec.structs.replace(delta.prompt, prefill_worker="", queue_s=0.0))
         for choice in delta.choices:
             assert choice.index not in self.finished
             self.tokens.setdefault(choice.index, []).extend(choice.token_ids)

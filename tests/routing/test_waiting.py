@@ -246,10 +246,10 @@ async def test_waits_are_counted_by_their_length() -> None:
     scene = Scene("both-0", max_choices=2)
     first, second, third = (scene.submit(name, 2) for name in ("first", "second", "third"))
     await scene.pass_time(0.2)
-    await first.read()
+    waits = [(await first.read()).queue_s]
     await scene.pass_time(2.0)
-    await second.read()
-    await third.read()
+    waits += [(await second.read()).queue_s, (await third.read()).queue_s]
+    assert waits == pytest.approx([0.0, 0.2, 2.2])
     assert {bucket: count for bucket, count in enumerate(scene.router.counts.queue_seconds) if count} == {
         0: 1,
         3: 1,

@@ -15,7 +15,7 @@ from motet.api.generation.plan import CAPPED_HEADER
 from motet.api.http.body import BodyLimit
 from motet.api.http.caller import HEADER
 from motet.api.http.dialect import route_of
-from motet.api.http.failure import WORKER_HEADER, add_error_handlers
+from motet.api.http.failure import PREFILL_HEADER, WORKER_HEADER, add_error_handlers
 from motet.api.http.gate import Gate
 from motet.api.http.paths import usual_path
 from motet.api.http.request_ids import MESSAGE_HEADER, RequestIds
@@ -120,7 +120,10 @@ def _middleware(service: Service) -> list[Middleware]:
                 allow_origins=list(config.cors_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=[HEADER, MESSAGE_HEADER, WORKER_HEADER, CAPPED_HEADER, IGNORED_HEADER, "retry-after"],
+                expose_headers=[
+                    *(HEADER, MESSAGE_HEADER, WORKER_HEADER, PREFILL_HEADER, CAPPED_HEADER, IGNORED_HEADER),
+                    "retry-after",
+                ],
             )
         )
     layers.append(Middleware(Gate, config=config, page_routes=PAGE_ROUTES))

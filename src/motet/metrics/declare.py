@@ -65,7 +65,7 @@ class Declared:
     in_vllm: bool = False
     """True if vLLM has a metric with this name, meaning and unit."""
     once_in_vllm: str = ""
-    """Name of the metric in older versions of vLLM, if it differed."""
+    """Name of the metric in vLLM, or in older versions of vLLM, if it differs."""
     prefix: str = PREFIX
 
     @property

@@ -65,6 +65,27 @@ PER_TOKEN = histogram(
     in_vllm=True,
     bounds=STEP_S,
 )
+PREFILL_TIME = histogram(
+    "request_prefill_time_seconds",
+    "seconds",
+    "Time from the end of a group's wait for capacity to its first token.",
+    in_vllm=True,
+    bounds=TOTAL_S,
+)
+DECODE_TIME = histogram(
+    "request_decode_time_seconds",
+    "seconds",
+    "Time from the first token of a finished choice to its end.",
+    in_vllm=True,
+    bounds=TOTAL_S,
+)
+INFERENCE_TIME = histogram(
+    "request_inference_time_seconds",
+    "seconds",
+    "Time from the end of a group's wait for capacity to the end of a finished choice.",
+    in_vllm=True,
+    bounds=TOTAL_S,
+)
 PROMPT_TOKENS = histogram("request_prompt_tokens", "tokens", "Prompt tokens of a group.", in_vllm=True, bounds=TOKENS)
 GENERATION_TOKENS = histogram(
     "request_generation_tokens", "tokens", "Output tokens of a finished choice.", in_vllm=True, bounds=TOKENS
@@ -83,6 +104,7 @@ GROUPS = counter(
 
 OBSERVED = (
     *(FIRST_TOKEN, LAST_FIRST_TOKEN, FINISH_SPREAD, LATENCY, PER_TOKEN),
+    *(PREFILL_TIME, DECODE_TIME, INFERENCE_TIME),
     *(PROMPT_TOKENS, GENERATION_TOKENS, N, MAX_TOKENS, BETWEEN_STEPS),
 )
 COUNTED = (SUCCESS, GROUPS)
@@ -261,19 +283,25 @@ class GroupMetrics:
                 self._observed[declared].add(value)
         return GroupRecord(num_choices, clock=clock, steps=self._observed[BETWEEN_STEPS], on_first=on_first)
 
-    def group_ended(self, record: GroupRecord, *, status: int, tokens: Mapping[int, int]) -> None:
-        """Observes the end of a group. `tokens` has the number of output tokens by choice, where it is known."""
+    def group_ended(self, record: GroupRecord, *, status: int, tokens: Mapping[int, int], queue_s: float = 0.0) -> None:
+        """Observes the end of a group. `tokens` has the number of output tokens by choice, where it is known.
+        `queue_s`: time for which the group waited for capacity."""
         self._counts[GROUPS][self._model, str(status)] += 1
         for declared, value in (
             (LATENCY, record.age_s),
             (FIRST_TOKEN, record.first_token_s),
             (LAST_FIRST_TOKEN, record.last_choice_first_token_s),
+            (PREFILL_TIME, None if record.first_token_s is None else max(0.0, record.first_token_s - queue_s)),
             (FINISH_SPREAD, record.finish_spread_s(complete=status == SENT)),
         ):
             if value is not None:
                 self._observed[declared].add(value)
         for reason in record.finish_reasons.values():
             self._counts[SUCCESS][self._model, reason.value] += 1
+        for index, finished_s in record.finished_s.items():
+            self._observed[DECODE_TIME].add(record.decode_s(index))
+            start_s = record.late_starts_s.get(index, record.started_s + queue_s)
+            self._observed[INFERENCE_TIME].add(max(0.0, finished_s - start_s))
         for index in record.finish_reasons.keys() & tokens.keys():
             self._observed[GENERATION_TOKENS].add(tokens[index])
             if tokens[index] > 1:

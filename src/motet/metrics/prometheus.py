@@ -30,11 +30,13 @@ from motet.metrics.declare import (
     counter,
     declared_in,
     gauge,
+    histogram,
     numbers,
 )
 from motet.metrics.engines import EngineCounters, EngineSample
 from motet.metrics.group_metrics import (
     ENGINE,
+    INFINITY,
     MODEL,
     ONE_ENGINE,
     GroupFamilies,
@@ -66,6 +68,15 @@ CACHE_FACTS_IN_VLLM = gauge(
     prefix=VLLM_PREFIX,
 )
 """The two labels of vLLM's metric that other programs read. vLLM's has many more, but not the model's name."""
+TRANSFER_SIZES = (
+    histogram("nixl_bytes_transferred", "bytes", "KV bytes of a successful pull, without buckets.", prefix=VLLM_PREFIX),
+    histogram(
+        "nixl_num_descriptors",
+        "descriptors",
+        "Memory ranges read by a successful pull, without buckets.",
+        prefix=VLLM_PREFIX,
+    ),
+)
 WEIGHT_VERSION = gauge(
     "weight_version_info", "1", "Version of the worker's current weights, as a label.", labels=("version",)
 )
@@ -216,7 +227,18 @@ def as_vllm(scrape: Scrape, totals: EngineStats | None, *, model: str) -> Iterat
     values = (model, ONE_ENGINE)
     now, ever = [(values, total)] if answers else [], [] if totals is None else [(values, totals)]
     yield from engine_families(aliases_in(EngineStats), now=now, ever=ever, labels=(MODEL, ENGINE))
+    yield from exposed(aliases_in(RoutingFigures), [(values, scrape.routing)], labels=(MODEL, ENGINE))
+    yield from _sizes_of_transfers(EngineStats() if totals is None else totals, values)
     facts = family(CACHE_FACTS_IN_VLLM, (ENGINE,))
     if infos := [sample.info for sample in scrape.engines if sample.info is not None]:
         facts.add_metric([ONE_ENGINE, str(infos[0].block_size), str(sum(info.num_blocks for info in infos))], 1)
     yield facts
+
+
+def _sizes_of_transfers(stats: EngineStats, values: LabelValues) -> Iterator[Metric]:
+    """Yields vLLM's histograms of pulls for which Motet has only sums. They have no buckets; their means, which
+    vLLM's dashboards show, are exact."""
+    for declared, total in zip(TRANSFER_SIZES, (stats.transfer_bytes, stats.transfer_descriptors), strict=True):
+        histogram = HistogramMetricFamily(declared.family_name, declared.meaning, labels=(MODEL, ENGINE))
+        histogram.add_metric(values, [(INFINITY, stats.transfers)], total)
+        yield histogram

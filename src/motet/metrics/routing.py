@@ -76,6 +76,7 @@ class RoutingFigures:
         "Time for which a group waited for capacity on a worker.",
         bounds=QUEUE_S,
         sum_in="queue_seconds_sum",
+        once_in_vllm="request_queue_time_seconds",
     )
     queue_seconds_sum: float = 0.0
     migrations: dict[tuple[str, str], int] = counter_field(

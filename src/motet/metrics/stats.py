@@ -9,6 +9,9 @@ from typing import Any
 from motet.metrics.declare import counter, counter_field, declared_in, gauge, gauge_field, histogram_field
 from motet.transfer.figures import BUCKET_BOUNDS_S
 
+STEP_TOKENS = (1.0, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of the buckets of the tokens of a step, vLLM's."""
+
 
 @dataclass(kw_only=True, slots=True)
 class EngineStats:
@@ -50,6 +53,15 @@ class EngineStats:
     )
 
     steps: int = counter_field("engine_steps", "steps", "Forward passes.")
+    step_tokens: tuple[int, ...] = histogram_field(
+        "step_tokens",
+        "tokens",
+        "Tokens computed in one step: of prompts, one or more of each running choice, and drafts.",
+        bounds=STEP_TOKENS,
+        sum_in="step_tokens_sum",
+        once_in_vllm="iteration_tokens_total",
+    )
+    step_tokens_sum: int = 0
     prompt_tokens: int = counter_field(
         "prompt_tokens",
         "tokens",
@@ -127,7 +139,12 @@ class EngineStats:
         in_status=True,
         default=None,
     )
-    leases_expired: int = counter_field("kv_leases_expired", "leases", "Leases that expired without a heartbeat.")
+    leases_expired: int = counter_field(
+        "kv_leases_expired",
+        "leases",
+        "Leases that expired without a heartbeat.",
+        once_in_vllm="nixl_num_kv_expired_reqs",
+    )
     pulls_open: int = gauge_field("kv_pulls_open", "pulls", "Pulls that can still write to KV blocks.", in_status=True)
     blocks_pulling: int = gauge_field(
         "kv_blocks_pulling",
@@ -148,10 +165,15 @@ class EngineStats:
         "Time from the start of a successful pull to its verification.",
         bounds=BUCKET_BOUNDS_S,
         sum_in="transfer_seconds_sum",
+        once_in_vllm="nixl_xfer_time_seconds",
     )
     transfer_seconds_sum: float = 0.0
     transfer_failures: dict[str, int] = counter_field(
-        "kv_transfer_failures", "pulls", "Failed pulls, whose prompts were computed instead.", labels=("kind",)
+        "kv_transfer_failures",
+        "pulls",
+        "Failed pulls, whose prompts were computed instead.",
+        labels=("kind",),
+        once_in_vllm="nixl_num_failed_transfers",
     )
     """Number of failures by `transfer.orders.FailureKind`."""
     pulls_avoided: int = counter_field(

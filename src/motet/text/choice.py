@@ -23,7 +23,7 @@ from motet.text.detokenize import LOOK_BACK, MAX_WITHOUT_TEXT, Detokenizer
 from motet.text.parts import AnswerFormat, Part
 from motet.text.stop_strings import StopMatcher, StopStrings
 from motet.text.tokenizer import Tokenizer
-from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, TokenLogprob, WeightSpan
+from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, TokenLogprob
 
 
 class TextRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +57,14 @@ class WorkerReason(StrEnum):
 
     REPETITION = "repetition"
     PARSE_ERROR = "parse_error"
+
+
+class WeightSpan(msgspec.Struct, frozen=True):
+    """Consecutive output tokens [start, end) of a choice that were generated with weights of one version."""
+
+    version: str
+    start: int
+    end: int
 
 
 class ChoiceEvent(msgspec.Struct, frozen=True, gc=False):

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules
+from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules, WeightSpan
 from motet.text.tokenizer import Tokenizer
-from motet.types import FIRST_VERSION, ChoiceDelta, Finish, FinishReason, GenerateRequest, GroupDelta, WeightSpan
+from motet.types import FIRST_VERSION, ChoiceDelta, Finish, FinishReason, GenerateRequest, GroupDelta
 
 
 class GroupChoices:

@@ -71,6 +71,8 @@ class WorkerNames:
         self.of_choice: dict[int, str] = {}
         """Name of the worker that generated each choice last, by index."""
         self._indices = indices
+        self.prefill = ""
+        """Name of the worker that prefilled the prompt for another one; empty if none did."""
 
     def update(self, delta: GroupDelta) -> None:
         """Records the worker of a delta. All choices belong to the first worker until another worker sends deltas."""
@@ -103,6 +105,8 @@ class TextGroup:
         self._choices = GroupChoices(request, tokenizer=tokenizer, rules=rules)
         self._driver = PolicyDriver(policy, indices)
         self._cached_tokens = 0
+        self.queue_s = 0.0
+        """Time for which the group waited for capacity on a worker."""
         self.workers = WorkerNames(indices)
         self.on_step: Callable[[Sequence[ChoiceEvent], bool], None] = lambda _, ended: None
         """Called with the events of every step, before the reader gets them, and True if a choice can have ended."""
@@ -148,7 +152,8 @@ class TextGroup:
             prompt, over = delta.prompt, False
             started: tuple[int, ...] = ()
             if prompt is not None:
-                self._cached_tokens = prompt.cached_tokens
+                self._cached_tokens, self.queue_s = prompt.cached_tokens, prompt.queue_s
+                self.workers.prefill = prompt.prefill_worker
             if delta.worker:
                 self.workers.update(delta)
             if driver.active:

@@ -24,7 +24,7 @@ from motet.api.generation.answer_writer import AnswerWriter
 from motet.api.generation.groups import AnswerGroup, StepT, UsedT
 from motet.api.http.admission import AdmissionSlot, KeySlot
 from motet.api.http.event_stream import PING, Pings, with_escaped_line_ends
-from motet.api.http.failure import CLIENT_GONE, WORKER_HEADER, MakeNames, renamed
+from motet.api.http.failure import CLIENT_GONE, PREFILL_HEADER, WORKER_HEADER, MakeNames, renamed
 from motet.api.http.long_work import in_thread, work_client
 from motet.api.http.streaming import ResponseSender, while_client_stays
 from motet.api.service import Service
@@ -199,6 +199,8 @@ class GeneratedResponse(Response, Generic[StepT, UsedT]):
     async def _start(self) -> None:
         if workers := dict.fromkeys(group.worker for group in self._groups if group.worker):
             self.headers[WORKER_HEADER] = ", ".join(workers)
+        if workers := dict.fromkeys(group.prefill_worker for group in self._groups if group.prefill_worker):
+            self.headers[PREFILL_HEADER] = ", ".join(workers)
         await self._sender.start(self.raw_headers)
 
     async def _end(self, piece: bytes) -> None:

@@ -17,12 +17,12 @@ from motet.api.generation.json_pieces import EncodedJson, JsonArray, around_choi
 from motet.api.generation.plan import Plan
 from motet.api.http.long_work import LONG_WORK
 from motet.policies.steering import GroupReport, Keep
-from motet.text.choice import ChoiceEvent
+from motet.text.choice import ChoiceEvent, WeightSpan
 from motet.text.logprobs import ranked_logprobs
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.text_group import GroupStep
 from motet.transfer.ticket import Ticket
-from motet.types import FinishReason, PromptReport, Usage, WeightSpan
+from motet.types import FinishReason, PromptReport, Usage
 
 NO_TOKENS = msgspec.Raw(b"[]")
 LogprobFields = Mapping[str, Sequence[object]]

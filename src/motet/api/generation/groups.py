@@ -55,6 +55,11 @@ class AnswerGroup(ABC, Generic[StepT, UsedT]):
     def worker(self) -> str:
         """Id of the worker that generates the group; empty while it is not known."""
 
+    @property
+    def prefill_worker(self) -> str:
+        """Id of the worker that computed the prompt for another worker; empty if none did, or while it is not known."""
+        return ""
+
     @abstractmethod
     def open(self, slot: AdmissionSlot) -> None:
         """Submits the group. Raises the error if it is refused."""
@@ -126,19 +131,23 @@ class GroupAccount:
         worker: str,
         usage: Usage | None,
         tokens: Mapping[int, int] | None = None,
+        prefill_worker: str = "",
+        queue_s: float = 0.0,
         error: MotetError | None = None,
     ) -> None:
         """Leaves admission, counts the group and logs it. Must be called once. `usage`: None if it was not reported.
-        `tokens`: number of output tokens of each choice, if known. `error`: the error that ended the group; clients do
+        `tokens`: number of output tokens of each choice, if known. `queue_s`: time for which the group waited for
+        capacity. `error`: the error that ended the group; clients do
         not get its complete message if it is about a worker on another server."""
         worker = (error.worker if error is not None else "") or worker
         self._slot.leave()
         record = self._record
-        self._metrics.group_ended(record, status=status, tokens=tokens or {})
+        self._metrics.group_ended(record, status=status, tokens=tokens or {}, queue_s=queue_s)
         end_group_span(self._span, record, status=status, worker=worker, usage=usage, tokens=tokens or {})
         fields = {
             **self._names,
             "worker": worker,
+            "prefill_worker": prefill_worker or None,
             "status": status,
             "n": record.num_choices,
             **{name: getattr(usage, name, None) for name in ("prompt_tokens", "cached_tokens", "completion_tokens")},
@@ -241,6 +250,10 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
     def worker(self) -> str:
         return (self._text.workers.last if self._text else "") or self._service.only_worker
 
+    @property
+    def prefill_worker(self) -> str:
+        return self._text.workers.prefill if self._text else ""
+
     async def close(self, *, status: int) -> None:
         """Frees the group, the request's ticket if no engine has received it, and the ticket of a prefill if the client
         has not received it."""
@@ -260,6 +273,14 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
             if self._account is None:
                 self._span.end(error=error_of(status))
             else:
-                self._account.end(status=status, worker=self.worker, usage=self.usage, tokens=tokens, error=self.error)
+                self._account.end(
+                    status=status,
+                    worker=self.worker,
+                    usage=self.usage,
+                    tokens=tokens,
+                    prefill_worker=self.prefill_worker,
+                    queue_s=0.0 if text is None else text.queue_s,
+                    error=self.error,
+                )
                 if self._known is not None and text is not None:
                     await self._service.groups.closed(self._known, self)

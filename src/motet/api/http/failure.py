@@ -55,6 +55,8 @@ ANTHROPIC_TYPES = {
 
 WORKER_HEADER = "x-motet-worker"
 """Names the worker that generates a response, or that failed before the response started."""
+PREFILL_HEADER = "x-motet-prefill-worker"
+"""Names the worker that computed the prompt, if it is another one."""
 CLIENT_GONE = 499
 """nginx's status for a request whose client has left. It is logged and counted, but never sent."""
 HEADERS = {401: {"www-authenticate": 'Bearer realm="Motet"'}, 415: {"accept-encoding": "identity"}}

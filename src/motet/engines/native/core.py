@@ -275,6 +275,7 @@ class EngineCore:
         stats = replace(
             self.counters,
             transfer_failures=dict(self.counters.transfer_failures),
+            step_tokens=tuple(self._commit.steps_by_tokens),
             groups_running=len(running),
             groups_waiting=len(waiting),
             choices_running=choices[SequenceState.RUNNING],

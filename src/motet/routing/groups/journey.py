@@ -74,9 +74,10 @@ class Journey:
         """True once `aclose` has been called."""
         return self._ending is not None
 
-    def start(self) -> None:
-        """Gives the group to workers. Raises an error if it is refused before anything runs; then the group
-        is over."""
+    def start(self, *, queue_s: float = 0.0) -> None:
+        """Gives the group to workers. `queue_s`: time for which it has waited for capacity. Raises an error if it is
+        refused before anything runs; then the group is over."""
+        self._unfinished.prompt.queue_s = queue_s
         try:
             prefilled = self._prefill.pays()
             request = self.request if self.request.ticket is not None else self._unfinished.remaining_request(0)

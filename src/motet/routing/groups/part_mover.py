@@ -204,6 +204,7 @@ class PartMover:
             if ticket is not None:
                 self._held = HeldTicket(ticket, self._dispatcher.releases, parts=1, trace=request.trace)
                 self._tickets.append(self._held)
+                self._unfinished.prompt.prefill_worker = prefiller.maker_of(ticket)
         self.place()
 
     def _log_move(self, cause: Cause, former: Placement | None) -> None:

@@ -123,6 +123,11 @@ class Prefiller:
             if not turn.groups:
                 del self._turns[key]
 
+    def maker_of(self, ticket: Ticket) -> str:
+        """Returns the id of the worker that made a ticket; empty if it has left."""
+        maker = self._fleet.catalog.maker(ticket.remote_engine_id)
+        return "" if maker is None else maker.id
+
     async def ticket(self, request: GenerateRequest, *, readers: int = 1) -> Ticket | None:
         """Returns the ticket of a prefill, or None if the prefill failed; failures are counted and logged. Raises
         RequestError for errors of the client."""
@@ -260,4 +265,5 @@ class GroupPrefill:
             sizes = [len(self._unfinished)]
         if ticket is not None:
             self._held = HeldTicket(ticket, self._releases, parts=len(sizes), trace=request.trace)
+            self._unfinished.prompt.prefill_worker = self._prefiller.maker_of(ticket)
         return sizes

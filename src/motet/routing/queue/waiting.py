@@ -138,9 +138,10 @@ class WaitingGroups:
         while (group := pop()) is not None:
             if group.ending:
                 continue
-            self.count_admitted(now_s - group.arrival_s)
+            wait_s = now_s - group.arrival_s
+            self.count_admitted(wait_s)
             try:
-                group.start()
+                group.start(queue_s=wait_s)
             except Exception as error:  # only the group's own reader gets the error
                 group.fail(error)
             current.record_start()

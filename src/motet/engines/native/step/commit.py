@@ -2,8 +2,9 @@
 Computed tokens are counted, new tokens are appended, the blocks of ended choices are freed, and every group with new
 tokens gets a delta."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import msgspec
@@ -20,7 +21,7 @@ from motet.engines.native.step.sequence import ChoiceSequence, Group
 from motet.engines.native.step.step_plan import StepPlan, TailChunk
 from motet.errors import EngineError, GrammarError, MotetError
 from motet.kv_events.changes import Stored
-from motet.metrics.stats import EngineStats
+from motet.metrics.stats import STEP_TOKENS, EngineStats
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, TokenLogprob
 
 _DRAFT = attrgetter("draft")
@@ -98,10 +99,14 @@ class Commit:
     max_model_len: int
     answers: "AnswerCache | None" = None
     """Set with `--cache-answers`."""
+    steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
+    """Number of steps in each bucket of the histogram of their tokens."""
 
     def advance(self, plan: StepPlan, *, trunk_tokens_saved: int = 0) -> None:
         """Counts the tokens of a step as computed: their KV is stored. `trunk_tokens_saved`: see `ModelRunner`."""
         self.counters.steps += 1
+        self.counters.step_tokens_sum += (num_tokens := plan.num_tokens)
+        self.steps_by_tokens[bisect_left(STEP_TOKENS, num_tokens)] += 1
         for chunk in plan.trunks:
             group, num_tokens = chunk.group, chunk.end - chunk.begin
             group.trunk.num_computed = chunk.end

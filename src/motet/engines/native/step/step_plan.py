@@ -59,6 +59,11 @@ class StepPlan:
     cost: float = 0.0
     """Expected cost (`step_cost`)."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that the step computes, including drafts."""
+        return sum(tail.num_rows for tail in self.tails) + sum(trunk.end - trunk.begin for trunk in self.trunks)
+
     def groups_of(self, rows: Iterable[int]) -> set[Group]:
         """Returns the groups of these rows of the flat batch. Rows of drafts are ignored."""
         owners: list[Group | None] = []
