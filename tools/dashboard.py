@@ -147,6 +147,12 @@ ROWS = (
                 "From admission to the end of the last choice.",
             ),
             Panel(
+                "Tail of a group",
+                SECONDS,
+                quantiles("finish_spread_seconds", MODEL, by="model_name"),
+                "From its first finished choice to its last. 0 with n = 1.",
+            ),
+            Panel(
                 "Choices of a group (n)",
                 NUMBER,
                 quantiles("request_params_n", MODEL, by="model_name"),
