@@ -1,7 +1,7 @@
 """Follows the texts of control tokens in a client's messages through the chat template.
 
-1. `ClientTexts.marked` puts `MARK` before each text of a control token in the client's strings, and before the start of
-   such a text where another string, or a replacement by the template, could complete it.
+1. `ClientTexts.marked` puts `MARK` after the first character of each text of a control token in the client's strings,
+   and of the start of such a text where another string, or a replacement by the template, could complete it.
 2. The template is rendered, and the marks move with the client's texts.
 3. `ClientTexts.prompt` removes the marks, and notes which texts of control tokens had one.
 
@@ -37,11 +37,11 @@ class ClientTexts:
         self._without_marks = frozenset[int]() if tokens.needs_aliases else None
         self._replaced = replaced_texts(source)
         self._escapes = "ensure_ascii" in source
-        chars = "".join(sorted(control.first_chars))
-        kept = [text for text in self._replaced or () if any(char in text[1:] for char in chars)]
-        self._starts = re.compile("|".join(map(re.escape, [*sorted(kept, key=len, reverse=True), *chars])))
-        """Finds the characters with which control tokens start, and before these the texts that the template replaces
-        and that have such a character inside: a mark would change them."""
+        kept = [text for text in self._replaced or () if not control.can_end_in(text)]
+        patterns = [*sorted(kept, key=len, reverse=True), *sorted(control.first_chars)]
+        self._starts = re.compile("|".join(map(re.escape, patterns)))
+        """Finds the characters with which control tokens start, except inside texts that the template replaces as a
+        whole: with a mark, it would not find them."""
 
     def marked(self, variables: dict[str, Any]) -> dict[str, Any]:
         """Returns the variables with marks; the same object if there are none. Raises RequestError if a string has
@@ -65,8 +65,8 @@ class ClientTexts:
         first, *pieces = rendered.split(MARK)
         text, position, as_text = "".join([first, *pieces]), len(first), set[int]()
         for piece in pieces:
-            if self._control.is_at(text, position):
-                as_text.add(position)
+            if self._control.is_at(text, position - 1):
+                as_text.add(position - 1)
             position += len(piece)
         return RenderedPrompt(text, frozenset(as_text))
 
@@ -83,14 +83,15 @@ class ClientTexts:
     def _with_marks(self, text: str) -> str:
         """Returns the text with marks; the same object if it gets none."""
         if self._replaced is None or any(replaced in text for replaced in self._replaced):
-            return self._starts.sub(lambda found: MARK + found[0] if len(found[0]) == 1 else found[0], text)
+            return self._starts.sub(lambda found: found[0] + MARK if len(found[0]) == 1 else found[0], text)
         starts = [start for start, _ in self._control.find(text)]
         if (unfinished := self._control.unfinished(text)) is not None:
             starts.append(unfinished)
         if not starts:
             return text
-        ends = [*starts[1:], len(text)]
-        return MARK.join([text[: starts[0]], *(text[start:end] for start, end in zip(starts, ends, strict=True))])
+        ends = [start + 1 for start in starts]
+        pieces = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+        return MARK.join(pieces)
 
 
 def without_marks(text: str) -> str:

@@ -63,6 +63,10 @@ class ControlTexts:
     def is_at(self, text: str, start: int) -> bool:
         return self._pattern.match(text, start) is not None
 
+    def can_end_in(self, text: str) -> bool:
+        """Returns True if a control token, or the start of one, is at the end of the text or inside."""
+        return next(self.find(text), None) is not None or self.unfinished(text) is not None
+
     def unfinished(self, text: str) -> int | None:
         """Returns the start of the text of a control token that is cut by the end of `text`, or by white space there.
         None if there is no such text."""
