@@ -247,7 +247,7 @@ class ServerConfig:
         False, "Log-probabilities show tokens as token_id:NUMBER, unless a request says otherwise."
     )
     enable_force_include_usage: bool = setting(
-        False, "Streams end with the usage, also without stream_options.include_usage."
+        False, "Every chunk of a stream has the usage up to it, also without stream_options, as in vLLM."
     )
     max_n: int = limit(256, "Maximum n: the number of choices of one prompt.", minimum=1)
     max_choices: int = limit(1024, "Maximum number of choices of one request: prompts times n.", minimum=1)

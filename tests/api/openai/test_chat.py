@@ -189,8 +189,10 @@ async def test_the_server_can_report_the_usage_in_every_stream(serve: Serving, p
     served = await serve(enable_force_include_usage=True)
     body = ROUTES[path] | {"stream": True}
     for field in ({}, {"stream_options": {"include_usage": False}}):
-        *_, last = chunks(await served.http.post(path, json=body | field))
+        *sent, last = chunks(await served.http.post(path, json=body | field))
         assert (last["choices"], last["usage"]["completion_tokens"] > 0) == ([], True)
+        counts = [chunk["usage"]["completion_tokens"] for chunk in sent]
+        assert counts == sorted(counts) and counts[-1] == last["usage"]["completion_tokens"]
 
 
 async def test_stop_string_ends_one_choice_and_is_named(serve: Serving) -> None:

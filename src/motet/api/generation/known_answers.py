@@ -70,7 +70,7 @@ class MoreAnswers:
             policy=None,
             span=request.span._replace(operation=self.plan.span.operation),
             include_usage=request.include_usage or self.service.config.enable_force_include_usage,
-            continuous_usage=request.continuous_usage,
+            continuous_usage=request.continuous_usage or self.service.config.enable_force_include_usage,
         )
         return _answer(self.service, plan, known=[known], writer=self.make(plan, request.stream))
 

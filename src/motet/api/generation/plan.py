@@ -214,7 +214,7 @@ def make_plan(
         each_rules=each_rules,
         policy=policy,
         include_usage=options.streaming.include_usage or service.config.enable_force_include_usage,
-        continuous_usage=options.streaming.continuous_usage,
+        continuous_usage=options.streaming.continuous_usage or service.config.enable_force_include_usage,
     )
 
 
