@@ -12,7 +12,16 @@ from motet.testing.fake_engine import FakeEngine, FakeGroup, Script
 from motet.text.choice import ChoiceEvent, TextRules
 from motet.text.text_group import GroupStep, TextGroup
 from motet.text.tokenizer import Tokenizer
-from motet.types import ChoiceDelta, ChoiceStart, FinishReason, GenerateRequest, GroupDelta, PromptReport, Usage
+from motet.types import (
+    ChoiceDelta,
+    ChoiceStart,
+    FinishReason,
+    GenerateRequest,
+    GroupDelta,
+    PromptReport,
+    Usage,
+    WeightSpan,
+)
 from tests.text.feeding import first_of, request, stopping
 from tests.tiny_tokenizer import EOS_ID, fake_answer
 
@@ -121,7 +130,7 @@ async def test_steps_with_nothing_to_show_are_skipped(tokenizer: Tokenizer) -> N
     assert steps == [
         GroupStep([], PromptReport(cached_tokens=0)),
         GroupStep([ChoiceEvent(0, "日", tuple(fake_answer("日", eos=False)))]),
-        GroupStep([ChoiceEvent(0, "", (EOS_ID,), finish=FinishReason.STOP)]),
+        GroupStep([ChoiceEvent(0, "", (EOS_ID,), finish=FinishReason.STOP, weight_versions=(WeightSpan("0", 0, 4),))]),
     ]
 
 

@@ -22,6 +22,10 @@ class GroupChoices:
         """Number of output tokens of each choice while there are no streams."""
         self._closed_reasoning_tokens = 0
         self._versions = WeightVersions()
+        self._known_tokens: Mapping[int, int] = {}
+        """Number of tokens of each choice that the client sent."""
+        if rules.client_sent_output:
+            self._known_tokens = {start.index: len(start.output_tokens) for start in request.choices}
         self._fresh = True
         """True until the first delta."""
         if any(start.output_tokens for start in request.choices):
@@ -63,7 +67,7 @@ class GroupChoices:
     @property
     def num_tokens(self) -> dict[int, int]:
         """Number of output tokens of each choice so far, without tokens that the client sent."""
-        known = self._known_tokens()
+        known = self._known_tokens
         return self._closed_counts | {
             index: stream.num_tokens - known.get(index, 0) for index, stream in self._streams.items()
         }
@@ -84,17 +88,10 @@ class GroupChoices:
             self._streams[start.index] = ChoiceStream(start, prompt, tokenizer=tokenizer, rules=rules)
         return [index for index, stream in self._streams.items() if stream.ended]
 
-    def _known_tokens(self) -> Mapping[int, int]:
-        """Returns the number of tokens of each choice that the client sent."""
-        if not self._rules.client_sent_output:
-            return {}
-        return {start.index: len(start.output_tokens) for start in self._request.choices}
-
     def _with_versions(self, event: ChoiceEvent) -> ChoiceEvent:
         """Returns the last event of a choice with the versions of the weights that generated its tokens."""
-        if not self._versions:
-            return event
-        spans = self._versions.spans(event.index, self.num_tokens[event.index])
+        num_tokens = self._streams[event.index].num_tokens - self._known_tokens.get(event.index, 0)
+        spans = self._versions.spans(event.index, num_tokens)
         return msgspec.structs.replace(event, weight_versions=spans)
 
 
@@ -105,14 +102,13 @@ class WeightVersions:
         self._versions: list[tuple[str, Mapping[int, int]]] = []
         """Versions after the first one, each with the number of tokens of each choice at the change to it."""
 
-    def __bool__(self) -> bool:
-        return bool(self._versions)
-
     def add(self, version: str, num_tokens: Mapping[int, int]) -> None:
         self._versions.append((version, num_tokens))
 
     def spans(self, index: int, num_tokens: int) -> tuple[WeightSpan, ...]:
-        """Returns the spans of a choice with `num_tokens` tokens; none if the first version generated all of them."""
+        """Returns the spans of a choice with `num_tokens` tokens, none without tokens."""
+        if not self._versions:
+            return (WeightSpan(FIRST_VERSION, 0, num_tokens),) if num_tokens else ()
         spans = list[WeightSpan]()
         starts = [(FIRST_VERSION, 0), *((version, tokens[index]) for version, tokens in self._versions)]
         ends = [*(start for _, start in starts[1:]), num_tokens]
@@ -121,4 +117,4 @@ class WeightVersions:
                 spans[-1] = WeightSpan(version, spans[-1].start, end)
             elif end > start:
                 spans.append(WeightSpan(version, start, end))
-        return () if {span.version for span in spans} <= {FIRST_VERSION} else tuple(spans)
+        return tuple(spans)

@@ -112,7 +112,14 @@ async def test_generate_answers_with_a_ticket_in_its_own_shape(served: Served) -
     answer = (await served.http.post("/inference/v1/generate", json=body)).json()
     assert answer["request_id"] == "mine"
     assert answer["choices"] == [
-        {"index": 0, "logprobs": None, "finish_reason": "length", "stop_reason": None, "token_ids": []}
+        {
+            "index": 0,
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+            "token_ids": [],
+            "weight_versions": [],
+        }
     ]
     taken(served, answer["kv_transfer_params"])
 

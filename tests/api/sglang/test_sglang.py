@@ -60,6 +60,7 @@ async def test_a_sample_of_slime_is_answered_as_slime_reads_it(served: Served) -
             "output_token_logprobs_length": len(tokens),
             "completion_tokens": len(tokens),
             "cached_tokens": 0,
+            "weight_versions": [{"version": "0", "start": 0, "end": len(tokens)}],
         },
     }
     (request,) = served.engine.requests

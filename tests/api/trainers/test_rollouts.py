@@ -113,6 +113,38 @@ async def test_an_answer_of_the_first_weights_or_without_token_ids_has_no_versio
     assert (plain.status_code, "weight_versions" in plain.text) == (200, False)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("token_ids", [False, True])
+@streamed_or_not
+async def test_versions_are_reported_on_request_even_if_the_weights_never_changed(
+    serve: Serving, path: str, stream: bool, token_ids: bool
+) -> None:
+    served = await serve()
+    body = body_for(path, token_ids=token_ids, stream=stream)
+    for new_weights, spans in (
+        ({}, [{"version": "0", "start": 0, "end": 5}]),
+        ({2: "7"}, [{"version": "0", "start": 0, "end": 2}, {"version": "7", "start": 2, "end": 5}]),
+    ):
+        served.engine.scenario.new_weights = new_weights
+        answer = await served.http.post(path, json=body | {"return_weight_versions": True})
+        pieces = chunks(answer) if stream else [answer.json()]
+        found = [choice for piece in pieces for choice in piece["choices"] if "weight_versions" in choice]
+        assert [choice["weight_versions"] for choice in found] == [spans, spans]
+        assert all(choice["finish_reason"] for choice in found)
+        hidden = await served.http.post(path, json=body | {"return_weight_versions": False})
+        assert (hidden.status_code, "weight_versions" in hidden.text) == (200, False)
+
+
+@streamed_or_not
+async def test_generate_reports_the_initial_weights_too_and_nothing_for_no_tokens(serve: Serving, stream: bool) -> None:
+    path, served = "/inference/v1/generate", await serve()
+    answer = await served.http.post(path, json=body_for(path, token_ids=False, stream=stream))
+    assert answer.text.count('"weight_versions":[{"version":"0","start":0,"end":5}]') == 2
+    body = {**ROUTES[path], "sampling_params": {"max_tokens": 0, "prompt_logprobs": 0}}
+    nothing = await served.http.post(path, json=body)
+    assert nothing.status_code != 200 or nothing.json()["choices"][0]["weight_versions"] == []
+
+
 async def test_the_routes_are_closed_without_rl_and_without_engines(serve: Serving) -> None:
     for rl, code in ((False, "rl_off"), (True, "no_engines_here")):
         closed = await serve(rl=rl)

@@ -31,6 +31,7 @@ async def test_token_ids_go_in_and_out(served: Served) -> None:
                 "finish_reason": "stop",
                 "stop_reason": None,
                 "token_ids": fake_answer("hello 0"),
+                "weight_versions": [{"version": "0", "start": 0, "end": len(fake_answer("hello 0"))}],
             },
             {
                 "index": 1,
@@ -38,6 +39,7 @@ async def test_token_ids_go_in_and_out(served: Served) -> None:
                 "finish_reason": "stop",
                 "stop_reason": None,
                 "token_ids": fake_answer("hello 1"),
+                "weight_versions": [{"version": "0", "start": 0, "end": len(fake_answer("hello 1"))}],
             },
         ],
         "prompt_logprobs": None,
@@ -326,7 +328,9 @@ async def test_an_interrupted_choice_ends_where_the_undisturbed_one_does(serve: 
         (undisturbed,) = (await generate(served, dict(sampling))).json()["choices"]
         if count < len(undisturbed["token_ids"]):
             body = (await generate(served, dict(sampling), choices=started(count))).json()
-            assert body["choices"] == [{**undisturbed, "token_ids": undisturbed["token_ids"][count:]}]
+            rest = undisturbed["token_ids"][count:]
+            versions = [{"version": "0", "start": 0, "end": len(rest)}]
+            assert body["choices"] == [{**undisturbed, "token_ids": rest, "weight_versions": versions}]
             assert body["usage"]["completion_tokens"] == len(undisturbed["token_ids"]) - count
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from motet.api.generation.answer_writer import DONE, GroupsWriter, divide_logprobs
 from motet.api.generation.plan import Plan
+from motet.api.generation.request_fields import VersionsShown
 from motet.policies.steering import GroupReport
 from motet.text.choice import ChoiceEvent
 from motet.text.text_group import GroupStep
@@ -181,10 +182,11 @@ def ticket_before(closing: bytes, ticket: Ticket | None) -> bytes:
     return closing if ticket is None else b',"kv_transfer_params":' + json_bytes(ticket) + closing
 
 
-def versions_before(closing: bytes, event: ChoiceEvent) -> bytes:
-    """Returns the end of a chunk's choice, with the versions of the weights that generated it if they are known."""
-    spans = event.weight_versions
-    return b',"weight_versions":' + json_bytes(spans) + closing if spans else closing
+def versions_before(closing: bytes, event: ChoiceEvent, *, shown: VersionsShown) -> bytes:
+    """Returns the end of a chunk's choice, with the weight versions that generated it if the answer has them."""
+    if event.finish is None or not shown.includes(event.weight_versions):
+        return closing
+    return b',"weight_versions":' + json_bytes(event.weight_versions) + closing
 
 
 def finish_json(event: ChoiceEvent) -> bytes:

@@ -15,6 +15,7 @@ import msgspec
 from motet.api.generation.answer_writer import LOGPROB_BYTES, GroupsWriter, OncePerPrompt, divide_logprobs
 from motet.api.generation.json_pieces import EncodedJson, JsonArray, around_choices, encode_answer, encode_arrays
 from motet.api.generation.plan import Plan
+from motet.api.generation.request_fields import VersionsShown
 from motet.api.http.long_work import LONG_WORK
 from motet.policies.steering import GroupReport, Keep
 from motet.text.choice import ChoiceEvent, WeightSpan
@@ -111,10 +112,11 @@ class CollectedChoice(msgspec.Struct, gc=False):
             return {"finish_reason": None, "stop_reason": None}
         return {"finish_reason": self.end.finish, "stop_reason": self.end.stop_reason}
 
-    def span_fields(self) -> dict[str, object]:
-        """Returns the field with the weight versions that generated the choice, if they are known."""
-        spans = self.end.weight_versions if self.end is not None else ()
-        return {"weight_versions": spans} if spans else {}
+    def span_fields(self, shown: VersionsShown) -> dict[str, object]:
+        """Returns the field with the weight versions that generated the choice, if the answer has it."""
+        if self.end is None or not shown.includes(self.end.weight_versions):
+            return {}
+        return {"weight_versions": self.end.weight_versions}
 
     def logprob_fields(self, *, before: Mapping[str, JsonArray] | None = None) -> dict[str, EncodedJson]:
         """Returns the arrays as JSON. `before`: entries that come first."""

@@ -1,6 +1,7 @@
 """The fields of requests, with the same names, ranges and defaults on every route that generates."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
@@ -8,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, unsupported_parameter
 from motet.api.http.schema import UNICODE, JsonObject, Neutral, Schema, as_integer, schema_text
 from motet.errors import RequestError
-from motet.types import MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, SamplingParams
+from motet.types import FIRST_VERSION, MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, SamplingParams, WeightSpan
 
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 MAX_STOP_STRINGS = 64
@@ -279,6 +280,34 @@ class StreamingFields(Schema):
 
 def _only_streamed(param: str) -> RequestError:
     return RequestError(f"The '{param}' parameter is only allowed when 'stream' is enabled.", param=param)
+
+
+class VersionsShown(Enum):
+    """The answers of a request that have the weight versions of their choices."""
+
+    NEVER = auto()
+    IF_CHANGED = auto()
+    """If other weights than the initial ones took part."""
+    ALWAYS = auto()
+
+    def includes(self, spans: Sequence[WeightSpan]) -> bool:
+        """Returns True if the answer has these versions of a choice."""
+        changed = self is VersionsShown.IF_CHANGED and any(span.version != FIRST_VERSION for span in spans)
+        return changed or self is VersionsShown.ALWAYS
+
+
+class ReturnedTokens(Schema):
+    """What an answer says about its tokens."""
+
+    return_token_ids: bool = False
+    return_weight_versions: bool | None = None
+    """None means with `return_token_ids`, if the weights have changed."""
+
+    @property
+    def versions_shown(self) -> VersionsShown:
+        if self.return_weight_versions is None:
+            return VersionsShown.IF_CHANGED if self.return_token_ids else VersionsShown.NEVER
+        return VersionsShown.ALWAYS if self.return_weight_versions else VersionsShown.NEVER
 
 
 class TokenNames(Schema):

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`: one prompt, n choices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Request, Response
 from msgspec.json import encode as json_bytes
@@ -106,7 +106,8 @@ class ChatBody(BodyShape):
             "message": self._message(choice),
             "logprobs": logprobs,
             **choice.end_fields(),
-            **({"token_ids": choice.token_ids} | choice.span_fields() if self._request.return_token_ids else NO_IDS),
+            "token_ids": choice.token_ids if self._request.return_token_ids else None,
+            **choice.span_fields(self._request.versions_shown),
         }
 
     def _message(self, choice: CollectedChoice) -> dict[str, object]:
@@ -128,7 +129,6 @@ class ChatBody(BodyShape):
 AFTER_DELTA = b',"logprobs":null,"finish_reason":null}]'
 """The rest of a choice without log-probabilities and token ids, before its end."""
 AFTER_TEXT = b"}" + AFTER_DELTA
-NO_IDS: Mapping[str, object] = {"token_ids": None}
 NOTHING = b"{}"
 NO_TEXT = b'{"content":""}'
 
@@ -148,6 +148,7 @@ class ChatChunks(ChunkShape):
         self._num_top = num_listed(body, body.num_logprobs)
         self._as_ids = body.return_tokens_as_token_ids
         self._token_ids = body.return_token_ids
+        self._versions_shown = body.versions_shown
         self._reasoning = body.include_reasoning
         self._calls = body.tool_rules is not None
         """True if an answer can have tool calls."""
@@ -206,7 +207,7 @@ class ChatChunks(ChunkShape):
             self._logprobs(event) if tokens else b"null",
             finish_json(event) if end else b"null",
             b',"token_ids":' + json_bytes(event.token_ids) if tokens and self._token_ids else b"",
-            versions_before(b"}]", event) if end and self._token_ids else b"}]",
+            versions_before(b"}]", event, shown=self._versions_shown) if end else b"}]",
         )
 
     def _logprobs(self, event: ChoiceEvent) -> bytes:

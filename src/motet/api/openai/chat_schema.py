@@ -15,6 +15,7 @@ from motet.api.generation.request_fields import (
     NO_REPETITION_DETECTION,
     SAMPLING_NAMES,
     RequestFields,
+    ReturnedTokens,
     SamplingFields,
     StreamingFields,
     TokenIds,
@@ -354,6 +355,7 @@ class ChatRequest(
     NamedRequest,
     NvExtFields,
     StreamingFields,
+    ReturnedTokens,
     TokenNames,
 ):
     aliases: ClassVar[Mapping[str, str]] = {**ChatPrompt.aliases, **SAMPLING_NAMES, "rid": "request_id"}
@@ -385,7 +387,6 @@ class ChatRequest(
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = in_range("logprobs", None)
-    return_token_ids: bool = False
     thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_BUDGET)
     """Maximum number of tokens of reasoning; -1 means no maximum."""
     include_reasoning: bool = True

@@ -24,6 +24,7 @@ from motet.api.generation.request_fields import (
     NO_REPETITION_DETECTION,
     SAMPLING_NAMES,
     RequestFields,
+    ReturnedTokens,
     SamplingFields,
     StreamingFields,
     TokenNames,
@@ -60,6 +61,7 @@ class CompletionRequest(
     NamedRequest,
     NvExtFields,
     StreamingFields,
+    ReturnedTokens,
     TokenNames,
 ):
     aliases: ClassVar[Mapping[str, str]] = {**SAMPLING_NAMES, "rid": "request_id"}
@@ -83,7 +85,6 @@ class CompletionRequest(
     logprobs: Annotated[int | None, BeforeValidator(_as_count, json_schema_input_type=int | bool)] = in_range(
         "logprobs", None
     )
-    return_token_ids: bool = False
     add_special_tokens: bool = True
 
     @property
@@ -297,13 +298,13 @@ class CompletionBody(BodyShape):
         ids: dict[str, object] = {"token_ids": None, "prompt_token_ids": None}
         if self._request.return_token_ids:
             ids = {"token_ids": choice.token_ids, "prompt_token_ids": answer.plan.groups[group].prompt}
-            ids |= choice.span_fields()
         return {
             "index": group * self._request.n + place,
             "text": self._texts.prompt(group) + choice.text,
             "logprobs": None if choice.logprobs is None else choice.logprob_fields(before=prompt),
             **choice.end_fields(),
             **ids,
+            **choice.span_fields(self._request.versions_shown),
             **answer.prompt_logprobs(group, self._request.prompt_logprobs),
         }
 
@@ -320,6 +321,7 @@ class CompletionChunks(ChunkShape):
         self._template = template
         self._texts = texts
         self._token_ids = body.return_token_ids
+        self._versions_shown = body.versions_shown
         self._echo = body.echo
         """True if each choice starts with a chunk about the prompt."""
         self._without_prompt = {*plan.choice_indices} if body.return_token_ids and not body.echo else set[int]()
@@ -367,6 +369,5 @@ class CompletionChunks(ChunkShape):
         return b"%b%d%b" % (self._template.opening, group * self._plan.group_size + index, BEFORE_TEXT)
 
     def _ids_before(self, closing: bytes, event: ChoiceEvent) -> bytes:
-        if not self._token_ids:
-            return closing
-        return b',"token_ids":' + json_bytes(event.token_ids) + versions_before(closing, event)
+        closing = versions_before(closing, event, shown=self._versions_shown)
+        return b',"token_ids":' + json_bytes(event.token_ids) + closing if self._token_ids else closing

@@ -43,7 +43,7 @@ from motet.errors import NoWorkerError, RequestError
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import LOWEST
 from motet.text.text_group import GroupStep
-from motet.types import FIRST_VERSION, FinishReason, SamplingParams, TokenLogprob, Usage
+from motet.types import FIRST_VERSION, FinishReason, SamplingParams, TokenLogprob, Usage, WeightSpan
 
 NAMES = names_table(
     (
@@ -187,19 +187,26 @@ class SglangBody(BodyShape):
             **self._logprobs(number, group, choice=choice),
             "completion_tokens": choice.num_tokens,
             "cached_tokens": 0 if group.prompt is None else group.prompt.cached_tokens,
-            **choice.span_fields(),
+            **self._versions(choice),
         }
         return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
 
     def _version_of(self, choice: CollectedChoice) -> str | None:
-        """Returns the weight version of the choice's last token; before its end, the version of the current weights."""
-        if choice.end is not None:
-            spans = choice.end.weight_versions
-            return spans[-1].version if spans else FIRST_VERSION
+        """Returns the weight version of the choice's last token; without tokens or before its end, the version of the
+        current weights."""
+        if choice.end is not None and (spans := choice.end.weight_versions):
+            return spans[-1].version
         try:
             return self._plan.served.info.weight_version
         except NoWorkerError:
             return None
+
+    def _versions(self, choice: CollectedChoice) -> dict[str, object]:
+        """Returns the weight versions of an ended choice; as in SGLang, one empty range for a choice without tokens."""
+        if choice.end is None:
+            return {}
+        spans = choice.end.weight_versions
+        return {"weight_versions": spans or (WeightSpan(self._version_of(choice) or FIRST_VERSION, 0, 0),)}
 
     def _id_of(self, number: int, index: int) -> str:
         """Returns the client's name for the request, followed by the number of the choice if there are several."""

@@ -29,6 +29,7 @@ from motet.api.generation.request_fields import (
     StreamingFields,
     TokenIds,
     TruncationFields,
+    VersionsShown,
     in_range,
 )
 from motet.api.http.caller import caller_of
@@ -269,7 +270,7 @@ class TokensBody(BodyShape):
             "logprobs": None if choice.logprobs is None else choice.logprob_fields(),
             **choice.end_fields(),
             "token_ids": choice.token_ids,
-            **choice.span_fields(),
+            **choice.span_fields(VersionsShown.ALWAYS),
         }
 
 
@@ -296,7 +297,7 @@ class TokensChunks(ChunkShape):
             json_bytes(token_logprobs(event.logprobs or (), self._sampling)),
             finish_json(event),
             json_bytes(event.token_ids),
-            versions_before(b"}]", event),
+            versions_before(b"}]", event, shown=VersionsShown.ALWAYS),
             prompt,
             closing,
         )
