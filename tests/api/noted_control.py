@@ -6,7 +6,7 @@ from safetensors import safe_open
 
 from motet.control.cell_sleep import CellSleep, SleepTag
 from motet.control.controlled_engines import ControlledEngines
-from motet.control.engine_control import EngineControl
+from motet.control.engine_control import EngineControl, NewRequests
 from motet.control.weight_updates import WeightUpdate, WeightUpdates
 from motet.engine import Worker
 from motet.engine_orders import PreparedWeights
@@ -100,9 +100,10 @@ class NotedControl(EngineControl):
         self.weights.tensors = []
         self.weights.prepared = None
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: PauseMode, new_requests: NewRequests = NewRequests.WAIT) -> None:
         self.calls.append(mode)
         await self.engines.halt()
+        self.engines.refuses_new = new_requests is NewRequests.REFUSE
 
     async def resume(self) -> None:
         await self.engines.resume()

@@ -142,7 +142,7 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
     async with RunningCell(long_folder, spawn=forking.spawn, server=RL, **ENDLESS_ENGINE) as cell:
         complete = await fetch_answer(cell.http, CHAT, body)
         async with cell.started_stream(CHAT, body) as stream:
-            waiting = asyncio.create_task(cell.http.post("/pause", params={"mode": "wait"}))
+            waiting = asyncio.create_task(cell.http.post("/pause", params={"mode": "wait", "new_requests": "wait"}))
             await cell.until(lambda: cell.router.waiting.paused)
             new = asyncio.create_task(answers_of(cell))
             assert await stream.rest() == complete
@@ -153,6 +153,8 @@ async def test_a_pause_ends_groups_where_they_are_or_waits_for_them_and_new_ones
         async with cell.started_stream(CHAT, body | {"max_tokens": ENDLESS}) as stream:
             assert (await cell.http.post("/pause")).json() == {"status": "paused"}
             cut = await stream.rest()
+        assert (await cell.http.post(CHAT, json=body)).status_code == 503
+        assert (await cell.http.post("/pause", params={"new_requests": "wait"})).json() == {"status": "paused"}
         assert {choice.finish_reason for choice in cut.choices.values()} == {"abort"}
         for index, choice in cut.choices.items():
             text = choice.text.removesuffix("\ufffd")  # half a character, if it was cut there

@@ -14,6 +14,7 @@ from motet.api.http.failure import invalid_value
 from motet.api.http.schema import Neutral, Schema
 from motet.api.service import Service
 from motet.control.cell_sleep import SleepTag
+from motet.control.engine_control import NewRequests
 from motet.types import PauseMode
 
 MAX_LEVEL = 2
@@ -25,7 +26,9 @@ class NoOptions(Schema):
 
 class PauseOptions(Schema):
     mode: Annotated[PauseMode | None, Field(strict=False)] = None
+    new_requests: Annotated[NewRequests | None, Field(strict=False)] = None
     clear_cache: bool | None = None
+    wait_for_inflight_requests: bool | None = None
 
 
 class SleepOptions(Schema):

@@ -34,7 +34,7 @@ from motet.api.tensor_bodies import TensorMemory
 from motet.control.engine_control import EngineControl
 from motet.control.nccl_receiver import NcclReceiver
 from motet.engine import ANSWERING, WorkerReport, WorkerState
-from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, RequestError
+from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, PausedError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures, with_client_names
 from motet.metrics.stats import EngineStats
@@ -188,6 +188,11 @@ class Service:
             message = "The engines of this server are on other servers: use the routes of those servers."
             raise NotFoundError(message, code="no_engines_here")
         return part
+
+    def check_pause(self) -> None:
+        """Raises PausedError in a pause in which new requests are refused."""
+        if self.control is not None and self.control.engines.refuses_new:
+            raise PausedError("The server is paused for a weight update and takes no new requests. Try again later.")
 
     def start_drain(self) -> None:
         """Takes no new groups from now on. Running groups finish."""

@@ -30,6 +30,8 @@ class ControlledEngines:
         """Held while the weights that serve are replaced, released, or read for checksums. It is never held while a
         file is read. Acquired after `lock`."""
         self.paused = False
+        self.refuses_new = False
+        """True in a pause in which new requests are refused instead of waiting, until its end."""
         self._router = router
         self._on_other_servers = on_other_servers
         self._has_paused = False
@@ -105,6 +107,7 @@ class ControlledEngines:
     def hold_new_groups(self, held: bool) -> None:
         """Makes new groups wait in the queue, or admits them again."""
         self._router.waiting.pause(held)
+        self.refuses_new &= held
         self._note_pause()
 
     async def hold(self, held: bool) -> None:

@@ -10,6 +10,7 @@ routes of trainers, /engine/order ──► EngineControl ──► `send` of ea
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection
+from enum import StrEnum
 from pathlib import Path
 
 from motet.control.cell_sleep import CellSleep
@@ -35,6 +36,15 @@ from motet.errors import RequestError, StartupError
 from motet.models.checkpoint import Checkpoint
 from motet.routing.router import Router
 from motet.types import PauseMode
+
+
+class NewRequests(StrEnum):
+    """What happens to requests that arrive in a pause."""
+
+    REFUSE = "refuse"
+    """They get 503 at once."""
+    WAIT = "wait"
+    """They wait in the queue for the end of the pause."""
 
 
 class EngineControl:
@@ -69,9 +79,10 @@ class EngineControl:
         if self.sleep is not None:
             await self.sleep.sync(engine)
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Returns as soon as nothing is computed; new groups wait in the queue. Can be called twice."""
+    async def pause(self, mode: PauseMode, new_requests: NewRequests = NewRequests.WAIT) -> None:
+        """Returns as soon as nothing is computed; new groups wait in the queue, or are refused. Can be called twice."""
         self.engines.hold_new_groups(True)
+        self.engines.refuses_new = new_requests is NewRequests.REFUSE
         try:
             if mode is PauseMode.WAIT:
                 await self._router.wait_idle()

@@ -11,7 +11,13 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize(
-    ("query", "mode"), [("", "abort"), ("?mode=wait", "wait"), ("?mode=keep&clear_cache=false", "keep")]
+    ("query", "mode"),
+    [
+        ("", "abort"),
+        ("?mode=wait", "wait"),
+        ("?wait_for_inflight_requests=true", "wait"),
+        ("?mode=keep&clear_cache=false", "keep"),
+    ],
 )
 async def test_a_pause_has_the_requested_mode(trained: Served, control: NotedControl, query: str, mode: str) -> None:
     assert (await trained.http.post(f"/pause{query}")).json() == {"status": "paused"}
@@ -19,6 +25,57 @@ async def test_a_pause_has_the_requested_mode(trained: Served, control: NotedCon
     assert (await trained.http.get("/is_paused")).json() == {"is_paused": True}
     assert (await trained.http.post("/resume")).json() == {"status": "resumed"}
     assert (await trained.http.get("/is_paused")).json() == {"is_paused": False}
+
+
+@every_route
+@streamed_or_not
+@pytest.mark.parametrize(
+    ("query", "refused"),
+    [
+        ("", True),
+        ("?mode=wait", True),
+        ("?mode=keep", False),
+        ("?new_requests=wait", False),
+        ("?mode=wait&new_requests=wait", False),
+        ("?mode=keep&new_requests=refuse", True),
+    ],
+)
+async def test_new_requests_are_refused_at_once_or_wait(
+    trained: Served, control: NotedControl, path: str, stream: bool, query: str, refused: bool
+) -> None:
+    body = ROUTES[path] | {"stream": stream}
+    assert (await trained.http.post(f"/pause{query}")).status_code == 200
+    answer = await trained.http.post(path, json=body)
+    if refused:
+        assert_error(answer, status=503, code="paused")
+        assert answer.headers["retry-after"]
+    else:  # the fake engine generates in a pause too: only the queue of a router would make it wait
+        assert answer.status_code == 200
+    trained.service.admission.check()
+    assert trained.service.admission.open == 0
+    await trained.http.post("/resume")
+    assert (await trained.http.post(path, json=body)).status_code == 200
+
+
+async def test_the_body_of_a_pause_can_say_what_happens_to_new_requests(trained: Served, control: NotedControl) -> None:
+    path = "/v1/completions"
+    for body, status in (
+        ({"options": {"new_requests": "wait"}}, 200),
+        ({"mode": "keep"}, 200),
+        ({"mode": "keep", "new_requests": "refuse"}, 503),
+        ({"wait_for_inflight_requests": True}, 503),
+    ):
+        assert (await trained.http.post("/pause", json=body)).status_code == 200
+        assert (await trained.http.post(path, json=ROUTES[path])).status_code == status
+    assert control.calls[-1] is PauseMode.WAIT
+    assert_error(await trained.http.post("/pause", json={"new_requests": "later"}), status=400, param="new_requests")
+
+
+async def test_a_later_pause_decides_anew_about_new_requests(trained: Served, control: NotedControl) -> None:
+    for query, status in (("", 503), ("?new_requests=wait", 200), ("", 503)):
+        await trained.http.post(f"/pause{query}")
+        path = "/v1/completions"
+        assert (await trained.http.post(path, json=ROUTES[path])).status_code == status
 
 
 async def test_ready_reports_a_pause_and_is_503_after_the_time_that_the_settings_allow(

@@ -186,6 +186,7 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
 
     def open(self, slot: AdmissionSlot) -> None:
         plan, served, number = self._plan, self._plan.served, self._number
+        self._service.check_pause()
         self._span = span = group_span_of(plan.span, self._request, model=served.name)
         request = self._request = span.placed(self._request)
         if plan.order is None:

@@ -1,7 +1,7 @@
 """The routes with which a trainer pauses and resumes generation, and frees the engines' memory temporarily (`--rl`), as
 in vLLM.
 
-POST /pause               running groups are aborted, finish first, or are kept (`mode`); new groups wait
+POST /pause               running groups are aborted, finish first, or are kept (`mode`); new ones get 503 or wait
 POST /resume              groups continue, with the weights that serve then (`api.trainers.weight_routes`)
 POST /abort_requests      aborts groups; other groups continue, and new groups are admitted
 POST /reset_prefix_cache  empties the prefix caches
@@ -26,6 +26,7 @@ from motet.api.http.routes import json_response, new_router
 from motet.api.http.schema import Schema
 from motet.api.service import Service
 from motet.control.cell_sleep import CellSleep, SleepTag
+from motet.control.engine_control import NewRequests
 from motet.types import PauseMode
 
 
@@ -41,12 +42,23 @@ def rollout_router(service: Service) -> APIRouter:
 
     @router.post("/pause")
     async def pause(
-        *, mode: PauseMode = PauseMode.ABORT, clear_cache: bool = True, body: PauseBody | None = None
+        *,
+        mode: PauseMode = PauseMode.ABORT,
+        new_requests: NewRequests | None = None,
+        clear_cache: bool = True,
+        wait_for_inflight_requests: bool = False,
+        body: PauseBody | None = None,
     ) -> Response:
         """Returns as soon as no engine computes anything. `clear_cache` is a parameter of vLLM without effect in Motet:
-        the prefix cache never returns KV of other weights, and KV of the current weights stays valid."""
+        the prefix cache never returns KV of other weights, and KV of the current weights stays valid.
+        `wait_for_inflight_requests` is vLLM's old name of `mode=wait`."""
         control = service.opened(service.control)
-        await control.pause(options_in(body, service).get("mode", mode))
+        options = options_in(body, service)
+        waits = options.get("wait_for_inflight_requests", wait_for_inflight_requests)
+        mode = PauseMode.WAIT if waits else options.get("mode", mode)
+        # As in vLLM: a pause that keeps running groups also keeps new ones.
+        default = NewRequests.WAIT if mode is PauseMode.KEEP else NewRequests.REFUSE
+        await control.pause(mode, options.get("new_requests", new_requests) or default)
         return json_response({"status": "paused"})
 
     @router.post("/abort_requests")
