@@ -20,6 +20,7 @@ pytestmark = pytest.mark.anyio
         ("n", 2.5, "invalid_type"),
         ("n", True, "invalid_type"),
         ("n", 0, "integer_below_min_value"),
+        ("n", -1, "integer_below_min_value"),
         ("n", 257, "integer_above_max_value"),
         ("temperature", -0.1, "decimal_below_min_value"),
         ("temperature", 2.1, "decimal_above_max_value"),

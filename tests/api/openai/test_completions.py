@@ -35,6 +35,14 @@ async def test_choices_are_prompts_times_n_numbered_prompt_major(serve: Serving)
     assert answer.usage.completion_tokens == 6 * 3
 
 
+@pytest.mark.parametrize("n", [0, -1, -(2**63)])
+@streamed_or_not
+async def test_fewer_choices_than_one_are_refused(served: Served, n: int, stream: bool) -> None:
+    answer = await served.http.post("/v1/completions", json={"prompt": ["x", "y"], "n": n, "stream": stream})
+    assert_error(answer, status=400, param="n", code="integer_below_min_value")
+    assert served.engine.requests == []
+
+
 async def test_every_prompt_starts_at_the_same_seed(served: Served) -> None:
     await served.openai.completions.create(model=MODEL, prompt=["x", "y"], n=2, seed=5)
     assert [[c.seed for c in r.choices] for r in served.engine.requests] == [[5, 6], [5, 6]]
