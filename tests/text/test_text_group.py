@@ -9,7 +9,7 @@ import pytest
 from motet.errors import EngineDiedError, EngineError
 from motet.ids import RequestId
 from motet.testing.fake_engine import FakeEngine, FakeGroup, Script
-from motet.text.choice import ChoiceEvent, TextRules
+from motet.text.choice import ChoiceEvent, TextRules, WeightSpan
 from motet.text.text_group import GroupStep, TextGroup
 from motet.text.tokenizer import Tokenizer
 from motet.types import (
@@ -20,7 +20,6 @@ from motet.types import (
     GroupDelta,
     PromptReport,
     Usage,
-    WeightSpan,
 )
 from tests.text.feeding import first_of, request, stopping
 from tests.tiny_tokenizer import EOS_ID, fake_answer

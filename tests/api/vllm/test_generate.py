@@ -77,6 +77,36 @@ async def test_a_body_that_vllm_has_rendered_is_taken(served: Served) -> None:
     assert (await generate(served, sampling, **fields)).status_code == 200
 
 
+@streamed_or_not
+async def test_the_mode_text_adds_texts_to_choices_and_log_probabilities(serve: Serving, stream: bool) -> None:
+    """An answer repeats the mode, as in vLLM. The text ends before a stop string, whose tokens stay."""
+    served = await serve(saying("one two END"))
+    sampling = {"n": 2, "stop": ["END"], "logprobs": 1}
+    answer = await generate(served, sampling, output_mode="text", stream=stream)
+    pieces = chunks(answer) if stream else [answer.json()]
+    texts: dict[int, str] = defaultdict(str)
+    tokens: dict[int, list[int]] = defaultdict(list)
+    named: dict[int, str] = defaultdict(str)
+    for piece in pieces:
+        assert piece["output_mode"] == "text"
+        for choice in piece["choices"]:
+            texts[choice["index"]] += choice["text"]
+            tokens[choice["index"]] += choice["token_ids"]
+            named[choice["index"]] += "".join(entry["token"] for entry in choice["logprobs"]["content"])
+    assert texts == {0: "one two ", 1: "one two "}
+    assert tokens == {index: fake_answer("one two END", eos=False) for index in range(2)}
+    assert named == {0: "one two END", 1: "one two END"}
+
+
+@streamed_or_not
+async def test_the_mode_tokens_adds_no_text_and_is_repeated_if_it_is_named(served: Served, stream: bool) -> None:
+    for fields, repeated in (({}, None), ({"output_mode": "tokens"}, "tokens")):
+        answer = await generate(served, {}, stream=stream, **fields)
+        for piece in chunks(answer) if stream else [answer.json()]:
+            assert piece.get("output_mode") == repeated
+            assert all("text" not in choice for choice in piece["choices"])
+
+
 async def test_the_prompt_s_token_ids_are_returned_if_requested(served: Served) -> None:
     """A trainer reads all tokens of a choice from one answer."""
     assert "prompt_token_ids" not in (await generate(served, {})).json()
@@ -165,7 +195,7 @@ async def test_sampling_params_reach_the_engine(served: Served) -> None:
         ({"logprobs": 21}, {}, "sampling_params.logprobs"),
         ({"prompt_logprobs": 21}, {}, "sampling_params.prompt_logprobs"),
         ({}, {"features": {}}, "features"),
-        ({}, {"output_mode": "text"}, "output_mode"),
+        ({}, {"output_mode": "derender"}, "output_mode"),
         ({}, {"token_ids": []}, "token_ids"),
         ({}, {"token_ids": [9999]}, "token_ids"),
         ({}, {"token_ids": "x"}, "token_ids"),

@@ -38,9 +38,9 @@ from motet.api.http.routes import new_router, post
 from motet.api.http.schema import Neutral, Schema
 from motet.api.service import Service
 from motet.text.choice import ChoiceEvent
-from motet.text.logprobs import id_logprobs
+from motet.text.logprobs import chat_logprobs, id_logprobs
 from motet.text.text_group import GroupStep
-from motet.types import ChoiceStart, LogprobsMode, TokenLogprob, Usage
+from motet.types import ChoiceStart, LogprobsMode, Usage
 
 
 class GenerateSampling(StructuredFields, SamplingFields, TruncationFields):
@@ -88,7 +88,6 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     has_token_ids = True
     ignored = frozenset({"token_offsets"})  # a rendered request can have them
     refused = frozenset({"features"})
-    neutral: ClassVar[Neutral] = {"output_mode": ("tokens",)}
 
     token_ids: TokenIds
     sampling_params: GenerateSampling = Field(default_factory=lambda: GenerateSampling.model_validate({}))
@@ -97,6 +96,8 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     request_id: str | None = Field(None, min_length=1, max_length=200)
     return_token_ids: bool = False
     """True if the answer repeats the prompt's token ids. It always has the token ids of choices."""
+    output_mode: Literal["tokens", "text"] = "tokens"
+    """With `text`, choices have their text, and log-probabilities the texts of tokens as in chats."""
 
     @model_validator(mode="before")
     @classmethod
@@ -139,6 +140,11 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
         self.refuse_if_streamed("sampling_params.prompt_logprobs", self.sampling_params.prompt_logprobs)
         check_keep(self, self.group)
         return self
+
+    @property
+    def mode_fields(self) -> dict[str, str]:
+        """Returns the field with which answers repeat the mode, so that clients see that the server knows it."""
+        return {"output_mode": self.output_mode} if "output_mode" in self.model_fields_set else {}
 
     def without_answer(self) -> Self:
         """Returns the request without the fields about an answer, for a prefill."""
@@ -231,22 +237,35 @@ def _with_choices(plan: Plan, choices: Sequence[StartedChoice]) -> Plan:
 def tokens_writer(plan: Plan, body: TokensRequest, *, stream: bool) -> GroupsWriter:
     if not stream:
         return BodyWriter(plan, TokensBody(plan, body))
-    head = b'{"request_id":' + json_bytes(body.request_id or plan.head.id)
+    head = json_bytes({"request_id": body.request_id or plan.head.id, **body.mode_fields})[:-1]
     template = ChunkTemplate(head, null_usage=True)
     return ChunkWriter(plan, TokensChunks(plan, body, template=template), template=template, usage_json=usage_json)
 
 
-def token_logprobs(logprobs: Sequence[TokenLogprob], sampling: GenerateSampling) -> LogprobFields | None:
-    num_top = num_listed(sampling, sampling.num_logprobs)
-    if num_top is None:
-        return None
-    return {"content": id_logprobs(logprobs, num_top=num_top, ranked=not sampling.logprob_token_ids)}
+class LogprobsOfMode:
+    """The log-probabilities of an answer: with token ids or, in the mode `text`, with the texts of tokens."""
+
+    def __init__(self, plan: Plan, body: TokensRequest) -> None:
+        sampling = body.sampling_params
+        self._num_top = num_listed(sampling, sampling.num_logprobs)
+        self._ranked = not sampling.logprob_token_ids
+        self._tokenizer = plan.served.tokenizer if body.output_mode == "text" else None
+
+    def fields(self, event: ChoiceEvent) -> LogprobFields | None:
+        logprobs, num_top = event.logprobs or (), self._num_top
+        if num_top is None:
+            return None
+        if self._tokenizer is not None:
+            return {"content": chat_logprobs(self._tokenizer, logprobs, num_top=num_top, as_ids=False)}
+        return {"content": id_logprobs(logprobs, num_top=num_top, ranked=self._ranked)}
 
 
 class TokensBody(BodyShape):
     def __init__(self, plan: Plan, body: TokensRequest) -> None:
-        self._request_id = body.request_id or plan.head.id
+        self._head = {"request_id": body.request_id or plan.head.id, **body.mode_fields}
         self._sampling = body.sampling_params
+        self._logprobs = LogprobsOfMode(plan, body)
+        self._text = body.output_mode == "text"
         self._token_ids = body.return_token_ids
 
     def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
@@ -258,15 +277,16 @@ class TokensBody(BodyShape):
             "usage": usage_shape(usage),
             **answer.reports(),
         }
-        opening, closing = around_choices(json_bytes({"request_id": self._request_id})[:-1], rest)
+        opening, closing = around_choices(json_bytes(self._head)[:-1], rest)
         return encode_answer(opening, answer.take_choices(self._choice), closing=closing)
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
-        return token_logprobs(event.logprobs or (), self._sampling)
+        return self._logprobs.fields(event)
 
     def _choice(self, choice: CollectedChoice) -> dict[str, object]:
         return {
             "index": choice.index,
+            **({"text": choice.text} if self._text else {}),
             "logprobs": None if choice.logprobs is None else choice.logprob_fields(),
             **choice.end_fields(),
             "token_ids": choice.token_ids,
@@ -275,26 +295,28 @@ class TokensBody(BodyShape):
 
 
 class TokensChunks(ChunkShape):
-    """The chunks of a streamed answer. Events without tokens and without an end have no chunk."""
+    """The chunks of a streamed answer. Events without tokens, text and end have no chunk."""
 
     def __init__(self, plan: Plan, body: TokensRequest, *, template: ChunkTemplate) -> None:
         self._template = template
         prompt = plan.groups[0].prompt
         self._prompt = b',"prompt_token_ids":' + json_bytes(prompt) if body.return_token_ids else b""
         """The prompt's token ids, which only the first chunk has."""
-        self._sampling = body.sampling_params
+        self._logprobs = LogprobsOfMode(plan, body)
+        self._text = body.output_mode == "text"
 
     def openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
         return []
 
     def chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
-        if not (event.token_ids or event.finish):
+        if not (event.token_ids or event.finish or (self._text and event.text)):
             return []
         prompt, self._prompt = self._prompt, b""
-        chunk = b'%b%d,"logprobs":%b,"finish_reason":%b,"token_ids":%b%b%b%b' % (
+        chunk = b'%b%d%b,"logprobs":%b,"finish_reason":%b,"token_ids":%b%b%b%b' % (
             self._template.opening,
             event.index,
-            json_bytes(token_logprobs(event.logprobs or (), self._sampling)),
+            b',"text":' + json_bytes(event.text) if self._text else b"",
+            json_bytes(self._logprobs.fields(event)),
             finish_json(event),
             json_bytes(event.token_ids),
             versions_before(b"}]", event, shown=VersionsShown.ALWAYS),
