@@ -118,13 +118,6 @@ def test_the_index_has_a_line_for_every_page() -> None:
     assert linked[-1] == "log.md"
 
 
-def test_the_page_of_models_names_every_architecture_that_is_supported() -> None:
-    source = (PACKAGE / "engines" / "native" / "model.py").read_text()
-    supported = re.findall(r'^    "(\w+ForCausalLM)",', source, re.M)
-    table = (ROOT / "docs" / "models.md").read_text()
-    assert sorted(set(re.findall(r"`(\w+ForCausalLM)`", table))) == sorted(supported)
-
-
 MIN_LETTERS = 14
 """A text of the source with fewer fixed letters is not a message."""
 MIN_SHARE = 0.4

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 VOCAB_SIZE = 320
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -59,7 +59,7 @@ FAMILIES = tuple(CONFIGS)
 def config_of(family: str) -> PreTrainedConfig:
     """Returns a tiny config; `family` is one of FAMILIES."""
     kind, own = CONFIGS[family]
-    return kind(**_SIZES, **own)
+    return kind(**SIZES, **own)
 
 
 def save_tiny_model(family: str, folder: Path, *, seed: int = 3) -> Path:

@@ -312,10 +312,10 @@ async def test_an_engine_that_cannot_start_reports_why_and_leaves_nothing(
     other = tmp_path / "other"
     other.mkdir()
     config = (tiny("llama") / "config.json").read_text()
-    (other / "config.json").write_text(config.replace("LlamaForCausalLM", "MambaForCausalLM"))
+    (other / "config.json").write_text(config.replace("LlamaForCausalLM", "NovelForCausalLM"))
     for folder, changes, error, words in (
         (tmp_path / "missing", {}, ModelLoadError, "missing"),
-        (other, {}, UnsupportedModelError, "MambaForCausalLM; supported are .*LlamaForCausalLM"),
+        (other, {}, UnsupportedModelError, "NovelForCausalLM, which is not a decoder"),
         (tiny("llama"), {"kv_cache_gb": 0.0001}, KVMemoryError, "--kv-cache-gb"),
     ):
         with pytest.raises(error, match=words):

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.model import (
     ModelShape,
+    has_experts,
+    in_one_line,
     load_model,
     read_config,
     read_shape,
@@ -29,9 +32,18 @@ from motet.engines.native.model import (
     weights_in_memory,
 )
 from motet.engines.native.model_weights import TensorWeights
+from motet.engines.native.reference import (
+    CLOSE,
+    INT8_ROUNDING,
+    MAX_RATIO,
+    NUM_TOKENS,
+    compare,
+    reference_pass,
+    rounding,
+)
 from motet.engines.native.step.run import Backend, ModelRunner, TorchRunner
 from motet.engines.native.weight_loader import StartWeights, WeightLoader
-from motet.errors import ConfigError, KVMemoryError
+from motet.errors import ConfigError, KVMemoryError, MotetError, UnsupportedModelError
 from motet.grammar.compiled_grammar import Grammars
 from motet.ids import ModelName, new_engine_id
 from motet.log import cut
@@ -128,12 +140,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         num_blocks, reason = choose()
     facts = layout.facts(model_id, config.quantization)
     storage = _allocated(layout, num_blocks, device=device)
-    if device.type == "cuda" and config.kernels == "auto" and config.quantization == "none":
-        backend = cuda_backend(model, storage, config=config, max_model_len=max_model_len)
-    else:
-        backend = choose_backend(
-            model, storage, kernels=config.kernels, max_model_len=max_model_len, quantization=config.quantization
-        )
+    backend = proven_backend(model, storage, config=config, max_model_len=max_model_len, reload=load)
     info = EngineInfo(
         model=ModelName(config.model_name),
         root=config.model_root,
@@ -179,6 +186,49 @@ def _options_of(config: EngineConfig, shape: ModelShape, *, device: torch.device
     )
 
 
+def proven_backend(
+    model: PreTrainedModel,
+    storage: KVStorage,
+    *,
+    config: EngineConfig,
+    max_model_len: int,
+    reload: Callable[[], PreTrainedModel],
+) -> Backend:
+    """Returns the first backend whose logits are those of transformers (`reference`): the fastest one that the settings
+    allow, then torch's operators. `reload` loads the model again, because a backend can change it. Raises ConfigError
+    if the settings require a backend that cannot run the model, and UnsupportedModelError if no backend computes it."""
+    try:
+        num_tokens = min(NUM_TOKENS, max_model_len, storage.num_blocks * storage.block_size)
+        reference = reference_pass(model, num_tokens=num_tokens, vocab_size=model.config.vocab_size)
+        int8, limit, wrong = config.quantization == "int8", CLOSE[storage.keys.dtype], ""
+        for kernels in ("auto", "torch") if config.kernels == "auto" and not int8 else (config.kernels,):
+            backend = _backend(model, storage, config=config, kernels=kernels, max_model_len=max_model_len)
+            found = compare(backend.runner, reference, storage=storage)
+            if not found.agrees(limit):
+                model = reload()
+                limit = max(limit, MAX_RATIO * rounding(model, reference) + (INT8_ROUNDING if int8 else 0.0))
+            if found.agrees(limit):
+                logger.info("%s: %s", backend.kernels, found.words(limit))
+                return replace(backend, note=_note(wrong) if wrong else backend.note, same=backend.same and found.same)
+            wrong = found.words(limit)
+            logger.warning("%s: %s", backend.kernels, wrong)
+    except MotetError:
+        raise
+    except Exception as exc:  # transformers has models that its own attention interface, or this engine, cannot run
+        wrong = in_one_line(exc)
+        logger.info("a model cannot be run", exc_info=exc)
+    raise UnsupportedModelError(f"{config.model_path} cannot be served: {wrong}")
+
+
+def _backend(
+    model: PreTrainedModel, storage: KVStorage, *, config: EngineConfig, kernels: str, max_model_len: int
+) -> Backend:
+    quantization = config.quantization
+    if storage.keys.device.type == "cuda" and kernels == "auto" and quantization == "none":
+        return cuda_backend(model, storage, config=config, max_model_len=max_model_len)
+    return choose_backend(model, storage, kernels=kernels, max_model_len=max_model_len, quantization=quantization)
+
+
 def choose_backend(
     model: PreTrainedModel, storage: KVStorage, *, kernels: str, max_model_len: int, quantization: str = "none"
 ) -> Backend:
@@ -199,7 +249,10 @@ def choose_backend(
         raise ConfigError(f"--quantization int8 needs the compiled kernels: {reason or '--kernels torch was given'}")
     if kernels == "torch" or reason is not None or found is None:
         note = _note(reason) if kernels == "auto" and device.type == "cpu" else ""
-        same = operators_agree(model, head_dim=storage.keys.shape[-1], dtype=dtype, device=device)
+        # The number of rows that an expert computes depends on the other rows of the step.
+        same = not has_experts(model.config) and operators_agree(
+            model, head_dim=storage.keys.shape[-1], dtype=dtype, device=device
+        )
         sampling = f"-sampling-{digest()}" if device.type == "cpu" and found is not None else ""
         operators = f"torch-{torch.__version__}{sampling}"
         return Backend(TorchRunner(model, storage), operators, same, TensorWeights.of(model), "torch", note)

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from motet.engines.native.model_weights import NOT_FINITE, is_finite
 from motet.engines.native.step.run import ATTENTION_NAME
@@ -12,16 +14,8 @@ from motet.errors import ConfigError, ModelLoadError, MotetError, UnsupportedMod
 from motet.log import cut
 from motet.models.folder import read_object, weight_files
 
-SUPPORTED = (
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "GemmaForCausalLM",
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
-"""Architectures that tests compare with `transformers.generate`. CONTRIBUTING.md explains how to add one."""
+ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers whose only memory of previous tokens is the KV cache."""
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Types of RoPE whose angles depend on the longest sequence of a batch, so choices would depend on other sequences."""
@@ -51,18 +45,32 @@ def read_config(folder: Path) -> PreTrainedConfig:
     try:
         # from_pretrained does not name the architecture if transformers does not know the model type.
         architectures = PreTrainedConfig.get_config_dict(folder)[0].get("architectures") or []
-        if not set(architectures) & set(SUPPORTED):
+        if not set(architectures) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
             raise UnsupportedModelError(
-                f"{folder} contains {', '.join(architectures) or 'no known architecture'}; "
-                f"supported are {', '.join(SUPPORTED)}"
+                f"{folder} contains {', '.join(architectures) or 'no architecture'}, which is not a decoder of "
+                f"transformers {transformers.__version__}"
             )
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+        if (reason := _without_kv_cache(config)) is not None:
+            raise UnsupportedModelError(f"{folder} contains {', '.join(architectures)}, {reason}")
         _check_rope(config, folder)
     except MotetError:
         raise
     except Exception as exc:  # transformers does not check the types of all values
-        raise ModelLoadError(f"cannot read the model config in {folder}: {_in_one_line(exc)}") from exc
+        raise ModelLoadError(f"cannot read the model config in {folder}: {in_one_line(exc)}") from exc
     return config
+
+
+def _without_kv_cache(config: PreTrainedConfig) -> str | None:
+    """Returns the reason why a KV cache of this model's layers is not its whole memory of previous tokens; None if it
+    can be. `reference` finds models whose config does not say it."""
+    if config.is_encoder_decoder:
+        return "which has an encoder"
+    if not getattr(config, "num_attention_heads", None):
+        return "which has no attention"
+    if others := sorted({*(getattr(config, "layer_types", None) or ())} - ATTENTION_KINDS):
+        return f"which has layers of the kind {', '.join(others)}, whose state is not in a KV cache"
+    return None
 
 
 def _check_rope(config: PreTrainedConfig, folder: Path) -> None:
@@ -111,7 +119,7 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
             output_loading_info=True,
         )
     except Exception as exc:  # any value of the config that transformers does not check
-        raise ModelLoadError(f"cannot load the model in {folder}: {_in_one_line(exc)}") from exc
+        raise ModelLoadError(f"cannot load the model in {folder}: {in_one_line(exc)}") from exc
     if missing := [*report["missing_keys"], *report["mismatched_keys"]]:
         # transformers fills them with random numbers and continues.
         raise ModelLoadError(f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}")
@@ -125,6 +133,11 @@ def check_finite(model: torch.nn.Module, folder: Path) -> None:
     for name, weights in model.named_parameters():
         if not is_finite(weights.detach()):
             raise ModelLoadError(f"tensor {name} in {folder}: {NOT_FINITE}")
+
+
+def has_experts(config: PreTrainedConfig) -> bool:
+    """Returns True for a mixture of experts."""
+    return any("experts" in name and type(value) is int and value > 1 for name, value in config.to_dict().items())
 
 
 def resolve_device(name: str) -> torch.device:
@@ -181,7 +194,7 @@ def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:
     return tokens
 
 
-def _in_one_line(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     return cut(" ".join(str(error).split()) or type(error).__name__, MAX_REASON_CHARS)
 
 

@@ -25,6 +25,17 @@ from motet.engines.native.model_weights import names_of, tied_names
 ACTIVATIONS = {"silu": c.SILU, "gelu_pytorch_tanh": c.GELU_TANH}
 """The kernels' code for each activation, by its name in Hugging Face's configs."""
 
+LAYER_PARTS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "": (
+        frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}),
+        frozenset({"pre_feedforward_layernorm", "post_feedforward_layernorm"}),
+    ),
+    "self_attn": (frozenset({"q_proj", "k_proj", "v_proj", "o_proj"}), frozenset({"q_norm", "k_norm"})),
+    "mlp": (frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"}), frozenset()),
+}
+"""The modules that a layer must have and can have, by the path of their parent. Their factors, norms and order are
+compared with transformers' when the model is loaded (`reference`)."""
+
 
 def obstacle(
     kernels: ctypes.CDLL | None, model: PreTrainedModel, *, dtype: torch.dtype, device: torch.device
@@ -35,6 +46,8 @@ def obstacle(
     if device.type != "cpu" or dtype not in panels.DTYPE_CODES:
         name = str(dtype).removeprefix("torch.")
         return f"they compute in bfloat16 or float32 on the CPU, not in {name} on {device.type}"
+    if (part := _unknown_part(model)) is not None:
+        return f"they do not implement {part}"
     if (name := activation_of(model.config)) not in ACTIVATIONS:
         return f"they do not implement the activation {name!r}"
     config = model.config
@@ -42,6 +55,26 @@ def obstacle(
     if any(size % c.PANEL for size in sizes):
         return f"sizes {sizes} (hidden, intermediate, head) must be multiples of {c.PANEL}"
     return None
+
+
+def _unknown_part(model: PreTrainedModel) -> str | None:
+    """Returns a part of the model that the kernels lack, or have although the model lacks it; None if there is none."""
+    for path, names in {"": {"model", "lm_head"}, "model": {"embed_tokens", "layers", "norm", "rotary_emb"}}.items():
+        if {name for name, _ in model.get_submodule(path).named_children()} != names:
+            return f"the parts of {type(model).__name__}"
+    for number, layer in enumerate(model.get_submodule("model.layers").children()):
+        for path, (required, optional) in LAYER_PARTS.items():
+            found = {name for name, _ in layer.get_submodule(path).named_children()} if _has(layer, path) else set()
+            if not required <= found <= required | optional:
+                part = sorted((found - optional) ^ required)[0]
+                return f"a layer {'with' if part in found else 'without'} {path or 'the part'} {part} (layer {number})"
+    norms = {type(module).__name__: module for name, module in model.named_modules() if name.endswith("norm")}
+    others = [name for name, norm in norms.items() if "RMSNorm" not in name or not hasattr(norm, "weight")]
+    return f"the norm {others[0]}" if others else None
+
+
+def _has(module: nn.Module, path: str) -> bool:
+    return path in dict(module.named_modules())
 
 
 def activation_of(config: Any) -> str:

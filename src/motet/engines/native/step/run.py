@@ -16,8 +16,12 @@ from motet.engines.native.attention.group_attention import Scores, StepAttention
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.model_weights import ModelWeights
 from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
+from motet.errors import UnsupportedModelError
 
 ATTENTION_NAME = "motet"
+
+WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache", "output_router_logits"})
+"""Arguments of attention that change no logits: dropout is for training, and `step` knows the positions."""
 
 LayerAttention = Callable[[int, Tensor, Tensor, Tensor, Scores], Tensor]
 """The attention function of one step, which every layer calls with: layer, query [1, heads, rows, head_dim], key and
@@ -78,14 +82,21 @@ def attend(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    step: LayerAttention,
+    step: LayerAttention | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_: object,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """Implements the attention interface of transformers. `step` is the keyword that the runner passes to the model's
     forward. There is no mask to apply: an attention without a mask function gets `attention_mask=None`
-    (documentation of `AttentionInterface`), and `step` knows which keys each row reads."""
+    (documentation of `AttentionInterface`), and `step` knows which keys each row reads.
+
+    Raises UnsupportedModelError for any other argument, such as attention sinks, which could change the result, and for
+    layers that do not pass `step` on."""
+    if unknown := sorted(name for name, given in others.items() if name not in WITHOUT_EFFECT and given is not None):
+        raise UnsupportedModelError(f"the attention of this model has {', '.join(unknown)}, which is not implemented")
+    if step is None:
+        raise UnsupportedModelError("the layers of this model do not pass the arguments of a step to attention")
     layer = module.layer_idx
     if not isinstance(layer, int):
         raise TypeError(f"{type(module).__name__} has no layer index")

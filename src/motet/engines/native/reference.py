@@ -1,0 +1,199 @@
+"""Compares the logits of a backend with those of transformers' own eager attention, before it serves.
+
+A model of any family can differ from the models that a backend was written for: in a factor, a norm, or layers without
+RoPE. Such a difference does not raise an error; it changes the logits. Therefore the model computes a few random tokens
+in float32 when it is loaded (`reference_pass`), and each backend that could serve it computes them too (`compare`).
+
+The difference is relative: the root mean square of the difference of the logits, divided by that of the logits. In
+float32 it is about 1e-5. In other dtypes it depends on the depth of the model, so a difference that is not close is
+compared with the difference of transformers itself in that dtype (`rounding`).
+
+New weights do not need another comparison: they have the names, shapes and dtypes of the model that was compared.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead, pieces
+from motet.engines.native.kv.storage import KVStorage
+from motet.engines.native.step.inputs import ROW_MULTIPLE, StepInputs
+from motet.engines.native.step.run import ATTENTION_NAME, ModelRunner
+
+NUM_TOKENS = 32
+"""Number of tokens, if the model and the KV cache have as many."""
+CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.02, torch.float16: 0.005}
+"""Maximum difference without a look at `rounding`."""
+INT8_ROUNDING = 0.1
+"""Difference that int8 weights can add."""
+MAX_RATIO = 2.0
+"""Maximum ratio of a backend's difference to `rounding`."""
+HEAD_ROWS = 8192
+"""Rows of a head's weights that are converted to float32 at a time."""
+
+
+@dataclass(frozen=True)
+class ReferencePass:
+    """The results of transformers' eager attention for a few random tokens."""
+
+    tokens: list[int]
+    logits: Tensor
+    """[tokens, vocabulary] float32, computed in float32."""
+    keys: Sequence[Tensor]
+    """Keys of each layer, [kv_heads, tokens, head_dim] float32."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The differences of a backend from the reference, relative to the reference. NaN for numbers that are not
+    finite."""
+
+    logits: float
+    keys: Sequence[float]
+    """Difference of the keys of each layer."""
+    same: bool
+    """True if the tokens had the same bits in chunks and at once."""
+
+    def agrees(self, limit: float) -> bool:
+        return self.logits <= limit
+
+    def words(self, limit: float) -> str:
+        """Returns a clause about the difference. If it is more than the limit, it names the first part of the model
+        whose results differ: the keys of a layer depend on the layers before it."""
+        words = f"the logits differ from transformers' in float32 by {self.logits:.1g} of their spread"
+        if self.agrees(limit):
+            return words
+        layer = next((number for number, keys in enumerate(self.keys) if not keys <= limit), len(self.keys))
+        return f"{words}, from {f'layer {layer - 1}' if layer else 'the embedding or the keys of layer 0'} on"
+
+
+@torch.inference_mode()
+def reference_pass(model: PreTrainedModel, *, num_tokens: int, vocab_size: int) -> ReferencePass:
+    """Computes the reference. `model` must be as it was loaded, with all its weights."""
+    tokens = torch.randint(vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+    with in_float32(model):
+        logits, keys = _run(model, tokens)
+    return ReferencePass(tokens, logits, keys)
+
+
+@torch.inference_mode()
+def rounding(model: PreTrainedModel, reference: ReferencePass) -> float:
+    """Returns the relative difference of transformers itself in the dtype of the model."""
+    logits, _ = _run(model, reference.tokens)
+    return difference_of(logits, reference.logits)
+
+
+def _run(model: PreTrainedModel, tokens: list[int]) -> tuple[Tensor, list[Tensor]]:
+    """Returns logits and keys, with transformers' own attention."""
+    cache = DynamicCache()
+    model.set_attn_implementation("eager")
+    try:
+        output = model(input_ids=torch.tensor([tokens], device=model.device), past_key_values=cache, use_cache=True)
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    keys = [layer.keys for layer in cache.layers if isinstance(layer, DynamicLayer)]
+    return output.logits[0].float().cpu(), [each[0].float().cpu() for each in keys if each is not None]
+
+
+def difference_of(found: Tensor, expected: Tensor) -> float:
+    """Returns the relative difference of logits [tokens, vocabulary]. A constant added to a row does not count, because
+    no probability depends on it."""
+    found, expected = (each - each.mean(-1, keepdim=True) for each in (found, expected))
+    return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+
+
+@torch.inference_mode()
+def compare(runner: ModelRunner, reference: ReferencePass, *, storage: KVStorage) -> Comparison:
+    """Runs the tokens of the reference in two chunks, as a layer can have a state that is not in the KV cache, and then
+    at once. Uses the first blocks of the KV cache, and fills them with zeros afterwards."""
+    count = len(reference.tokens)
+    table = [*range(-(-count // storage.block_size))]
+
+    def run(begin: int, end: int) -> Tensor:
+        positions, rows = [*range(begin, end)], [*range(end - begin)]
+        reads = [PromptRead(at - begin, last - begin, at, keys, table) for at, last, keys in pieces(begin, end)]
+        # Matrix products get a multiple of 4 rows, as in all steps (`step.inputs`).
+        padding = [0] * (-len(rows) % ROW_MULTIPLE)
+        tokens = reference.tokens[begin:end] + padding
+        plan = AttentionPlan(0, tuple(reads), (), ())
+        logits = runner.run(StepInputs(tokens, positions + padding, positions, rows + padding, len(rows), [], [], plan))
+        runner.settle()
+        return logits[: len(rows)].to("cpu", torch.float32, copy=True)  # the next run uses the same memory
+
+    chunks = torch.cat([run(0, count - count // 3), run(count - count // 3, count)]) if count > 2 else run(0, count)
+    keys = storage.keys[:, :count].transpose(1, 2).float().cpu()
+    found = Comparison(
+        difference_of(chunks, reference.logits),
+        [difference_of(one.flatten(1), other.flatten(1)) for one, other in zip(keys, reference.keys, strict=True)],
+        same=torch.equal(run(0, count), chunks),
+    )
+    slots = len(table) * storage.block_size
+    storage.keys[:, :slots], storage.values[:, :slots] = 0, 0
+    return found
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Lets a model compute in float32 from weights of its own dtype. One layer's weights are converted at a time, and
+    the rows of a head or of embeddings in pieces, so that little memory is needed."""
+    with ExitStack() as stack:
+        for module in _parts(model):
+            if isinstance(module, nn.Embedding):
+                handles = [module.register_forward_hook(lambda module, args, output: output.float())]
+            elif isinstance(module, nn.Linear):
+                stack.enter_context(_replaced_forward(module))
+                continue
+            else:
+                handles = _converted(module)
+            for handle in handles:
+                stack.callback(handle.remove)
+        yield
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Yields the decoder layers, and all modules with parameters outside of them."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    layers = max(lists, key=lambda found: sum(parameter.numel() for parameter in found.parameters()))
+    inside = {id(module) for module in layers.modules()}
+    yield from layers
+    for module in model.modules():
+        if id(module) not in inside and next(module.parameters(recurse=False), None) is not None:
+            yield module
+
+
+def _converted(module: nn.Module) -> list[RemovableHandle]:
+    """Converts the parameters of a module to float32 while it computes."""
+    saved: list[tuple[nn.Parameter, Tensor]] = []
+
+    def before(module: nn.Module, args: object) -> None:
+        saved.extend((parameter, parameter.data) for parameter in module.parameters())
+        for parameter, numbers in saved:
+            parameter.data = numbers.float()
+
+    def after(module: nn.Module, args: object, output: object) -> None:
+        for parameter, numbers in saved:
+            parameter.data = numbers
+        saved.clear()
+
+    return [module.register_forward_pre_hook(before), module.register_forward_hook(after, always_call=True)]
+
+
+@contextmanager
+def _replaced_forward(linear: nn.Linear) -> Iterator[None]:
+    def forward(x: Tensor) -> Tensor:
+        products = [F.linear(x, rows.float()) for rows in torch.split(linear.weight, HEAD_ROWS)]
+        product = torch.cat(products, dim=-1)
+        return product if linear.bias is None else product + linear.bias.float()
+
+    linear.forward = forward  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del linear.forward
