@@ -10,7 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from motet.engines.native.build import build_parts
-from motet.engines.native.fingerprint import fingerprint, linears_agree, operators_agree, prompts_agree, trunks_agree
+from motet.engines.native.checks.fingerprint import (
+    fingerprint,
+    linears_agree,
+    operators_agree,
+    prompts_agree,
+    trunks_agree,
+)
 from tests.tiny_engine import engine_config
 
 Tiny = Callable[[str], Path]

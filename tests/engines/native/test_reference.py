@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 import motet
-from motet.engines.native import model, reference
+from motet.engines.native import model
 from motet.engines.native.build import build_parts
+from motet.engines.native.checks import reference
+from motet.engines.native.checks.reference import in_float32
 from motet.engines.native.cpu import packed_weights
 from motet.engines.native.model import has_experts, read_config
-from motet.engines.native.reference import in_float32
 from motet.errors import UnsupportedModelError
 from motet.settings.engine_config import EngineConfig
 from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run

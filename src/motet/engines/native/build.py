@@ -11,12 +11,21 @@ import msgspec
 import torch
 from transformers import PreTrainedModel
 
+from motet.engines.native.checks.fingerprint import fingerprint, model_digest, operators_agree
+from motet.engines.native.checks.reference import (
+    CLOSE,
+    INT8_ROUNDING,
+    MAX_RATIO,
+    NUM_TOKENS,
+    compare,
+    reference_pass,
+    rounding,
+)
 from motet.engines.native.compiled_kernels import digest, library, missing_kernels, running_kind
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.cpu.cpu_runner import CpuRunner, PackedWeights, chunks_agree
 from motet.engines.native.cpu.packed_weights import PackedModel, obstacle
 from motet.engines.native.cuda.cuda_runner import cuda_backend
-from motet.engines.native.fingerprint import fingerprint, model_digest, operators_agree
 from motet.engines.native.kv.cache_size import DEFAULT_GB, CacheSize, cache_size, kv_cache_gb_for, num_blocks_for
 from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.kv.storage import KVLayout, KVStorage
@@ -32,15 +41,6 @@ from motet.engines.native.model import (
     weights_in_memory,
 )
 from motet.engines.native.model_weights import TensorWeights
-from motet.engines.native.reference import (
-    CLOSE,
-    INT8_ROUNDING,
-    MAX_RATIO,
-    NUM_TOKENS,
-    compare,
-    reference_pass,
-    rounding,
-)
 from motet.engines.native.step.run import Backend, ModelRunner, TorchRunner
 from motet.engines.native.weight_loader import StartWeights, WeightLoader
 from motet.errors import ConfigError, KVMemoryError, MotetError, UnsupportedModelError
@@ -194,8 +194,8 @@ def proven_backend(
     max_model_len: int,
     reload: Callable[[], PreTrainedModel],
 ) -> Backend:
-    """Returns the first backend whose logits are those of transformers (`reference`): the fastest one that the settings
-    allow, then torch's operators. `reload` loads the model again, because a backend can change it. Raises ConfigError
+    """Returns the first backend that computes the logits of transformers (`checks.reference`): the fastest one that the
+    settings allow, then torch's operators. `reload` loads the model again, because a backend can change it. Raises ConfigError
     if the settings require a backend that cannot run the model, and UnsupportedModelError if no backend computes it."""
     try:
         num_tokens = min(NUM_TOKENS, max_model_len, storage.num_blocks * storage.block_size)

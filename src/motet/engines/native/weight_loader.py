@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from motet.engine_orders import Checksums, OrderAnswer, PreparedWeights, PrepareWeights, SumWeights
-from motet.engines.native.fingerprint import MODEL_DIGITS
+from motet.engines.native.checks.fingerprint import MODEL_DIGITS
 from motet.engines.native.model_weights import NOT_FINITE, SAVED_DTYPES, ModelWeights, StagedWeights, is_finite
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError

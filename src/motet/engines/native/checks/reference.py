@@ -1,10 +1,10 @@
-"""Compares the logits of a backend with those of transformers' own eager attention, before it serves.
+"""Compares a backend with transformers' own eager attention, before it serves.
 
 A model of any family can differ from the models that a backend was written for: in a factor, a norm, or layers without
 RoPE. Such a difference does not raise an error; it changes the logits. Therefore the model computes a few random tokens
 in float32 when it is loaded (`reference_pass`), and each backend that could serve it computes them too (`compare`).
 
-The difference is relative: the root mean square of the difference of the logits, divided by that of the logits. In
+The difference is relative: the root mean square of the difference of the logits, divided by their own. In
 float32 it is about 1e-5. In other dtypes it depends on the depth of the model, so a difference that is not close is
 compared with the difference of transformers itself in that dtype (`rounding`).
 
@@ -172,12 +172,12 @@ def _converted(module: nn.Module) -> list[RemovableHandle]:
     """Converts the parameters of a module to float32 while it computes."""
     saved: list[tuple[nn.Parameter, Tensor]] = []
 
-    def before(module: nn.Module, args: object) -> None:
+    def before(*_: object) -> None:
         saved.extend((parameter, parameter.data) for parameter in module.parameters())
         for parameter, numbers in saved:
             parameter.data = numbers.float()
 
-    def after(module: nn.Module, args: object, output: object) -> None:
+    def after(*_: object) -> None:
         for parameter, numbers in saved:
             parameter.data = numbers
         saved.clear()
