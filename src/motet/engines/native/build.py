@@ -195,8 +195,9 @@ def proven_backend(
     reload: Callable[[], PreTrainedModel],
 ) -> Backend:
     """Returns the first backend that computes the logits of transformers (`checks.reference`): the fastest one that the
-    settings allow, then torch's operators. `reload` loads the model again, because a backend can change it. Raises ConfigError
-    if the settings require a backend that cannot run the model, and UnsupportedModelError if no backend computes it."""
+    settings allow, then torch's operators. `reload` loads the model again, because a backend can change it. Raises
+    ConfigError if the settings require a backend that cannot run the model, and UnsupportedModelError if no backend
+    computes it."""
     try:
         num_tokens = min(NUM_TOKENS, max_model_len, storage.num_blocks * storage.block_size)
         reference = reference_pass(model, num_tokens=num_tokens, vocab_size=model.config.vocab_size)
