@@ -83,6 +83,6 @@ def test_chunks_joined_are_the_unstreamed_answer(request: ChatRequest, data: st.
     assert joined(sent) == unstreamed(answer)
     for choice in answer["choices"]:
         pieces = [chunk["choices"][0] for chunk in sent if chunk["choices"][0]["index"] == choice["index"]]  # type: ignore[index]
-        assert [token for piece in pieces for token in piece.get("token_ids", [])] == choice.get("token_ids", [])
+        assert [token for piece in pieces for token in piece.get("token_ids", [])] == (choice["token_ids"] or [])
         entries = [entry for piece in pieces if piece["logprobs"] for entry in piece["logprobs"]["content"]]
         assert entries == (choice["logprobs"] or {"content": []})["content"]
