@@ -261,6 +261,11 @@ class ServerConfig:
         "header of the response; refuse answers such a request with 400.",
         choices=("refuse", "warn"),
     )
+    trust_request_chat_template: bool = setting(
+        False,
+        "Render chats with the chat_template of a request. A template is a program, which runs in a process with "
+        "limits of time and memory.",
+    )
     max_tokens_policy: str = limit(
         "refuse",
         "With cap, a maximum number of output tokens that exceeds the model's length is reduced to what fits; refuse "

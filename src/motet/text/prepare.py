@@ -1,11 +1,15 @@
 """Turns a client's texts and limits into prompt tokens and limits that the engine accepts."""
 
 from collections.abc import Container, Sequence
+from functools import lru_cache
 
 from motet.errors import ContextLengthError, RequestError, TokenNeed
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
 from motet.types import EngineInfo
+
+request_template = lru_cache(maxsize=4)(ChatTemplate.of_request)
+"""Requests with the same template share its process."""
 
 
 class PromptPreparer:
@@ -16,6 +20,10 @@ class PromptPreparer:
         self.template = template
         self._tokenizer = tokenizer
         self._info = info
+
+    def with_template(self, source: str) -> "PromptPreparer":
+        """Returns a preparer with the template of a request. Can take long. Raises `RequestError`."""
+        return PromptPreparer(self._tokenizer, request_template(source, self._tokenizer), info=self._info)
 
     def text_prompt(
         self,

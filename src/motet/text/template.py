@@ -45,14 +45,16 @@ class ChatTemplate:
         *,
         named_tokens: Mapping[str, str] | None = None,
         control: ControlTokens | None = None,
+        process: RenderProcess | None = None,
     ) -> None:
         """Raises `ModelLoadError` if `source` is not valid Jinja. `named_tokens`: texts of `bos_token` and so on.
-        `control`: the control tokens that only the template can write; None if messages can have them too."""
+        `control`: the control tokens that only the template can write; None if messages can have them too. `process`:
+        renders every prompt, as for a template of a client; None to share a process and render short prompts here."""
         self._named_tokens = dict(named_tokens or {})
         self.source = source
-        self._process: RenderProcess | None = None if source is None else render_process(source)
+        self._process: RenderProcess | None = process or (None if source is None else render_process(source))
         try:
-            self._template: MeteredTemplate | None = None if source is None else metered(source)
+            self._template: MeteredTemplate | None = None if source is None or process else metered(source)
         except NeedsProcess:
             self._template = None
         except TemplateSyntaxError as exc:
@@ -62,6 +64,16 @@ class ChatTemplate:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ChatTemplate":
         return cls(tokenizer.chat_template, named_tokens=tokenizer.named_tokens, control=tokenizer.control_tokens)
+
+    @classmethod
+    def of_request(cls, source: str, tokenizer: Tokenizer) -> "ChatTemplate":
+        """Returns the template that a request brought. Raises `RequestError` if it is not valid Jinja."""
+        named, control, process = tokenizer.named_tokens, tokenizer.control_tokens, RenderProcess(source)
+        try:
+            return cls(source, named_tokens=named, control=control, process=process)
+        except (TemplateSyntaxError, RecursionError) as exc:
+            message = f"Invalid 'chat_template': it is not valid Jinja: {exc}."
+            raise RequestError(message, param="chat_template", code="invalid_value") from exc
 
     def uses(self, variable: str) -> bool:
         """Returns True if the template contains a variable of this name."""

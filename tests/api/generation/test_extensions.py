@@ -261,3 +261,25 @@ async def test_transfer_parameters_among_extra_arguments_are_those_of_the_reques
     answer = await served.http.post(GENERATE, json={"token_ids": PROMPT, "sampling_params": sampling})
     assert answer.status_code == 200
     assert served.engine.requests[-1].sampling.extra_args == '{"a":1}'
+
+
+async def test_the_template_of_a_request_needs_a_server_that_trusts_it(serve: Serving) -> None:
+    source = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}{{ extra }}"
+    fields = {"chat_template": source, "chat_template_kwargs": {"extra": "!"}}
+    refused = await (await serve()).chat(**fields)
+    assert_error(refused, status=400, param="chat_template", code="unsupported_parameter")
+    served = await serve(trust_request_chat_template=True)
+    assert (await served.chat(**fields)).status_code == 200
+    tokens = await served.http.post("/tokenize", json={"messages": [TURN], **fields})
+    assert (await served.chat()).status_code == 200
+    own, models = prompts(served)
+    assert own == served.tokenizer.decode(tokens.json()["tokens"]) == "<user>hi!"
+    assert models != own
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ 'x'.replace( }}", "{{ raise_exception('no') }}", "x" * 65_537])
+async def test_a_wrong_template_of_a_request_is_refused(serve: Serving, source: str) -> None:
+    served = await serve(trust_request_chat_template=True)
+    refused = await served.chat(chat_template=source)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] in ("chat_template", "messages")

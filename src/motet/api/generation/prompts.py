@@ -13,7 +13,6 @@ from motet.api.http.schema import as_integer
 from motet.text.prepare import PromptPreparer
 from motet.text.rendering.client_texts import RenderedPrompt
 from motet.text.rendering.jinja import NeedsProcess
-from motet.text.template import ChatTemplate
 
 PROMPT_CHARS = 64
 """Number of characters whose tokenisation costs as much as the call for one prompt."""
@@ -53,17 +52,15 @@ async def text_prompt(
     return await caller.in_thread_if_long(partial(preparer.text_prompt, text, add_special_tokens, param=param))
 
 
-async def rendered_prompt(
-    template: ChatTemplate, render: Callable[[bool], RenderedPrompt], *, caller: Caller
-) -> RenderedPrompt:
-    """Returns the text of a chat. `render`: takes True to wait for the process of the template, and False to raise
-    `NeedsProcess` instead."""
+async def rendered_prompt(owner: object, render: Callable[[bool], RenderedPrompt], *, caller: Caller) -> RenderedPrompt:
+    """Returns the text of a chat. `owner`: object in whose thread prompts wait for a process. `render`: takes True to
+    wait for the process of the template, and False to raise `NeedsProcess` instead."""
     if caller.work_size < LONG_WORK:
         try:
             return render(False)
         except NeedsProcess:
             pass
-    return await in_thread_of(template, partial(render, True), client=caller.work_client)
+    return await in_thread_of(owner, partial(render, True), client=caller.work_client)
 
 
 def truncated(

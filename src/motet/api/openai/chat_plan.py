@@ -15,6 +15,7 @@ from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan,
 from motet.api.generation.prompts import rendered_prompt, truncated
 from motet.api.http.caller import Caller
 from motet.api.http.failure import unsupported_parameter
+from motet.api.http.long_work import in_thread_of
 from motet.api.http.schema import schema_text
 from motet.api.openai.chat_schema import ChatPrompt, ChatRequest, ToolField
 from motet.api.served import ServedModel
@@ -24,7 +25,7 @@ from motet.grammar.schema.client_schema import closed_schema, closed_source
 from motet.log import ONCE_A_MINUTE
 from motet.settings.server_config import ServerConfig
 from motet.text.answers import ForcedCalls
-from motet.text.prepare import PromptPreparer
+from motet.text.prepare import PromptPreparer, request_template
 from motet.text.rendering.client_texts import RenderedPrompt
 from motet.text.tools.grammar import json_rule
 from motet.text.tools.tool_format import ToolMode, ToolRules
@@ -98,6 +99,15 @@ async def chat_text(
     preparer: PromptPreparer, chat: ChatPrompt, *, caller: Caller, config: ServerConfig
 ) -> RenderedPrompt:
     """Returns the text of a chat's prompt."""
+    owner: object = preparer.template
+    if chat.chat_template is not None:
+        if not config.trust_request_chat_template:
+            why = "its operator can set one with --chat-template, or allow it with --trust-request-chat-template"
+            raise unsupported_parameter("chat_template", f"is not supported by this server: {why}")
+        # One thread for the templates of all requests bounds the number of processes that run at the same time.
+        owner = request_template
+        make = partial(preparer.with_template, chat.chat_template)
+        preparer = await in_thread_of(owner, make, client=caller.work_client)
     variables = _effort(preparer, chat.reasoning_effort) | _other_variables(preparer, chat)
 
     def rendered(in_process: bool) -> RenderedPrompt:
@@ -111,7 +121,7 @@ async def chat_text(
             in_process=in_process,
         )
 
-    return await rendered_prompt(preparer.template, rendered, caller=caller)
+    return await rendered_prompt(owner, rendered, caller=caller)
 
 
 def _effort(preparer: PromptPreparer, effort: str | None) -> dict[str, object]:

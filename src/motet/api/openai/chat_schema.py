@@ -249,6 +249,7 @@ class ToolChoice(Schema):
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+MAX_TEMPLATE_CHARS = 65_536
 NOT_VARIABLES = frozenset({"chat_template", "messages", "tokenize"})
 """Names that `chat_template_kwargs` cannot have: arguments of functions that render templates."""
 
@@ -263,6 +264,8 @@ class ChatPrompt(Schema):
     continue_final_message: bool = False
     add_special_tokens: bool | None = None
     """True if the tokenizer adds its special tokens to the chat template's. None means False for a chat."""
+    chat_template: Annotated[str, UNICODE] | None = Field(None, min_length=1, max_length=MAX_TEMPLATE_CHARS)
+    """Template in place of the model's, where the server trusts its clients."""
     chat_template_kwargs: Annotated[dict[str, object], AfterValidator(check_num_values)] = Field(default_factory=dict)
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
@@ -361,8 +364,7 @@ class ChatRequest(
     aliases: ClassVar[Mapping[str, str]] = {**ChatPrompt.aliases, **SAMPLING_NAMES, "rid": "request_id"}
     ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
     refused = frozenset(
-        {"audio", "chat_template", "moderation", "prediction", "prompt_cache_options", "web_search_options"}
-        | {"repetition_detection"}
+        {"audio", "moderation", "prediction", "prompt_cache_options", "web_search_options"} | {"repetition_detection"}
     )
     neutral: ClassVar[Neutral] = {
         **neutral_except("return_token_offsets", "thinking_token_budget"),
@@ -374,7 +376,6 @@ class ChatRequest(
         "verbosity": ("medium",),
     }
     advice: ClassVar[Mapping[str, str]] = {
-        "chat_template": "its operator can set one with --chat-template",
         "function_call": "use 'tool_choice'",
         "functions": "use 'tools'",
         "repetition_detection": NO_REPETITION_DETECTION,

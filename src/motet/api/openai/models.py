@@ -41,7 +41,6 @@ class ModelObject(TypedDict):
 class TokenizeBody(ChatPrompt):
     """A text (`prompt`), or a chat (`messages` and the fields of a chat prompt)."""
 
-    refused = frozenset({"chat_template"})
     neutral: ClassVar[Neutral] = {"media_io_kwargs": ({},), "mm_processor_kwargs": ({},)}
 
     model: str | None = None
