@@ -3,6 +3,8 @@
 Serve pickles this module by value to every process that routes requests. The modules that it imports must be installed
 there, as Motet is on every node of a cluster."""
 
+import logging
+import pickle  # noqa: TID251  the proxy itself has packed the request with it
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -11,6 +13,8 @@ from motet.deploy.ray.balance import ReplicaBalance, report_in, session_in
 from motet.routing.workers.affinity import SESSION_TTL_S
 from motet.session_ids import SessionHeaders, headers_on_ray
 from motet.settings.server_config import environment
+
+logger = logging.getLogger(__name__)
 
 
 class ChoicesRouter(RequestRouter):
@@ -44,9 +48,20 @@ class ChoicesRouter(RequestRouter):
             self._balance.send(metadata.internal_request_id, replica, session=self._session_of(pending_request))
 
     def _session_of(self, pending_request: PendingRequest) -> str:
-        """Returns the session in the request's headers. Serve itself reads only one header."""
-        in_headers = session_in(pending_request.args, self._session_headers)
-        return in_headers or pending_request.metadata.session_id
+        """Returns the session in the header that Serve itself reads, or else in another one."""
+        metadata = pending_request.metadata
+        if metadata.session_id or not metadata.is_http_request:
+            return metadata.session_id
+        return session_in(map(_unpacked, pending_request.args), self._session_headers)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         self._balance.finish(internal_request_id)
+
+
+def _unpacked(argument: object) -> object:
+    """Returns the HTTP request that this proxy has pickled for a replica, and any other argument unchanged."""
+    try:
+        return pickle.loads(argument) if isinstance(argument, bytes) else argument
+    except Exception:  # another version of Serve packs it in another way: then only Serve's own header counts
+        logger.debug("the request of a client cannot be read", exc_info=True)
+        return argument
