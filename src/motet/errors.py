@@ -189,6 +189,10 @@ class OverloadedError(
         self.retry_after_s = retry_after_s
 
 
+class ModelGoneError(OverloadedError, remote_message="The worker no longer has the model. Try again later."):
+    """A worker had the model at its last report. Another worker can still have it."""
+
+
 class DrainingError(OverloadedError, code="draining"): ...
 
 

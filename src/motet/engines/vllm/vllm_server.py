@@ -60,6 +60,7 @@ from motet.errors import (
     EngineDiedError,
     EngineError,
     EngineSilentError,
+    ModelGoneError,
     ModelNotFoundError,
     MotetError,
     OtherServerError,
@@ -291,7 +292,7 @@ class VLLMServer:
         try:
             return await call
         except ModelNotFoundError as error:
-            raise OverloadedError(f"{self.name} no longer has the model: {error.message}") from error
+            raise ModelGoneError(f"{self.name} no longer has the model: {error.message}") from error
         except EngineError as error:
             await self.diagnose(error, start=start)
 
