@@ -18,7 +18,7 @@ def test_flags_of_vllm_are_read(command: ServerCommand) -> None:
     """The last flag is refused, so that nothing starts, and shows that all before it were accepted."""
     flags = [
         *("-tp=1", "--tensor-parallel-size", "1", "--pipeline-parallel-size=1", "-dp", "1", "--kv-cache-dtype", "auto"),
-        *("--enable-chunked-prefill", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *("--enable-chunked-prefill", "--enable_auto_tool_choice", "--tool_call_parser", "hermes"),
         *("--root-path", "/llm", "--enable-force-include-usage", "--return-tokens-as-token-ids"),
     ]
     flags += ["--allowed-origins", '["*", "https://a.example"]', "--default-chat-template-kwargs", '{"a": 1}']
@@ -31,6 +31,11 @@ def test_unused_flags_are_left_out_only_with_the_value_that_changes_nothing() ->
     assert without_unused(["-tp", "2", "m"]) == ["--tensor-parallel-size", "2", "m"]
     assert without_unused(["--kv-cache-dtype=fp8"]) == ["--kv-cache-dtype", "fp8"]
     assert without_unused(["--enable-auto-tool-choice=no"]) == ["--enable-auto-tool-choice=no"]
+    assert without_unused(["--tensor_parallel_size", "1", "--api_key=a_b", "-x_y", "m_n"]) == [
+        "--api-key=a_b",
+        "-x_y",
+        "m_n",
+    ]
     assert without_unused(["--tensor-parallel-size"]) == ["--tensor-parallel-size", ""]
 
 

@@ -41,15 +41,16 @@ ADVICE: Final[Mapping[str, str]] = {
 
 
 def without_unused(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments without flags that change nothing. A flag with another value stays, and is refused."""
+    """Returns the arguments without flags that change nothing. A flag with another value stays, and is refused. Flags
+    can have underscores in place of hyphens, as in vLLM."""
     kept: list[str] = []
     rest = iter([*arguments])
     for argument in rest:
         flag, equals, value = argument.partition("=")
-        flag = SHORT.get(flag, flag)
+        flag = flag.replace("_", "-") if flag.startswith("--") else SHORT.get(flag, flag)
         accepted = UNUSED.get(flag)
         if accepted is None or (accepted == SWITCH and equals):
-            kept.append(argument)
+            kept.append(flag + equals + value)
         elif accepted != SWITCH and (given := value if equals else next(rest, "")) != accepted:
             kept += [flag, given]
     return kept
