@@ -32,6 +32,7 @@ BODIES: dict[str, dict[str, object]] = {
         ("/responses/input_tokens", "/v1/responses/input_tokens"),
         ("/v1/chat/completions", "/v1/chat/completions"),
         ("/messages", "/messages"),
+        ("/drain\n", "/drain\n/"),
     ],
 )
 def test_a_path_has_one_usual_form(path: str, usual: str) -> None:
@@ -77,6 +78,19 @@ async def test_other_forms_need_the_same_keys(serve: Serving) -> None:
         assert (await served.http.get(f"{path}/", headers=key)).status_code in (401, 403)
     for path in OPEN_ROUTES:
         assert (await served.http.get(f"{path}/")).status_code == 200
+
+
+@pytest.mark.parametrize("root", ["", "/llm"])
+@pytest.mark.parametrize("end", ["%0A", "%0A/", "/%0A", "%0A%0A", "%0D%0A", "%0D", "%00"])
+async def test_no_character_at_the_end_of_a_path_avoids_its_key(serve: Serving, root: str, end: str) -> None:
+    """Regression: an API key opened `/drain%0A`, which ended the server, and `/engine%0A`."""
+    served = await serve(api_keys=("secret",), admin_key="admin", worker_key="worker", root_path=root)
+    key = {"authorization": "Bearer secret"}
+    for path in (*ADMIN_ROUTES, "/engine", "/engine/tokenizer", "/workers", "/workers/a", "/workers/a/kill"):
+        for method in ("GET", "POST", "DELETE"):
+            answer = await served.http.request(method, f"{root}{path}{end}", headers=key)
+            assert answer.status_code in (401, 403, 404), (method, path)
+    assert (await served.http.get(f"{root}/v1/models{end}", headers=key)).status_code == 404
 
 
 async def test_other_forms_work_below_a_root_path(serve: Serving) -> None:
