@@ -1,7 +1,8 @@
-"""The id of a request's conversation, as clients and proxies send it: one reader for the API, which passes the id on to
-prefill workers and to other servers, and for the proxies on Ray, which choose a replica by it.
+"""The id of a request's conversation, as clients and proxies send it. Used by the API, which passes the id on to
+prefill workers and to other servers, and by the proxies on Ray, which choose a replica by it.
 
-A session's next prompt usually starts with its last one, so routers keep it on the worker that has that one cached."""
+The next prompt of a session usually starts with its previous prompt, so routers send it to the worker that has the
+previous prompt cached."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -2,7 +2,7 @@
 
 ALIASES     other names of flags that Motet has
 UNUSED      flags that change nothing here, with the only value that is accepted
-ADVICE      what to do instead of a flag, for which the most similar flags of Motet would be the wrong ones"""
+ADVICE      what to do instead of a flag that is refused; flags of Motet with similar names would not help"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "cors_origins": "--allowed-origins",
     "prefix_cache": "--enable-prefix-caching/--no-enable-prefix-caching",
 }
-"""The flag of each setting as vLLM names it."""
+"""vLLM's flags, by the names of Motet's settings."""
 SWITCH: Final = ""
 UNUSED: Final[Mapping[str, str]] = {
     "--tensor-parallel-size": "1",

@@ -173,7 +173,7 @@ class ServerConfig:
     )
     admin_key: str = common(
         "",
-        "Key for /drain, /workers and the routes of --rl; API keys are refused there.",
+        "Key for /drain, /workers, LoRA adapters and the routes of --rl; API keys are refused there.",
         unset="none; /workers cannot be changed, and API keys do not open /drain",
         pattern=r"[ -~]*",
         must="ASCII characters",

@@ -1,4 +1,4 @@
-"""What all streams have in common: their lines, and their signs of life while there is nothing to send."""
+"""What all streams have in common: their lines, and their keep-alive comments while there is nothing to send."""
 
 import asyncio
 import json

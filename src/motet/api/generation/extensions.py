@@ -15,7 +15,7 @@ TOKEN_IDS = "token_ids"
 
 
 class NvExt(Schema):
-    """Dynamo's extension of OpenAI's requests. Other members, such as hints for its router, are ignored by name."""
+    """Dynamo's extension of OpenAI's requests. Other members, such as router hints, are ignored and reported."""
 
     known_entries: ClassVar[Mapping[str, frozenset[str]]] = {"annotations": frozenset({TOKEN_IDS, "request_id"})}
 
@@ -68,7 +68,7 @@ def _check_id(value: str) -> str:
 
 
 class NamedRequest(Schema):
-    """The client's id of a request in its body, where vLLM and SGLang accept it."""
+    """A request whose body can have an id chosen by the client, as in vLLM and SGLang."""
 
     request_id: Annotated[str, AfterValidator(_check_id)] | None = None
     """The header `x-request-id` takes precedence."""

@@ -1,11 +1,11 @@
 """Server-sent events: what all streams have in common, whatever the dialect of their events.
 
-Line ends: U+2028, U+2029 and U+0085 are escaped in all events. They are valid in JSON, and SSE does not end a line
-there, but several clients split the body as Python's `str.splitlines` does, also there.
+Line ends: U+2028, U+2029 and U+0085 are escaped in all events. They are valid in JSON and do not end a
+line of SSE, but several clients split the body with functions such as Python's `str.splitlines`, for which they do.
 
-Signs of life: `Pings` sends a comment while a stream has nothing to send, because its request waits, its prompt is
-computed, or its worker was lost. The first comment follows the headers of the answer, so an error after it is an event
-of the stream."""
+Keep-alive comments: `Pings` sends a comment while a stream has nothing to send, because its request waits, its prompt
+is computed, or its worker was lost. The first comment follows the headers of the answer, so an error after it is an
+event of the stream."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Fields of a body that its schema does not have: refused with a 400, or ignored by name (`--unknown-fields`).
+"""Fields of a body that its schema does not have: refused with a 400, or ignored and reported (`--unknown-fields`).
 
 Ignored fields are named in a header of the response, and once for each client in the log. Both are bounded, since a
 client can send any number of fields with names of any length."""
@@ -28,7 +28,7 @@ MAX_LOGGED = 100
 
 
 class IgnoredFields:
-    """The fields of one request that are ignored by name."""
+    """The fields of one request that are ignored and reported."""
 
     def __init__(self, *, unknown: bool) -> None:
         """`unknown`: True to ignore unknown fields of the body; False to leave them to its schema, which refuses

@@ -44,7 +44,7 @@ from motet.types import (
 )
 
 UNKNOWN_PROMPT = [0]
-"""Takes the place of a prompt that the client did not send, until the request is planned."""
+"""Placeholder for a prompt that the client did not send, while the request is planned."""
 MAX_ID_CHARS = 200
 
 
@@ -59,7 +59,7 @@ class GeneratedToken(OpenSchema):
     def check_id(self) -> Self:
         number = self.token.removeprefix("token_id:")
         if self.token_id is None and not (number != self.token and number.isascii() and number.isdigit()):
-            raise FieldError(invalid_value, "token_id", "neither it nor a 'token' such as 'token_id:5' is given")
+            raise FieldError(invalid_value, "token_id", "it is missing, and there is no 'token' such as 'token_id:5'")
         return self
 
     @property
@@ -87,7 +87,7 @@ class GeneratedChoice(OpenSchema):
         if not self.token_ids:
             raise FieldError(invalid_value, "token_ids", "the array is empty; at least one token is needed")
         if (entries := self.entries) is not None and len(entries) != len(self.token_ids):
-            why = f"it has {len(entries)} entries, and there are {len(self.token_ids)} tokens"
+            why = f"expected {len(self.token_ids)} entries, one for each token, but got {len(entries)}"
             raise FieldError(invalid_value, "logprobs.content", why)
         return self
 
@@ -176,12 +176,12 @@ class CompletionDerender(DerenderFields):
         num_prompts = len(self.generate_responses)
         for field, given in (("prompt_tokens", self.prompt_tokens), ("prompt_token_ids", self.prompt_token_ids)):
             if given is not None and len(given) != num_prompts:
-                why = f"it has {len(given)} entries, and there are {num_prompts} responses"
+                why = f"expected {num_prompts} entries, one for each response, but got {len(given)}"
                 raise FieldError(invalid_value, field, why)
         n = len(self.generate_responses[0].choices)
         for number, one in enumerate(self.generate_responses):
             if sorted(choice.index for choice in one.choices) != list(range(n)):
-                why = f"each response has the same {n} choices, numbered from 0"
+                why = f"expected {n} choices, as in the first response, with the indices from 0 to {n - 1}"
                 raise FieldError(invalid_value, f"generate_responses[{number}].choices", why)
         return self
 
@@ -257,7 +257,7 @@ async def _response(work: Callable[[], bytes], responses: Sequence[Generated], *
 
 
 class DerenderedAnswer(CollectedAnswer):
-    """Has what its tokens do not show from the generated answers."""
+    """An answer that copies the fields that cannot be computed from its tokens from the generated answers."""
 
     def __init__(self, plan: Plan, responses: Sequence[Generated], *, shape: BodyShape) -> None:
         super().__init__(plan, shape.logprobs)

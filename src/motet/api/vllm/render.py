@@ -1,8 +1,8 @@
 """vLLM's routes that turn requests into token ids, as bodies for `/inference/v1/generate`:
 
 POST /v1/chat/completions/render      a chat
-POST /v1/messages/render              a chat in Anthropic's shape
-POST /v1/responses/render             a chat in the shape of OpenAI's Responses
+POST /v1/messages/render              a chat in Anthropic's format
+POST /v1/responses/render             a chat in the format of OpenAI's Responses
 POST /v1/completions/render           each of several prompts, as a list
 
 A trainer that renders a conversation and generates from its token ids gets the same tokens as the chat itself.
@@ -74,7 +74,7 @@ def render_router(service: Service) -> APIRouter:
         _check_renderable(plan, body)
 
         async def pieces() -> AsyncIterator[bytes]:
-            """Yields one prompt after another, since the biases of each prompt can make it 100 MB together."""
+            """Yields one prompt after another, since with logit biases all prompts together can take 100 MB."""
             for number, group in enumerate(plan.groups):
                 prompt = body.prompt[number]
                 text = prompt if isinstance(prompt, str) else None
@@ -99,7 +99,7 @@ def _offsets(
     plan: Plan, body: ChatRequest | CompletionRequest, *, number: int, text: str | None
 ) -> Mapping[str, object]:
     """Returns the characters [start, end) of each token of a prompt. `text`: None for a prompt that was sent as token
-    ids. They are null without a text, and if text in it looks like control tokens and is not read as such."""
+    ids. They are null without a text, and if the prompt encodes the text of a control token as plain text."""
     if not body.return_token_offsets:
         return {}
     if text is None:

@@ -209,9 +209,9 @@ def proven_backend(
                 model = reload()
                 limit = max(limit, MAX_RATIO * rounding(model, reference) + (INT8_ROUNDING if int8 else 0.0))
             if found.agrees(limit):
-                logger.info("%s: %s", backend.kernels, found.words(limit))
+                logger.info("%s: %s", backend.kernels, found.description(limit))
                 return replace(backend, note=_note(wrong) if wrong else backend.note, same=backend.same and found.same)
-            wrong = found.words(limit)
+            wrong = found.description(limit)
             logger.warning("%s: %s", backend.kernels, wrong)
     except MotetError:
         raise

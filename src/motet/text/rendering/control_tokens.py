@@ -1,5 +1,5 @@
-"""Control tokens, such as `<|im_start|>`: which tokens they are, where their texts are, and how a prompt is encoded in
-which some of these texts are only text.
+"""Control tokens, such as `<|im_start|>`: detects them in a tokenizer, finds their texts, and encodes prompts in which
+some of these texts are not tokens, but plain text.
 
 The library `tokenizers` reads the text of a control token as the token, also in the message of a client. For a prompt
 with such messages, a second tokenizer (`AliasedTokens`) shares the model of the first one, but does not have the
@@ -27,7 +27,8 @@ such tokens."""
 PIECE_CHARS: Final = 2**16
 """Number of characters that are searched at once: other threads cannot run during this time."""
 MAX_SHORT: Final = 2048
-"""Maximum number of characters that are not passed to the library as a batch of one."""
+"""Maximum number of characters that are not passed to the library as a batch of one. Only for a batch does
+the library release the GIL."""
 
 Span = tuple[int, int]
 """Start and end of a text of a control token in another text."""

@@ -4,9 +4,9 @@ A model of any family can differ from the models that a backend was written for:
 RoPE. Such a difference does not raise an error; it changes the logits. Therefore the model computes a few random tokens
 in float32 when it is loaded (`reference_pass`), and each backend that could serve it computes them too (`compare`).
 
-The difference is relative: the root mean square of the difference of the logits, divided by their own. In
-float32 it is about 1e-5. In other dtypes it depends on the depth of the model, so a difference that is not close is
-compared with the difference of transformers itself in that dtype (`rounding`).
+The difference is relative: the root mean square of the difference of the logits, divided by the root mean square of the
+logits. In float32 it is about 1e-5. In other dtypes it depends on the depth of the model, so a difference above `CLOSE`
+is compared with the difference of transformers itself in that dtype (`rounding`).
 
 New weights do not need another comparison: they have the names, shapes and dtypes of the model that was compared.
 """
@@ -28,9 +28,9 @@ from motet.engines.native.step.inputs import ROW_MULTIPLE, StepInputs
 from motet.engines.native.step.run import ATTENTION_NAME, ModelRunner
 
 NUM_TOKENS = 32
-"""Number of tokens, if the model and the KV cache have as many."""
+"""Number of tokens to compare. Fewer if the context of the model or the KV cache is shorter."""
 CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.02, torch.float16: 0.005}
-"""Maximum difference without a look at `rounding`."""
+"""Maximum difference for which `rounding` is not computed."""
 INT8_ROUNDING = 0.1
 """Difference that int8 weights can add."""
 MAX_RATIO = 2.0
@@ -64,8 +64,8 @@ class Comparison:
     def agrees(self, limit: float) -> bool:
         return self.logits <= limit
 
-    def words(self, limit: float) -> str:
-        """Returns a clause about the difference. If it is more than the limit, it names the first part of the model
+    def description(self, limit: float) -> str:
+        """Returns a clause about the difference. If it exceeds the limit, the clause names the first part of the model
         whose results differ: the keys of a layer depend on the layers before it."""
         words = f"the logits differ from transformers' in float32 by {self.logits:.1g} of their spread"
         if self.agrees(limit):
