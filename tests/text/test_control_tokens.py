@@ -4,6 +4,7 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from motet.errors import RequestError
+from motet.text.rendering import client_texts, control_tokens
 from motet.text.rendering.client_texts import MARK, RenderedPrompt, replaced_texts
 from motet.text.rendering.control_tokens import ControlTexts, ControlTokens
 from motet.text.template import ChatTemplate
@@ -44,6 +46,12 @@ CONTROL = {
 Chat = Mapping[str, Any]
 Place = Callable[[str], Chat]
 every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def control_backend(*special: str) -> Backend:
+    backend = build_tiny_tokenizer()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in special])
+    return backend
 
 
 def ids_of(family: str, chat: Chat, **more: Any) -> list[int]:
@@ -217,6 +225,51 @@ def test_an_escaped_mark_is_text_unless_the_template_escapes() -> None:
     )
     with pytest.raises(RequestError, match="not valid Unicode"):
         TEMPLATES["JSON of ASCII"].render([message])
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_the_marks_of_one_request_are_limited(monkeypatch: pytest.MonkeyPatch, replaces: bool) -> None:
+    """Regression: 730,000 texts in one message stopped the event loop for 140 ms."""
+    monkeypatch.setattr(client_texts, "MAX_MARKS", 10)
+    content = "message.content" + ".replace(bos_token, '')" * replaces
+    source = f"{{% for message in messages %}}{{{{ {content} }}}}{{% endfor %}}"
+    template = ChatTemplate(source, named_tokens={"bos_token": "?"}, control=ControlTokens(control_backend("<s>")))
+
+    def render(*contents: str) -> RenderedPrompt:
+        return template.render([{"role": "user", "content": content} for content in contents])
+
+    assert render("<s>" * 4, "<s>" * 6).as_text == frozenset(range(0, 30, 3))
+    for contents in (["<s>" * 11], ["<s>" * 6, "<s>" * 5], ["x<s>"] * 11, ["<s>" * 10, "<"]):
+        with pytest.raises(RequestError, match="may have 10 texts of control tokens") as refused:
+            render(*contents)
+        assert refused.value.param == "messages"
+
+
+class FrugalBackend:
+    """Encodes without the parts of an encoding that the library makes at once for all tokens."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.__dict__["backend"] = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["backend"], name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.__dict__["backend"], name, value)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> SimpleNamespace:
+        encoding = self.__dict__["backend"].encode(text, add_special_tokens=add_special_tokens)
+        kept = ("ids", "special_tokens_mask", "token_to_chars")
+        return SimpleNamespace(**{name: getattr(encoding, name) for name in kept})
+
+
+@pytest.mark.parametrize("text", ["<s>x<s>yz", "x<s>", "<s>"])
+def test_ids_need_no_texts_and_places_of_all_tokens(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Regression: they stopped the event loop for 150 ms in a prompt of a million tokens."""
+    backend = control_backend("<s>")
+    expected = ControlTokens(backend).encode(text, as_text={0})
+    monkeypatch.setattr(control_tokens, "Backend", lambda model: FrugalBackend(Backend(model)))
+    assert ControlTokens(backend).encode(text, as_text={0}) == expected
 
 
 def test_replaced_texts_of_a_template_are_found() -> None:

@@ -9,6 +9,7 @@ Strings without such texts get no marks, so that their prompts are rendered as i
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from jinja2 import nodes
@@ -19,6 +20,8 @@ from motet.text.rendering.jinja import Arguments, ChatEnvironment
 
 MARK: Final = "\udfff"
 """A lone surrogate: no valid text has it, and for templates it is neither white space nor a letter."""
+MAX_MARKS: Final = 2**17
+"""Maximum number of marks in one request. The work for a million stops all other threads for more than 100 ms."""
 ESCAPED_MARK: Final = r"\udfff"
 """The mark in JSON of ASCII characters."""
 
@@ -47,8 +50,14 @@ class ClientTexts:
         """Returns the variables with marks; the same object if there are none. Raises RequestError if a string has
         the mark itself."""
         texts = _strings(variables)
-        possible = [text for char in self._control.first_chars for text in texts if char in text]
-        if all(self._with_marks(text) is text for text in possible):
+        left = MAX_MARKS
+        for text in texts:
+            if any(char in text for char in self._control.first_chars):
+                left -= self._num_marks(text, at_most=left + 1)
+                if left < 0:
+                    what = "texts of control tokens, or characters with which such texts start"
+                    raise RequestError(f"messages and tools may have {MAX_MARKS} {what}", param="messages")
+        if left == MAX_MARKS:
             return variables
         for text in texts:
             if MARK in text or (self._escapes and ESCAPED_MARK in text):
@@ -80,9 +89,21 @@ class ClientTexts:
             return (Arguments if isinstance(value, Arguments) else dict)(items)
         return value
 
+    def _num_marks(self, text: str, *, at_most: int) -> int:
+        """Returns the number of marks that a text gets, or `at_most` if it gets more."""
+        if self._marks_all_starts(text):
+            # Includes characters that get no mark, because they start a text that the template replaces.
+            return min(at_most, sum(map(text.count, self._control.first_chars)))
+        num_found = sum(1 for _ in islice(self._control.find(text), at_most))
+        return min(at_most, num_found + (self._control.unfinished(text) is not None))
+
+    def _marks_all_starts(self, text: str) -> bool:
+        """Returns True if a replacement by the template could complete the text of a control token."""
+        return self._replaced is None or any(replaced in text for replaced in self._replaced)
+
     def _with_marks(self, text: str) -> str:
         """Returns the text with marks; the same object if it gets none."""
-        if self._replaced is None or any(replaced in text for replaced in self._replaced):
+        if self._marks_all_starts(text):
             return self._starts.sub(lambda found: found[0] + MARK if len(found[0]) == 1 else found[0], text)
         starts = [start for start, _ in self._control.find(text)]
         if (unfinished := self._control.unfinished(text)) is not None:

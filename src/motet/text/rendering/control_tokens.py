@@ -13,7 +13,7 @@ all other text has the ids that it has in the first tokenizer."""
 
 import re
 import secrets
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import groupby, takewhile
 from typing import Final
@@ -103,6 +103,9 @@ class ControlTokens:
         self.needs_aliases = backend.normalizer is not None and any(one.normalized for _, one in self._tokens.values())
         """True if the normalizer can turn other texts into texts of control tokens."""
         self._unknown = unknown
+        self._divisible_ids = {
+            token_id for text, (token_id, _) in self._tokens.items() if len(text) > 1 and text != unknown
+        }
 
     @cached_property
     def _aliased(self) -> "AliasedTokens":
@@ -117,13 +120,27 @@ class ControlTokens:
             if len(found) == len(spans):
                 break
             spans = found  # the others are part of a word, or have no such form after the normalizer
+        own_ids = encoding.ids
+        if not self._needs_texts(own_ids, encoding):
+            return [aliased.real_id(own_id) for own_id in own_ids]
+        # The texts of all tokens are made at once: for a million tokens, no other thread runs for 100 ms.
         tokens = encoding.tokens
-        ids = [aliased.real_id(token_id, token) for token_id, token in zip(encoding.ids, tokens, strict=True)]
-        if not any(token in self._tokens for token in tokens):
-            return ids
+        ids = [aliased.real_id(own_id, token) for own_id, token in zip(own_ids, tokens, strict=True)]
         # Either the tokenizer added the token to the text, or its model has the token like any other piece of text.
         added = encoding.special_tokens_mask
         return [part for i, token in enumerate(tokens) for part in self._as_pieces(ids[i], token, is_added=added[i])]
+
+    def _needs_texts(self, own_ids: Sequence[int], encoding: Encoding) -> bool:
+        """Returns True if a token can be a control token that the model made of a client's text, or if its id is not
+        known without its text."""
+        aliased, different = self._aliased, set(own_ids)
+        if not aliased.ambiguous_ids.isdisjoint(different):
+            return True
+        made = {own_id for own_id in different - aliased.alias_ids if aliased.real_id(own_id) in self._divisible_ids}
+        if not made:
+            return False
+        added = encoding.special_tokens_mask
+        return any(own_id in made and not is_added for own_id, is_added in zip(own_ids, added, strict=True))
 
     def _as_pieces(self, token_id: int, token: str, *, is_added: int) -> list[int]:
         """Returns the ids of a token's text in several pieces if the model made a control token of a client's text."""
@@ -154,7 +171,7 @@ class AliasedTokens:
         here = {own_id: real[token.content] for own_id, token in own.items()}
         self._real_ids = {own_id: token_id for own_id, token_id in here.items() if own_id != token_id}
         """Ids of added tokens in the first tokenizer. Those that are not in the model have other ids here."""
-        self._aliases = {own_id for own_id, token_id in here.items() if token_id in aliases}
+        self.alias_ids = {own_id for own_id, token_id in here.items() if token_id in aliases}
         self._ambiguous = {
             own_id: added[token_id].content
             for own_id, token_id in self._real_ids.items()
@@ -162,9 +179,13 @@ class AliasedTokens:
         }
         """Ids that tokens of the model have too, if the ids of the model are not consecutive."""
 
-    def real_id(self, token_id: int, token: str) -> int:
-        """Returns the id in the first tokenizer."""
-        if token_id in self._ambiguous and self._ambiguous[token_id] not in token:
+    @property
+    def ambiguous_ids(self) -> Set[int]:
+        return self._ambiguous.keys()
+
+    def real_id(self, token_id: int, token: str | None = None) -> int:
+        """Returns the id in the first tokenizer. `token`: text of the token; None if its id is not ambiguous."""
+        if token is not None and token_id in self._ambiguous and self._ambiguous[token_id] not in token:
             return token_id
         return self._real_ids.get(token_id, token_id)
 
@@ -181,10 +202,10 @@ class AliasedTokens:
             encoding = self._backend.encode(aliased, add_special_tokens=add_special_tokens)
         else:
             encoding = self._backend.encode_batch([aliased], add_special_tokens=add_special_tokens)[0]
-        places = [place for place, token in zip(encoding.offsets, encoding.ids, strict=True) if token in self._aliases]
-        if len(places) == len(spans):
+        found = [i for i, own_id in enumerate(encoding.ids) if own_id in self.alias_ids]
+        if len(found) == len(spans):
             return encoding, spans
-        inside = {position for start, end in places for position in range(start, end)}
+        inside = {position for i in found for position in range(*(encoding.token_to_chars(i) or (0, 0)))}
         return encoding, [span for start, span in starts.items() if start in inside]
 
 
