@@ -4,7 +4,7 @@ body in one of two forms:
     {"level": 2}                                      the options
     {"model": "smollm2", "options": {"level": 2}}     as Ray's control routes have them
 
-A field that the route does not have is a 400, so no option is dropped silently."""
+A field that the route does not have gets 400, so no option is dropped silently."""
 
 from typing import Annotated, Any, ClassVar, Protocol
 

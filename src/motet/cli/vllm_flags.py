@@ -36,6 +36,10 @@ ADVICE: Final[Mapping[str, str]] = {
     "--no-enable-chunked-prefill": "prefill is always chunked",
     "--kv-cache-dtype": "the KV cache has the dtype of the model, so it can only be auto",
     "--kv-transfer-config": "use --prefill and --decode, or --role",
+    "--ssl-cert-reqs": "--ssl-ca-certs requires client certificates",
+    "--enable-ssl-refresh": "SIGHUP makes the server read its certificates again",
+    "--enable-lora": "use motet gateway with vLLM workers",
+    "--lora-modules": "use motet gateway with vLLM workers",
     "--disable-log-requests": "use --log-level warning",
 }
 

@@ -53,7 +53,8 @@ class AdapterControl:
             await self._until(name, {worker.id for worker in workers}, listed=True)
 
     async def unload(self, name: str) -> None:
-        """Removes an adapter from all workers that have it. Raises MotetError if there is none, or one keeps it."""
+        """Removes an adapter from all workers that have it. Raises MotetError if no worker has it, or if a worker
+        cannot remove it."""
         async with self._lock:
             workers = [worker for worker in self._answering() if name in worker.models]
             if not workers:
@@ -86,7 +87,7 @@ class AdapterControl:
             raise RequestError(message, param="base_model_name", code="missing_required_parameter")
         found = [worker for worker in workers if base in (None, worker.engine.info.model)]
         if not found:
-            message = f"No vLLM worker has the model {base!r}, but {', '.join(bases)}."
+            message = f"No vLLM worker has the model {base!r}. Their models: {', '.join(bases)}."
             raise ModelNotFoundError(message, param="base_model_name")
         return found
 

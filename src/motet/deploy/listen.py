@@ -138,8 +138,8 @@ class HttpServer(uvicorn.Server):
         *,
         certificates: Certificates | None = None,
     ) -> None:
-        """`app`: any ASGI application. Each scope contains the extension `WRITE_EXTENSION`. `certificates`: for HTTPS,
-        if they have one of this server."""
+        """`app`: any ASGI application. Each scope contains the extension `WRITE_EXTENSION`. `certificates`: for HTTPS;
+        without a certificate of this server, connections are not encrypted."""
 
         async def extended(scope: dict[str, object], *receive_and_send: Send) -> None:
             receive, send = receive_and_send

@@ -36,7 +36,7 @@ MAX_CACHED_MB: Final = 512
 MAX_ERROR_CHARS: Final = 300
 """Maximum length of an error of llguidance, which can contain a complete grammar. Longer errors are truncated."""
 TRIED_TOKENS: Final = 8
-"""Number of tokens, without forced ones, for which a compiled grammar is followed once."""
+"""Number of tokens, not counting forced ones, for which a newly compiled grammar is followed, to find its errors."""
 LEXER_ERROR: Final = "lexer error"
 """Start of the errors after which no copy of a matcher can continue."""
 TOO_MANY_STATES: Final = "too many states"
@@ -279,8 +279,8 @@ class Grammars:
         raise schema_error(*find_invalid_part(read_schema(grammar.source), error, error_in=error_in))
 
     def _error_at_start(self, initial: LLMatcher) -> str | None:
-        """Returns the error of a compiled grammar: to compile it, or to follow it for a few tokens. Such a grammar
-        exceeds a limit wherever a choice goes. Returns None if there is no error."""
+        """Returns the error of a compiled grammar: to compile it, or to follow it for a few tokens. A grammar
+        that fails so early exceeds a limit in every answer. Returns None if there is no error."""
         if initial.is_error():
             return _error_of(initial)
         matcher = initial.deep_copy()

@@ -288,7 +288,7 @@ class VersionsShown(Enum):
 
     NEVER = auto()
     IF_CHANGED = auto()
-    """If other weights than the initial ones took part."""
+    """Only for tokens that were generated with other weights than the initial ones."""
     ALWAYS = auto()
 
     def includes(self, spans: Sequence[WeightSpan]) -> bool:

@@ -91,10 +91,10 @@ class Schema(BaseModel):
     former: ClassVar[frozenset[str]] = frozenset()
     """Unsupported fields that a validator refuses with the name that replaces them."""
     lenient: ClassVar[Mapping[str, type["Schema"]]] = {}
-    """Fields whose unknown members are ignored by name, and the schemas of their values."""
+    """Fields whose unknown members are ignored and reported, and the schemas of their values."""
     known_entries: ClassVar[Mapping[str, frozenset[str]]] = {}
     """Fields with lists of names, and the names that have an effect, in a schema of `lenient`. Other names are ignored
-    by name."""
+    and reported."""
     advice: ClassVar[Mapping[str, str]] = {}
     """The end of the error for an unsupported field, if a list of the accepted values is not enough."""
 

@@ -174,7 +174,7 @@ def _own_turn(turns: list[Members], *, before: Sequence[str]) -> Members:
 
 
 def _nested(flat: object, types: Sequence[str] = ("function", "custom", "allowed_tools")) -> object:
-    """Returns a `tool_choice`, or a tool that it names, in the shape of a chat, whose schema checks it. A custom tool
+    """Returns a `tool_choice`, or a tool that it names, in the format of a chat, whose schema checks it. A custom tool
     is a function there."""
     if not isinstance(flat, dict) or flat.get("type") not in types:
         return flat

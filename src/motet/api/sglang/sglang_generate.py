@@ -143,7 +143,7 @@ def _check_streamed(plan: Plan, body: SglangRequest) -> None:
     if (num_bytes := tokens * (EVENT_TOKEN_BYTES + EVENT_LOGPROB_BYTES * listed)) > MAX_STREAMED_BYTES:
         size = f"{tokens} tokens (prompts x n x 'max_new_tokens') have about {num_bytes} bytes"
         why = f"each event repeats its choice, and the last events of {size}; the maximum is {MAX_STREAMED_BYTES}"
-        raise invalid_value("stream", f"{why}; /v1/completions streams more")
+        raise invalid_value("stream", f"{why}; use /v1/completions, whose events do not repeat it")
 
 
 def _writer(plan: Plan, body: SglangRequest) -> GroupsWriter:

@@ -229,11 +229,11 @@ class SglangRequest(RequestFields, StreamingFields):
             raise FieldError(invalid_value, "rid", why)
         num_given, num_prompts = len(self.sampling_params), len(self.given.prompts)
         if num_given not in (1, num_prompts):
-            why = f"it has the parameters of {num_given} prompts, and there are {num_prompts} prompts"
+            why = f"expected one object, or one for each of the {num_prompts} prompts, but got {num_given}"
             raise FieldError(invalid_value, "sampling_params", why)
         for number, sampling in enumerate(self.sampling_params):
             if sampling.n != self.n:
-                why = f"it is {sampling.n}, and {self.n} for the first prompt; all prompts have as many choices"
+                why = f"it is {sampling.n}, but {self.n} for the first prompt; all prompts need the same value"
                 raise FieldError(invalid_value, f"sampling_params[{number}].n", why)
         return self
 
@@ -244,7 +244,7 @@ class SglangRequest(RequestFields, StreamingFields):
                 raise FieldError(invalid_value, name, "'return_logprob' must be true when it is given")
         named = self.token_ids_logprob
         if named is not None and named.per_prompt and len(named.lists) != len(self.given.prompts):
-            why = f"it has {len(named.lists)} lists, and there are {len(self.given.prompts)} prompts"
+            why = f"expected a list for each of the {len(self.given.prompts)} prompts, but got {len(named.lists)}"
             raise FieldError(invalid_value, "token_ids_logprob", why)
         if self.logprob_start_len not in (NO_PROMPT, ENTIRE_PROMPT):
             why = f"it can be {ENTIRE_PROMPT}, for the entire prompt, or {NO_PROMPT}, for the answer alone"
