@@ -7,14 +7,16 @@ from contextlib import nullcontext
 
 import msgspec
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from motet.errors import GrammarError
 from motet.grammar import trial
-from motet.grammar.limits import HEAVY_MB, compiled_mb, is_heavy
+from motet.grammar.limits import HEAVY_MB, MAX_SOURCE_CHARS, MAX_TEXT_CHARS, compiled_mb, is_heavy
 from motet.machine import process_memory
+from motet.text.tokenizer import Tokenizer, vocabulary_kind
 from motet.types import Grammar, GrammarKind
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, grammars_of, lark, regex
-from tests.tiny_tokenizer import EOS_ID
+from tests.tiny_tokenizer import EOS_ID, build_tiny_tokenizer
 
 
 def schema(**fields: object) -> Grammar:
@@ -88,6 +90,23 @@ def test_the_process_reports_the_error_or_is_ended(
     monkeypatch.setattr(trial, "COMMAND", (sys.executable, "-c", code))
     with pytest.raises(GrammarError, match=f"^{re.escape(error)}") if error else nullcontext():
         trial.compile_in_process(grammar, TOKENIZER, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_ID,))
+
+
+@pytest.mark.parametrize(
+    "grammar", [regex("a" * (MAX_TEXT_CHARS + 1)), lark("#" * (MAX_SOURCE_CHARS + 1)), schema(title="t" * 300_000)]
+)
+def test_no_process_starts_for_a_text_that_is_too_long(grammar: Grammar, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: such grammars of one client took a second each, and all other grammars waited."""
+    monkeypatch.setattr(trial, "COMMAND", ("no such program",))
+    with pytest.raises(GrammarError, match=r"characters; at most \d+ are allowed"):
+        trial.compile_in_process(grammar, TOKENIZER, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_ID,))
+
+
+def test_the_tokenizer_is_written_as_json_once() -> None:
+    """Regression: each heavy grammar stopped the event loop for 20 ms, or 100 ms with a large vocabulary."""
+    tokenizer = Tokenizer(build_tiny_tokenizer())
+    assert tokenizer.json is tokenizer.json
+    assert vocabulary_kind(Backend.from_str(tokenizer.json)) is vocabulary_kind(tokenizer.backend)
 
 
 def test_the_memory_of_the_cache_is_limited() -> None:

@@ -19,7 +19,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from motet.errors import GrammarError
 from motet.grammar.forced import NO_FORCING, forces_much, schema_forces_much
-from motet.grammar.limits import MAX_LEVELS, MAX_SOURCE_CHARS, MAX_TEXT_CHARS, check_length
+from motet.grammar.limits import MAX_LEVELS, MAX_TEXT_CHARS, check_length, check_source
 from motet.grammar.schema.client_schema import has_open_object, read_schema
 from motet.grammar.schema.multiples import Multiples
 from motet.types import ANY_ANSWER, Grammar, GrammarKind, Thinking
@@ -49,7 +49,7 @@ _RULE = re.compile(r"^[ \t]*[!?]?[\w-]+(?:\.-?\d+)?(?:\[[^\]\n]*\]|\{[^}\n]*\})?
 def llguidance_source(grammar: Grammar, special: Mapping[str, int]) -> str:
     """Returns the source for llguidance. `special` maps the text of each special token to its id. Raises `GrammarError`
     for a grammar that is invalid or exceeds a limit."""
-    check_length(grammar.source, MAX_SOURCE_CHARS)
+    check_source(grammar)
     if grammar.kind is GrammarKind.JSON:
         answer = _schema_grammar(read_schema(grammar.source))
     elif grammar.source == ANY_ANSWER and grammar.thinking is not None and grammar.thinking.budget is not None:
@@ -118,7 +118,6 @@ def _lark(grammar: Grammar, special: Mapping[str, int]) -> str:
     """Returns a regular expression, a list of choices, Lark or GBNF as Lark."""
     match grammar.kind:
         case GrammarKind.REGEX:
-            check_length(grammar.source)
             return f"start: /{regex_to_lark(grammar.source, use_ascii='')}/"
         case GrammarKind.CHOICE:
             choices = msgspec.json.decode(grammar.source, type=list[str])

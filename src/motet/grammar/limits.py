@@ -85,6 +85,11 @@ def check_length(text: str, maximum: int = MAX_TEXT_CHARS) -> None:
         raise GrammarError(f"it has {len(text)} characters; at most {maximum} are allowed")
 
 
+def check_source(grammar: Grammar) -> None:
+    """Raises `GrammarError` for a grammar with too many characters."""
+    check_length(grammar.source, MAX_TEXT_CHARS if grammar.kind is GrammarKind.REGEX else MAX_SOURCE_CHARS)
+
+
 def is_heavy(grammar: Grammar) -> bool:
     """Returns True unless the text guarantees that compiling is cheap: at most a few tenths of a second, and 10 MB."""
     source, kind = grammar.source, grammar.kind

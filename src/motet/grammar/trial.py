@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 
 from motet.errors import GrammarError
 from motet.grammar.compiled_grammar import Grammars
-from motet.grammar.limits import HEAVY_MB, STACK_BYTES
+from motet.grammar.limits import HEAVY_MB, STACK_BYTES, check_source
 from motet.machine import process_memory
 from motet.process_limits import TOO_LONG_CODES, ProcessLimits
 from motet.text.tokenizer import Tokenizer
@@ -50,7 +50,8 @@ def compile_in_process(
 ) -> None:
     """Compiles a grammar in a new process, and discards the result. Blocks; the start of the process takes most of a
     second. Raises `GrammarError` if the grammar is invalid, or exceeds a limit."""
-    request = TrialRequest(tokenizer.backend.to_str(), vocab_size, tuple(eos_token_ids), grammar)
+    check_source(grammar)
+    request = TrialRequest(tokenizer.json, vocab_size, tuple(eos_token_ids), grammar)
     content = msgspec.msgpack.encode(request)
     try:
         done = subprocess.run(COMMAND, input=content, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=False)

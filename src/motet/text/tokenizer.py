@@ -79,6 +79,11 @@ class Tokenizer:
         return ControlTokens(self.backend, unknown=self.named_tokens.get("unk_token"))
 
     @cached_property
+    def json(self) -> str:
+        """The content of `tokenizer.json`. Kept, because the library makes it for 100 ms, and holds the GIL."""
+        return str(self.backend.to_str())
+
+    @cached_property
     def num_added(self) -> tuple[int, int]:
         """Number of special tokens that `encode` adds at the start and at the end of a text."""
         plain, ids = self.encode("a", add_special_tokens=False), self.encode("a")
