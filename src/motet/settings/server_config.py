@@ -240,14 +240,15 @@ class ServerConfig:
         "Variables for the chat template, as a JSON object; variables of a request take precedence.",
         panel=Panel.MODEL,
         unit="JSON",
+        unset="none",
         read=json_object,
         must='a JSON object, such as {"enable_thinking": false}',
     )
     return_tokens_as_token_ids: bool = setting(
-        False, "Log-probabilities show tokens as token_id:NUMBER, unless a request says otherwise."
+        False, "Show tokens in log-probabilities as token_id:NUMBER, unless a request sets this field."
     )
     enable_force_include_usage: bool = setting(
-        False, "Every chunk of a stream has the usage up to it, also without stream_options, as in vLLM."
+        False, "Report the usage so far in every chunk of a stream, even without stream_options, as in vLLM."
     )
     max_n: int = limit(256, "Maximum n: the number of choices of one prompt.", minimum=1)
     max_choices: int = limit(1024, "Maximum number of choices of one request: prompts times n.", minimum=1)
@@ -257,8 +258,8 @@ class ServerConfig:
     logprobs_mode: LogprobsMode = limit(LogprobsMode.RAW, "Distribution of log-probabilities.")
     unknown_fields: str = setting(
         "refuse",
-        "With warn, fields of a request that the server does not know are ignored, and named in the log and in a "
-        "header of the response; refuse answers such a request with 400.",
+        "Handling of requests with fields that the server does not know: refuse answers with 400; warn ignores the "
+        "fields, and names them in the log and in a header of the response.",
         choices=("refuse", "warn"),
     )
     trust_request_chat_template: bool = setting(
@@ -268,8 +269,8 @@ class ServerConfig:
     )
     max_tokens_policy: str = limit(
         "refuse",
-        "With cap, a maximum number of output tokens that exceeds the model's length is reduced to what fits; refuse "
-        "answers such a request with 400.",
+        "Handling of requests for more output tokens than the model's length allows: refuse answers with 400; cap "
+        "reduces the maximum to what fits.",
         choices=("refuse", "cap"),
     )
     max_waiting_groups: int = limit(
@@ -332,7 +333,7 @@ class ServerConfig:
     sse_ping_s: float = setting(
         10.0,
         "Time without a byte after which a stream sends its headers and a comment, so that clients and proxies keep "
-        "waiting. An error after them is an event.",
+        "waiting. An error after the headers is an event of the stream.",
         minimum=0,
         zero="no comments",
     )
