@@ -2,8 +2,8 @@
 
     text ─► normal_form ─► lowering ─► closed (optional) ─► exclusion ─► formats, numbers ─► limits ─► llguidance
 
-The walk knows the path of each schema, so errors name the client's place. Constraints that llguidance would silently
-ignore are replaced or refused, because the schema would promise what is not enforced.
+The walk knows the path of each schema, so errors name the place in the client's schema. Constraints that llguidance
+would silently ignore are replaced or refused, so that the output never violates the schema unnoticed.
 """
 
 import json

@@ -2,8 +2,8 @@
 
 1. The schemas are split into alternatives (`anyOf`, `oneOf`), and each alternative into plain schemas, without
    references and combining keywords. A value must follow all plain schemas of one alternative.
-2. An alternative is impossible if every type that all its plain schemas allow is: a number in no common range, a
-   constant that another schema rejects, an object with a required property that is impossible, and so on.
+2. An alternative is impossible if each type that all its plain schemas allow is impossible: numbers without a common
+   range, a constant that another schema rejects, an object with an impossible required property, and so on.
 
 A proof is certain. If there is none, the schemas can still exclude one another.
 """

@@ -6,12 +6,12 @@
     dependentSchemas     `anyOf`: the property is missing, or it is present and the value follows the schema
     propertyNames        `patternProperties`, or named properties (`property_names`)
     uniqueItems          nothing for arrays of at most one item; a list of the arrays of a few constants, or, if there
-                         are too many, of those in the order of the constants
+                         are too many, of the arrays whose items are in the order of the constants
     contains             nothing or `minItems`, where all items count
     unevaluated...       `additionalProperties` or `items`, if the names and items that other schemas know are certain
 
-A schema for which no replacement is known is refused, and the error names the keyword. `oneOf` is
-replaced later (`exclusion`). The schema is in the normal form.
+A schema for which no replacement is known is refused, and the error names the keyword. `oneOf` is replaced later
+(`exclusion`). The schema is in the normal form.
 """
 
 import json

@@ -8,9 +8,9 @@
                   escapes, `$id`, `$anchor`, embedded resources, and the metaschemas of the drafts.
     annotations   Titles, descriptions, unknown keywords, and definitions that nothing refers to are left out.
 
-Each schema is checked on the way, so errors name the client's place. The name of a definition is the path of its
-schema, after `$` if it is not a definition of the client, so errors that are found later name this place too. The
-normal form of a normal form is the same.
+Each schema is checked on the way, so errors name the place in the client's schema. The name of a definition is the path
+of its schema, after `$` if it is not a definition of the client, so errors that are found later name this place too.
+The normal form of a normal form is the same.
 """
 
 import re

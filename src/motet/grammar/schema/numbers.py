@@ -1,7 +1,7 @@
 """Bounds and constants that llguidance reads exactly. It keeps numbers in 64 bits: as floats, and then as integers.
 
-- A bound without an exact float becomes the next float inside the range, and a bound outside of 64-bit integers the
-  largest one. So some numbers beyond 2 ** 53 are valid, and never generated.
+- A bound without an exact float becomes the next float inside the range, and a bound outside of 64-bit integers becomes
+  the largest one. So some numbers beyond 2 ** 53 are valid, and never generated.
 - A positive `exclusiveMinimum`, a negative `exclusiveMaximum`, and 0 become inclusive bounds: the next number with 15
   digits. Otherwise llguidance accepts the bound itself if the other bound is less than 1 away (`exclusiveMinimum` 10
   with `maximum` 10.5). Other exclusive bounds are unchanged: llguidance follows them, and with an inclusive bound of 15
