@@ -68,7 +68,7 @@ def render_router(service: Service) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         for name, used in (("echo", body.echo), ("best_of", body.ranked)):
             if used:
-                raise unsupported_parameter(name, "has no place in a request of token ids")
+                raise unsupported_parameter(name, "cannot be used here: the request is only rendered")
         async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
             plan = await plan_completions(service, body, context=context)
         _check_renderable(plan, body)
