@@ -20,7 +20,7 @@ from motet.errors import EngineError
 OnLine = Callable[[str], None]
 OK = 200
 COMMENT = b":"
-"""Start of a comment in a stream. It is left out: otherwise, a wait in which the server sends some would look short."""
+"""Start of a comment in a stream. Comments are skipped: a wait during which the server sends them is one gap."""
 NEEDED_HEADERS = {"Accept-Encoding": "identity", "Connection": "close"}
 """Headers that request an uncompressed answer, and a new connection for each request."""
 
@@ -118,5 +118,5 @@ class _Stream(asyncio.Protocol):
                 self.refusal += body
                 continue
             for line in self._lines.feed(body):
-                if not line.startswith(COMMENT):  # else a wait in which the server sends them would look shorter
+                if not line.startswith(COMMENT):  # a wait with comments is one gap
                     self._on_line(line.decode())

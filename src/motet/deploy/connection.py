@@ -79,8 +79,8 @@ class ConnectionLimits:
     """Event-loop time before which "the connection limit is reached" is not logged again."""
 
     def admit(self, connection: OpenConnection, connections: Sized, *, now_s: float) -> bool:
-        """Returns True if a new connection, which is already in `connections`, stays open. Above the
-        limit, the connection that has waited longest is closed, and above the reserve the new one too."""
+        """Returns True if a new connection, which is already in `connections`, stays open. Above the limit,
+        the connection that has waited longest is closed, and above the reserve the new one too."""
         if len(connections) > self.max_connections:
             self._warn_full(now_s)
             if self.waiting:

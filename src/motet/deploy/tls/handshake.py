@@ -1,4 +1,4 @@
-"""TLS handshakes of clients, which need the limits of connections, and a thread for their computations.
+"""TLS handshakes of clients, within the limits on connections, and with their computations in a thread.
 
 1. a new connection is counted like any other: it has `receive_s`, and can be closed when others need its place
 2. each message of the handshake is handled in the one thread of the server for handshakes, since a signature takes a

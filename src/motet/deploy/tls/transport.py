@@ -118,7 +118,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if self._reads:
             return
         self._reads = True
-        # The protocol must not get data inside of its own call.
+        # The protocol must not receive data during its own call.
         asyncio.get_running_loop().call_soon(self._read_on)
 
     # The side of the socket's transport
