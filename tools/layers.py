@@ -162,7 +162,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "api.http": ("engines.wire", "metrics", "tracing", "transfer.ticket"),
     "api.known_groups": ("api.http",),
     "api.tensor_bodies": ("engines.wire", "models.checkpoint", "models.memory_file", "models.safetensors_header"),
-    "api.served": ("engine", "engines.upstream.text_source", "grammar", "text"),
+    "api.served": ("api.http.long_work", "engine", "engines.upstream.text_source", "grammar", "text"),
     "api.service": (*API_SHARED, *BELOW_API),
     "api.control_bodies": (*API_SHARED, *BELOW_API),
     "api.generation": (*API_SHARED, *BELOW_API),

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 
 import msgspec
 
+from motet.api.http.long_work import WorkThread
 from motet.engine import Engine
 from motet.engines.upstream.text_source import TextGenerate
 from motet.errors import GrammarError, ModelNotFoundError, NoWorkerError, OverloadedError, RequestError
@@ -32,8 +33,11 @@ NUM_THREADS = 2
 TIMEOUT_S = 5.0
 HEAVY_TIMEOUT_S = 30.0
 MAX_COMPILING = 32
-"""Maximum number of new light grammars of a model that are compiled or wait for a thread at the same time."""
+"""Maximum number of new light grammars of one client that are compiled or wait for a thread at the same time."""
 MAX_HEAVY_COMPILING = 8
+"""The same for heavy grammars."""
+MAX_CLIENTS = 8
+"""Number of clients that can reach these numbers at the same time."""
 MAX_REFUSED = 1024
 """Number of heavy grammars whose refusal is remembered."""
 TOO_MANY = "Too many new grammars are being compiled; try again."
@@ -151,7 +155,9 @@ class GrammarChecks:
             └─ heavy ──► the thread for heavy grammars: first a process compiles it (`trial`), then the thread
 
     Compiling in a thread cannot be interrupted. If it takes too long, the grammar is refused, and the thread continues
-    to its end, which limits bound. Requests with the same grammar wait for the same thread. Its result is dropped."""
+    to its end, which limits bound. Requests with the same grammar wait for the same thread. Its result is dropped.
+
+    Clients take turns: a grammar waits for at most one grammar of each other client."""
 
     def __init__(
         self,
@@ -164,23 +170,25 @@ class GrammarChecks:
         """`try_apart`: compiles a heavy grammar in another process, and raises its error."""
         self._grammars = grammars
         self._try_apart = try_apart
-        light, heavy = (ThreadPoolExecutor(num, thread_name_prefix="motet-grammar") for num in (NUM_THREADS, 1))
-        self._light = CompileThreads(light, timeout_s, MAX_COMPILING)
-        self._heavy = CompileThreads(heavy, heavy_timeout_s, MAX_HEAVY_COMPILING)
+        self._light = CompileThreads(NUM_THREADS, timeout_s=timeout_s, max_compiling=MAX_COMPILING)
+        self._heavy = CompileThreads(1, timeout_s=heavy_timeout_s, max_compiling=MAX_HEAVY_COMPILING)
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         """Errors of heavy grammars by their digests, so that they are not compiled again."""
 
-    async def check(self, grammar: Grammar, *, called: str, param: str, clients_own: bool = False) -> None:
+    async def check(
+        self, grammar: Grammar, *, called: str, param: str, clients_own: bool = False, client: str = ""
+    ) -> None:
         """Raises `GrammarError` that names `called` and `param`, or `OverloadedError` if no thread was free in time.
         `clients_own`: True if the client sent the rules of the grammar. Some such grammars made llguidance run without
-        an end, and a thread cannot be ended, so a process compiles them first."""
+        an end, and a thread cannot be ended, so a process compiles them first. `client`: the client in whose
+        turn the grammar is compiled."""
         if self._grammars.cached(grammar) is not None:
             return
         threads = self._heavy if clients_own or is_heavy(grammar) else self._light
         try:
             if threads is self._heavy and (why := self._refused.get(_digest(grammar))):
                 raise GrammarError(why)
-            compiling = threads.compiling.get(grammar) or self._start(grammar, threads)
+            compiling = threads.compiling.get(grammar) or self._start(grammar, threads, client=client)
             async with asyncio.timeout(threads.timeout_s):
                 await asyncio.wait([compiling.future])  # which a timeout or a cancelled request does not cancel
             compiling.future.result()
@@ -193,9 +201,9 @@ class GrammarChecks:
         except GrammarError as error:
             raise GrammarError(f"Invalid {called}: {error.message}.", param=param) from error
 
-    def _start(self, grammar: Grammar, threads: "CompileThreads") -> "NewGrammar":
-        if len(threads.compiling) >= threads.max_compiling:
-            raise OverloadedError(TOO_MANY)
+    def _start(self, grammar: Grammar, threads: "CompileThreads", *, client: str) -> "NewGrammar":
+        threads.check_number(client)
+        compiling = threads.compiling[grammar] = NewGrammar(client, threads.next_turns())
 
         def compile_it() -> None:
             compiling.started = True
@@ -213,8 +221,11 @@ class GrammarChecks:
                 if len(self._refused) > MAX_REFUSED:
                     self._refused.popitem(last=False)
 
-        compiling = threads.compiling[grammar] = NewGrammar()
-        compiling.future = asyncio.get_running_loop().run_in_executor(threads.pool, compile_it)
+        async def compile_in_turn() -> None:
+            async with compiling.turns.turn(client):
+                await asyncio.get_running_loop().run_in_executor(threads.pool, compile_it)
+
+        compiling.future = asyncio.ensure_future(compile_in_turn())
         compiling.future.add_done_callback(ended)
         return compiling
 
@@ -223,21 +234,34 @@ def _digest(grammar: Grammar) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
 
 
-@dataclass
 class CompileThreads:
     """The threads for one kind of grammars, and the grammars that they compile or that wait for them."""
 
-    pool: ThreadPoolExecutor
-    timeout_s: float
-    max_compiling: int
-    """Maximum number of grammars that are compiled or wait at the same time."""
-    compiling: dict[Grammar, "NewGrammar"] = field(default_factory=dict)
+    def __init__(self, num_threads: int, *, timeout_s: float, max_compiling: int) -> None:
+        """`max_compiling`: maximum number of grammars of one client that are compiled or wait at the same time."""
+        self.timeout_s = timeout_s
+        self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="motet-grammar")
+        self.compiling: dict[Grammar, NewGrammar] = {}
+        self._max_compiling = max_compiling
+        self._turns = [WorkThread() for _ in range(num_threads)]
+
+    def check_number(self, client: str) -> None:
+        """Raises `OverloadedError` if the client, or all clients together, have too many grammars here."""
+        own = sum(one.client == client for one in self.compiling.values())
+        if own >= self._max_compiling or len(self.compiling) >= MAX_CLIENTS * self._max_compiling:
+            raise OverloadedError(TOO_MANY)
+
+    def next_turns(self) -> WorkThread:
+        """Returns the turns with the fewest grammars."""
+        return min(self._turns, key=lambda turns: sum(one.turns is turns for one in self.compiling.values()))
 
 
 @dataclass
 class NewGrammar:
     """A grammar that a thread compiles or that waits for a thread."""
 
+    client: str
+    turns: WorkThread
     future: asyncio.Future[None] = field(init=False)
     started: bool = False
     """True once a thread compiles the grammar."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from motet.api.openai.completions import CompletionRequest
-from motet.api.served import MAX_COMPILING, MAX_HEAVY_COMPILING, NUM_THREADS, TIMEOUT_S, GrammarChecks
+from motet.api.served import MAX_CLIENTS, MAX_COMPILING, MAX_HEAVY_COMPILING, NUM_THREADS, TIMEOUT_S, GrammarChecks
 from motet.errors import GrammarError, OverloadedError
 from motet.grammar.compiled_grammar import CompiledGrammar, Grammars
 from motet.types import Grammar, GrammarKind
@@ -55,8 +55,8 @@ def checks_of(
     return GrammarChecks(compiler, try_apart=try_apart, timeout_s=timeout_s)
 
 
-async def check(checks: GrammarChecks, grammar: Grammar) -> None:
-    await checks.check(grammar, called="'it'", param="it")
+async def check(checks: GrammarChecks, grammar: Grammar, *, client: str = "") -> None:
+    await checks.check(grammar, called="'it'", param="it", client=client)
 
 
 async def refused(checks: GrammarChecks, grammar: Grammar) -> GrammarError:
@@ -183,6 +183,44 @@ async def test_heavy_grammars_do_not_hold_up_light_ones() -> None:
         go.set()
         await asyncio.gather(*held)
         assert len(compiler.compiled) == 1 + MAX_HEAVY_COMPILING
+
+
+async def test_clients_take_turns_with_their_heavy_grammars() -> None:
+    """Regression: one client with eight such grammars, of 5 s each, got all others 503."""
+    go, started = threading.Event(), threading.Event()
+    tried: list[Grammar] = []
+
+    def hold(grammar: Grammar) -> None:
+        tried.append(grammar)
+        started.set()
+        go.wait()
+
+    with slow_compiler() as compiler:
+        compiler.go.set()
+        checks = checks_of(compiler, try_apart=hold)
+        names = [f"a{i}" for i in range(MAX_HEAVY_COMPILING)]
+        held = [asyncio.ensure_future(check(checks, heavy(name), client="busy")) for name in names]
+        await asyncio.to_thread(started.wait)
+        with pytest.raises(OverloadedError):
+            await check(checks, heavy("a"), client="busy")
+        other = asyncio.ensure_future(check(checks, heavy("b"), client="other"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(other, *held)
+    assert tried == [heavy("a0"), heavy("b"), *map(heavy, names[1:])]
+
+
+async def test_the_grammars_of_all_clients_together_are_limited() -> None:
+    with slow_compiler() as compiler:
+        checks = checks_of(compiler)
+        clients = [f"client {i // MAX_COMPILING}" for i in range(MAX_CLIENTS * MAX_COMPILING)]
+        held = [asyncio.ensure_future(check(checks, regex(f"a{i}"), client=one)) for i, one in enumerate(clients)]
+        await asyncio.to_thread(compiler.started.acquire)
+        with pytest.raises(OverloadedError):
+            await check(checks, regex("b"), client="another")
+        compiler.go.set()
+        await asyncio.gather(*held)
 
 
 @pytest.mark.parametrize("clients_own", [True, False])

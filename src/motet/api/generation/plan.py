@@ -422,6 +422,11 @@ async def with_grammar(options: RouteOptions, form: AnswerForm | None) -> RouteO
     form = await options.context.caller.in_thread_if_long(
         closed, work_size(form.grammar.source.encode(errors="replace"))
     )
-    grammars = options.context.served.grammars
-    await grammars.check(form.grammar, called=form.called or f"'{param}'", param=param, clients_own=form.clients_own)
+    await options.context.served.grammars.check(
+        form.grammar,
+        called=form.called or f"'{param}'",
+        param=param,
+        clients_own=form.clients_own,
+        client=options.context.caller.work_client,
+    )
     return replace(options, grammar=form.grammar)

@@ -234,7 +234,8 @@ async def _check_each(chat: ChatRequest, rules: ToolRules, *, options: RouteOpti
         if name in names:
             source = partial(_parameters, tool, closes_objects=options.context.closes_objects)
             grammar = Grammar(GrammarKind.JSON, await caller.in_thread_if_long(source))
-            await options.context.served.grammars.check(grammar, called=f"schema for function '{name}'", param=param)
+            grammars, called = options.context.served.grammars, f"schema for function '{name}'"
+            await grammars.check(grammar, called=called, param=param, client=caller.work_client)
         await asyncio.sleep(0)  # other tasks run
 
 
