@@ -54,6 +54,7 @@ def test_interrupted_choices_generate_the_tokens_of_undisturbed_ones(
             **choice,
             "token_ids": choice["token_ids"][count:],
             "logprobs": {"content": choice["logprobs"]["content"][count:]},
+            "weight_versions": [{"version": "0", "start": 0, "end": TOKENS - count}],
         }
         for choice, count in zip(complete, CUTS, strict=True)
     ]

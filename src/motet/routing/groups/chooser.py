@@ -1,6 +1,7 @@
 """Chooses the worker for each group and each prefill, and records which workers failed."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -64,15 +65,18 @@ class WorkerChooser:
 
     def none_available(self, work: WorkKind, model: str = "", *, model_digest: str = "") -> NoWorkerError:
         """Returns the error that says that no worker can do this work, with the state of each worker."""
-        states = ", ".join(
-            f"{member.id} is {member.state}"
-            + (" with other weights" if model_digest and not member.has_weights(model_digest) else "")
-            for member in self.fleet.members
-            if not member.facts.takes_texts and member.models.may_have(model)
-        )
-        error = NoWorkerError(f"no worker can {work.name.lower()} now: {states or 'there is none'}")
+        members = [
+            member for member in self.fleet.members if not member.facts.takes_texts and member.models.may_have(model)
+        ]
+        states = [
+            f"{member.state}" + (" with other weights" if model_digest and not member.has_weights(model_digest) else "")
+            for member in members
+        ]
+        named = ", ".join(f"{member.id} is {state}" for member, state in zip(members, states, strict=True))
+        error = NoWorkerError(f"no worker can {work.name.lower()} now: {named or 'there is none'}")
         if any(member.worker is None or not member.worker.local for member in self.fleet.members):
-            error.client_message = f"No worker can {work.name.lower()} now. Try again."  # ids can be addresses
+            counts = ", ".join(f"{count} {state}" for state, count in Counter(states).items())  # ids can be addresses
+            error.client_message = f"No worker can {work.name.lower()} now: {counts or 'there is none'}. Try again."
         return error
 
     def _choose(
