@@ -1,16 +1,21 @@
 """A request that is rendered, generated and derendered has the answer of the request itself."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import httpx
 import pytest
 
+from motet.api.http.caller import Caller
+from motet.api.vllm import derender
+from motet.api.vllm.derender import DerenderedAnswer, GeneratedChoice
 from tests.api.calling import PARIS, TIME, WEATHER, CallingServing
 from tests.api.serving import PROMPT, Served, Serving, saying
 from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
+T = TypeVar("T")
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 MESSAGES: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
 TOOLS = [WEATHER, TIME]
@@ -170,3 +175,30 @@ async def test_wrong_bodies_are_refused(
 ) -> None:
     response: httpx.Response = await served.http.post(f"{path}/derender", json=body)
     assert_error(response, status=status, param=param)
+
+
+async def test_clients_take_turns_while_a_long_answer_is_read(
+    serve_tools: CallingServing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: an answer of a million tokens was one piece of work, and others waited 2 s for the thread."""
+    monkeypatch.setattr(derender, "PIECE_TOKENS", 100)
+    pieces: list[int] = []
+    read = DerenderedAnswer.read
+
+    async def in_thread_if_long(_: Caller, work: Callable[[], T], size: int | None = None) -> T:
+        pieces.append(0)
+        return work()
+
+    def counted(self: DerenderedAnswer, number: int, choice: GeneratedChoice) -> None:
+        pieces[-1] += len(choice.token_ids)
+        read(self, number, choice)
+
+    monkeypatch.setattr(Caller, "in_thread_if_long", in_thread_if_long)
+    monkeypatch.setattr(DerenderedAnswer, "read", counted)
+    served = await serve_tools(saying("hi"))
+    choices = [{"index": number, "token_ids": [5] * 30, "finish_reason": "length"} for number in range(9)]
+    body = {"generate_response": {"request_id": "a", "choices": choices}}
+    answer = (await served.http.post(f"{CHAT}/derender", json=body)).json()
+    assert [choice["index"] for choice in answer["choices"]] == [*range(9)]
+    assert answer["usage"]["completion_tokens"] == 270
+    assert [size for size in pieces if size] == [60, 60, 60, 60, 30]

@@ -7,7 +7,7 @@ The request that was rendered is planned again. Its plan reads the given tokens 
 the answer has the text, reasoning, tool calls and log-probabilities that the request would have had without rendering.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, ClassVar, Self
@@ -46,6 +46,10 @@ from motet.types import (
 UNKNOWN_PROMPT = [0]
 """Placeholder for a prompt that the client did not send, while the request is planned."""
 MAX_ID_CHARS = 200
+CHOICE_TOKENS = 32
+"""Number of tokens that take as long as the other work for a choice."""
+PIECE_TOKENS = 2**14
+"""Number of tokens after which a piece of work ends, and other clients have their turn. A million tokens take 2 s."""
 
 
 class GeneratedToken(OpenSchema):
@@ -211,8 +215,8 @@ def derender_router(service: Service) -> APIRouter:
             await caller.in_thread_if_long(partial(_check, context.served.preparer, responses))
             plan = _with_choices(await plan_chat(service, planned, context=context), responses)
         counts = None if body.prompt_tokens is None else [body.prompt_tokens]
-        work = partial(_answer, plan, responses, prompt_tokens=counts, shape=ChatBody(plan, planned))
-        return await _response(work, responses, caller=caller)
+        shape = ChatBody(plan, planned)
+        return await _response(plan, responses, prompt_tokens=counts, shape=shape, caller=caller)
 
     @post(router, "/v1/completions/derender", body=CompletionDerender, summary="Token ids as answers to prompts")
     async def completions(body: CompletionDerender, request: Request) -> Response:
@@ -222,8 +226,7 @@ def derender_router(service: Service) -> APIRouter:
             await caller.in_thread_if_long(partial(_check, context.served.preparer, responses))
             plan = _with_choices(await plan_completions(service, planned, context=context), responses)
         shape = CompletionBody(planned, CompletionTexts(plan, planned))
-        work = partial(_answer, plan, responses, prompt_tokens=body.prompt_tokens, shape=shape)
-        return await _response(work, responses, caller=caller)
+        return await _response(plan, responses, prompt_tokens=body.prompt_tokens, shape=shape, caller=caller)
 
     return router
 
@@ -250,18 +253,35 @@ def _with_choices(plan: Plan, responses: Sequence[Generated]) -> Plan:
     return replace(plan, head=replace(plan.head, id=responses[0].request_id), groups=tuple(groups))
 
 
-async def _response(work: Callable[[], bytes], responses: Sequence[Generated], *, caller: Caller) -> Response:
-    num_tokens = sum(len(choice.token_ids) for one in responses for choice in one.choices)
-    num_tokens += sum(len(one.prompt_logprobs or ()) for one in responses)
-    return Response(await caller.in_thread_if_long(work, num_tokens), media_type="application/json")
-
-
 class DerenderedAnswer(CollectedAnswer):
     """An answer that copies the fields that cannot be computed from its tokens from the generated answers."""
 
     def __init__(self, plan: Plan, responses: Sequence[Generated], *, shape: BodyShape) -> None:
         super().__init__(plan, shape.logprobs)
         self._responses = responses
+        self._plan = plan
+        self._choices = [
+            GroupChoices(group, tokenizer=plan.served.tokenizer, rules=plan.rules_of(number))
+            for number, group in enumerate(plan.groups)
+        ]
+        common = {*plan.served.info.eos_token_ids, *plan.served.tokenizer.special_ids}
+        self._ends = [common.union(group.sampling.stop_token_ids) for group in plan.groups]
+
+    def read(self, number: int, choice: GeneratedChoice) -> None:
+        """Reads the tokens of one choice. `number`: the number of its response."""
+        for delta in choice.deltas(self._ends[number]):
+            events: list[ChoiceEvent] = []
+            self._choices[number].feed(GroupDelta(self._plan.groups[number].request_id, (delta,)), events)
+            self.feed([GroupStep(events, None, number)])
+
+    def usage(self, prompt_tokens: Sequence[int] | None) -> Usage:
+        """`prompt_tokens`: number of tokens of each prompt; None for the prompts of the plan."""
+        lengths = [len(group.prompt) for group in self._plan.groups] if prompt_tokens is None else prompt_tokens
+        return Usage(
+            prompt_tokens=sum(lengths),
+            completion_tokens=sum(sum(choices.num_tokens.values()) for choices in self._choices),
+            reasoning_tokens=sum(choices.reasoning_tokens for choices in self._choices),
+        )
 
     def prompt_logprobs(self, group: int, num_top: int | None) -> dict[str, object]:
         return {PROMPT_LOGPROBS: self._responses[group].prompt_logprobs}
@@ -281,22 +301,41 @@ class DerenderedAnswer(CollectedAnswer):
                     choice.end = msgspec.structs.replace(choice.end, stop_reason=given[choice.index])
 
 
-def _answer(
-    plan: Plan, responses: Sequence[Generated], *, prompt_tokens: Sequence[int] | None, shape: BodyShape
-) -> bytes:
-    """Returns the answer. `prompt_tokens`: number of tokens of each prompt; None for the prompts of the plan."""
-    answer, completion_tokens, reasoning_tokens = DerenderedAnswer(plan, responses, shape=shape), 0, 0
-    tokenizer = plan.served.tokenizer
-    for number, (group, response) in enumerate(zip(plan.groups, responses, strict=True)):
-        choices = GroupChoices(group, tokenizer=tokenizer, rules=plan.rules_of(number))
-        ends = {*plan.served.info.eos_token_ids, *tokenizer.special_ids, *group.sampling.stop_token_ids}
-        for delta in (delta for choice in response.choices for delta in choice.deltas(ends)):
-            events: list[ChoiceEvent] = []
-            choices.feed(GroupDelta(group.request_id, (delta,)), events)
-            answer.feed([GroupStep(events, None, number)])
-        completion_tokens += sum(choices.num_tokens.values())
-        reasoning_tokens += choices.reasoning_tokens
-    answer.add_stop_reasons()
-    lengths = [len(group.prompt) for group in plan.groups] if prompt_tokens is None else prompt_tokens
-    usage = Usage(prompt_tokens=sum(lengths), completion_tokens=completion_tokens, reasoning_tokens=reasoning_tokens)
-    return b"".join(shape.body(answer, usage))
+async def _response(
+    plan: Plan,
+    responses: Sequence[Generated],
+    *,
+    prompt_tokens: Sequence[int] | None,
+    shape: BodyShape,
+    caller: Caller,
+) -> Response:
+    """`prompt_tokens`: number of tokens of each prompt; None for the prompts of the plan."""
+    num_tokens = sum(CHOICE_TOKENS + len(choice.token_ids) for one in responses for choice in one.choices)
+    num_tokens += sum(len(one.prompt_logprobs or ()) for one in responses)
+    answer = await caller.in_thread_if_long(partial(DerenderedAnswer, plan, responses, shape=shape), num_tokens)
+
+    def read(piece: Sequence[tuple[int, GeneratedChoice]]) -> None:
+        for number, choice in piece:
+            answer.read(number, choice)
+
+    def body() -> bytes:
+        answer.add_stop_reasons()
+        return b"".join(shape.body(answer, answer.usage(prompt_tokens)))
+
+    for piece in _pieces(responses):
+        await caller.in_thread_if_long(partial(read, piece), num_tokens)
+    return Response(await caller.in_thread_if_long(body, num_tokens), media_type="application/json")
+
+
+def _pieces(responses: Sequence[Generated]) -> Iterator[list[tuple[int, GeneratedChoice]]]:
+    """Yields the choices of each piece of work, with the numbers of their responses."""
+    piece, size = list[tuple[int, GeneratedChoice]](), 0
+    for number, response in enumerate(responses):
+        for choice in response.choices:
+            piece.append((number, choice))
+            size += CHOICE_TOKENS + len(choice.token_ids)
+            if size >= PIECE_TOKENS:
+                yield piece
+                piece, size = [], 0
+    if piece:
+        yield piece
