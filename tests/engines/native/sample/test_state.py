@@ -1,9 +1,10 @@
 from collections.abc import ItemsView
+from typing import Any
 
 import torch
 
 from motet.engines.native.sample.edits import apply_edits
-from motet.engines.native.sample.state import ChoiceSampling, PromptTokens, TokenBias, TokenCounts
+from motet.engines.native.sample.state import BadWords, ChoiceSampling, PromptTokens, TokenBias, TokenCounts
 from motet.types import SamplingParams
 
 
@@ -133,3 +134,19 @@ def test_allowed_tokens_that_all_complete_bad_words_stay_allowed() -> None:
     assert choice(params, output_tokens=(5,)).forbidden_ids() == ()
     params = SamplingParams(max_tokens=9, allowed_token_ids=(5, 6, 7), bad_word_ids=((5, 5), (5, 6)))
     assert choice(params, output_tokens=(5,)).forbidden_ids() == (5, 6)
+
+
+def test_few_bad_words_are_compared_with_an_answer() -> None:
+    """Regression: words of 127 lengths took 50 microseconds for each token of each choice."""
+    words = BadWords([tuple(range(length)) for length in range(2, 129)])
+    compared: list[int] = []
+
+    class Recent(tuple[int, ...]):
+        def __getitem__(self, part: Any) -> Any:
+            compared.extend([1] * isinstance(part, slice))
+            return super().__getitem__(part)
+
+    assert words.after(Recent(range(1000, 1127))) == ()
+    assert words.after(Recent(range(50))) == (50,)
+    assert words.after(Recent()) == ()
+    assert len(compared) == 1

@@ -50,13 +50,18 @@ class BadWords:
         for word in words:
             if len(word) > 1:
                 self._last.setdefault(word[:-1], []).append(word[-1])
-        self._lengths = sorted({len(before) for before in self._last})
-        self.num_recent = max(self._lengths, default=0)
+        lengths: dict[int, set[int]] = {}
+        for before in self._last:
+            lengths.setdefault(before[-1], set()).add(len(before))
+        self._lengths = {token_id: sorted(some) for token_id, some in lengths.items()}
+        """Lengths of the sequences in `_last` by their last token: few have to be compared with an answer."""
+        self.num_recent = max(map(len, self._last), default=0)
         """Number of output tokens on which the next token can depend."""
 
     def after(self, recent: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the tokens that would complete a longer word after these output tokens, the last `num_recent`."""
-        found = [self._last.get(recent[-length:], ()) for length in self._lengths if length <= len(recent)]
+        lengths = self._lengths.get(recent[-1], ()) if recent else ()
+        found = [self._last.get(recent[-length:], ()) for length in lengths if length <= len(recent)]
         return tuple(token_id for last in found for token_id in last)
 
 
