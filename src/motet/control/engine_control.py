@@ -39,7 +39,7 @@ from motet.types import PauseMode
 
 
 class NewRequests(StrEnum):
-    """What happens to requests that arrive in a pause."""
+    """The treatment of requests that arrive in a pause."""
 
     REFUSE = "refuse"
     """They get 503 at once."""

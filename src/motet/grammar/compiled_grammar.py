@@ -280,7 +280,7 @@ class Grammars:
 
     def _error_at_start(self, initial: LLMatcher) -> str | None:
         """Returns the error of a compiled grammar: to compile it, or to follow it for a few tokens. A grammar
-        that fails so early exceeds a limit in every answer. Returns None if there is no error."""
+        that fails this early exceeds a limit in nearly every answer. None means that there is no error."""
         if initial.is_error():
             return _error_of(initial)
         matcher = initial.deep_copy()

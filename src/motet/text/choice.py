@@ -86,7 +86,7 @@ class ChoiceEvent(msgspec.Struct, frozen=True, gc=False):
     """Parts in `text` and in text that the parser held back before; None if parts are not separated. Can be empty
     although there is text, because the parser holds back text that can still become a tag."""
     weight_versions: tuple[WeightSpan, ...] = ()
-    """On the last event, the weight versions that generated the tokens; empty without tokens."""
+    """The weight versions that generated the tokens. Set only in the last event; empty if there are no tokens."""
 
 
 class ChoiceStream:

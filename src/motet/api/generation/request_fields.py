@@ -171,7 +171,7 @@ class SamplingFields(Schema):
 
 
 class TruncationFields(Schema):
-    """How prompts that are too long are shortened, as in vLLM."""
+    """Fields that shorten prompts which are too long, as in vLLM."""
 
     truncate_prompt_tokens: int | None = Field(None, ge=TO_THE_LIMIT)
     """Maximum number of tokens of a prompt."""
@@ -298,7 +298,7 @@ class VersionsShown(Enum):
 
 
 class ReturnedTokens(Schema):
-    """What an answer says about its tokens."""
+    """Fields that add token ids and weight versions to an answer."""
 
     return_token_ids: bool = False
     return_weight_versions: bool | None = None
@@ -312,7 +312,7 @@ class ReturnedTokens(Schema):
 
 
 class TokenNames(Schema):
-    """How tokens are shown in log-probabilities and in rendered requests."""
+    """Fields that choose the form of tokens in log-probabilities and in rendered requests."""
 
     return_tokens_as_token_ids: bool = False
     return_token_offsets: bool = False

@@ -56,7 +56,7 @@ def rollout_router(service: Service) -> APIRouter:
         options = options_in(body, service)
         waits = options.get("wait_for_inflight_requests", wait_for_inflight_requests)
         mode = PauseMode.WAIT if waits else options.get("mode", mode)
-        # As in vLLM: a pause that keeps running groups also keeps new ones.
+        # A pause that keeps running groups also keeps new ones, as in vLLM.
         default = NewRequests.WAIT if mode is PauseMode.KEEP else NewRequests.REFUSE
         await control.pause(mode, options.get("new_requests", new_requests) or default)
         return json_response({"status": "paused"})

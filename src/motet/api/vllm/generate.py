@@ -97,7 +97,7 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     return_token_ids: bool = False
     """True if the answer repeats the prompt's token ids. It always has the token ids of choices."""
     output_mode: Literal["tokens", "text"] = "tokens"
-    """With `text`, choices have their text, and log-probabilities the texts of tokens as in chats."""
+    """`text` adds the text to each choice, and the texts of tokens to log-probabilities, as in chats."""
 
     @model_validator(mode="before")
     @classmethod
