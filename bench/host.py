@@ -16,11 +16,12 @@ import torch
 
 from bench.program.command_line import benchmark_parser
 from bench.program.report import Cells, machine, print_report, table
+from motet.engine_info import EngineInfo
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.protocol import StepReport
 from motet.engines.native.step.inputs import StepInputs
 from motet.ids import ModelName, RequestId
-from motet.types import EngineInfo, GenerateRequest, Role, SamplingParams, choice_starts
+from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 
 VOCAB_SIZE = 1024
 PROMPT = tuple(range(1340))

@@ -10,8 +10,8 @@ from typing import NoReturn
 import pytest
 
 from motet.engines.native.compiled_kernels import of_kind
-from motet.machine import processor
 from motet.settings.server_config import environment
+from motet.system.machine import processor
 
 NEEDED = {
     "avx512": frozenset(f"avx512{part}" for part in ("f", "bw", "dq", "vl", "_bf16")),

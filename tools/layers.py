@@ -27,18 +27,17 @@ SOURCE = ROOT / "src"
 
 EVERYBODY_SEES = (
     "types",
+    "engine_info",
     "metrics.stats",
     "ids",
     "errors",
     "settings",
     "log",
     "loop_budget",
+    "system",
     "session_ids",
     "block_names",
-    "machine",
     "merge",
-    "process_limits",
-    "threads",
 )
 
 BELOW_API = (
@@ -64,6 +63,7 @@ API_GENERATION = (*API_SHARED, "api.generation")
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "types": ("transfer.ticket", "tracing.context"),
+    "engine_info": ("transfer.ticket",),
     "metrics.stats": ("transfer.figures", "metrics.declare"),
     "tracing": (),
     "tracing.context": (),
@@ -74,10 +74,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "loop_budget": (),
     "session_ids": (),
     "block_names": (),
-    "machine": (),
+    "system": (),
     "merge": (),
-    "process_limits": ("machine",),
-    "threads": (),
     "kv_events": (),
     "metrics": (),
     "metrics.declare": (),
@@ -211,7 +209,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": tuple(f"deploy.ray.{module}" for module in ("app", "deployments", "foreground", "request_router")),
     "fastapi": ("api", "deploy"),
     "starlette": ("api",),
-    "psutil": ("machine",),
+    "psutil": ("system.machine",),
     "uvicorn": ("deploy",),
     "typer": ("cli",),
     "rich": ("cli",),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from motet.engine_info import EngineInfo
 from motet.engines.native.build import choose_backend
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.cuda.cuda_runner import cuda_backend
@@ -14,7 +15,7 @@ from motet.engines.native.step.inputs import StepInputs
 from motet.engines.native.step.run import ATTENTION_NAME, Backend, ModelRunner
 from motet.ids import ModelName
 from motet.settings.engine_config import EngineConfig
-from motet.types import EngineInfo, Role
+from motet.types import Role
 
 BLOCK_SIZE = 16
 

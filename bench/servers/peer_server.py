@@ -18,7 +18,7 @@ import psutil
 
 from bench.servers.ports import free_port
 from motet.errors import StartupError
-from motet.machine import described_end
+from motet.system.machine import described_end
 
 START_S = 300.0
 POLL_S = 0.5

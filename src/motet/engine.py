@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
+from motet.engine_info import EngineInfo, EngineKind
 from motet.engine_orders import EngineOrder, OrderAnswer
 from motet.ids import ModelName, RequestId
 from motet.metrics.stats import EngineStats
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, EngineKind, GenerateRequest, GroupDelta, Role
+from motet.types import GenerateRequest, GroupDelta, Role
 
 
 class GroupStream(Protocol):

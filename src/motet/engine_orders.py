@@ -18,10 +18,10 @@ An engine prepares a checkpoint, then applies or drops the prepared weights. A v
 
 import msgspec
 
+from motet.engine_info import EngineInfo
 from motet.metrics.stats import EngineStats
 from motet.models.checkpoint import Checkpoint, CheckpointKind
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineInfo
 
 
 class PrepareWeights(msgspec.Struct, frozen=True, tag=True):

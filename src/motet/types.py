@@ -1,4 +1,4 @@
-"""The objects that pass between the parts: requests, results of steps, facts about engines.
+"""The objects that pass between the parts: requests and results of steps.
 
 Everything here is frozen, does not need torch, and travels unchanged as msgspec messages. The garbage collector does
 not track objects that are made for each token (`gc=False`): they cannot be part of a reference cycle."""
@@ -13,7 +13,7 @@ import msgspec
 
 from motet.ids import ModelName, RequestId
 from motet.tracing.context import TraceContext
-from motet.transfer.ticket import Ticket, TransferAddress, TransportKind
+from motet.transfer.ticket import Ticket
 
 
 class GrammarKind(StrEnum):
@@ -424,73 +424,3 @@ class GroupDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     several workers or has moved. Empty on other deltas, and on a server without routing."""
     weight_version: str = ""
     """Version of the weights from this delta on, set on their first delta; empty for the initial weights."""
-
-
-class EngineKind(StrEnum):
-    """The software of an engine. KV passes only between engines of the same kind."""
-
-    MOTET = "motet"
-    VLLM = "vllm"
-    OPENAI = "openai"
-    """The server takes texts and not tokens, so it is a worker but not an `Engine`."""
-
-
-class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that a worker serves in addition to its base model: an adapter, or another name."""
-
-    name: ModelName
-    root: str = ""
-    parent: ModelName | None = None
-    max_model_len: int
-
-
-UNKNOWN_VOCABULARY = 2**31 - 1
-"""`vocab_size` of an engine that does not report it; such an engine refuses unknown tokens itself."""
-
-FIRST_VERSION = "0"
-"""Version of the weights with which an engine starts."""
-
-
-class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about an engine, which change only with its weights. Some kinds do not report fields with a default."""
-
-    model: ModelName
-    root: str = ""
-    """Name on the hub or path that the model was loaded from; empty if the engine does not report it."""
-    max_model_len: int
-    """Maximum number of tokens of prompt and output together."""
-    vocab_size: int = UNKNOWN_VOCABULARY
-    block_size: int
-    num_blocks: int
-    bytes_per_block: int = 0
-    max_num_seqs: int
-    num_weights: int = 0
-    """Number of elements in all tensors of a complete checkpoint; 0 if the engine does not report it."""
-    role: Role
-    eos_token_ids: tuple[int, ...] = ()
-    dtype: str = ""
-    device: str = ""
-    kernels: str = ""
-    """Implementation that computes: `avx512` or `avx2` for the compiled kernels, `torch`, or `cuda`."""
-    kernels_note: str = ""
-    """Reason why the compiled kernels do not run, with the remedy; empty if they run or were not requested."""
-    kv_cache_reason: str = ""
-    """Reason for the size of the KV cache, in words."""
-    fingerprint: str = ""
-    """Engines with equal fingerprints that end in `-same` generate equal tokens for equal requests."""
-    model_digest: str = ""
-    """Digest of the model's configuration and weights, the same on any hardware; empty if the engine reports none."""
-    weight_version: str = FIRST_VERSION
-    """Name given to the weights by the client that brought them; "0" for the initial weights."""
-    block_weights: str = ""
-    """Name of the weights in the names of the engine's blocks (`block_names`); empty for the initial weights."""
-    pid: int | None = None
-    """Process id; None for a process on another machine."""
-    transfer: TransferAddress | None = None
-    """Address of the engine's side channel; None for an engine that does not transfer KV."""
-    transfer_backend: TransportKind | None = None
-    """What moves the engine's KV; None for an engine that does not report it."""
-    kind: EngineKind = EngineKind.MOTET
-    shares_prompts: bool = False
-    """True if groups share a prompt that the engine is still computing for the first of them."""
-    ticket_readers: int = 64

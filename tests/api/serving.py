@@ -21,6 +21,7 @@ from motet.api.app import create_app, create_router
 from motet.api.served import Models, one_model
 from motet.api.service import Membership, Service
 from motet.engine import Worker, WorkerReport, WorkerState
+from motet.engine_info import EngineInfo
 from motet.errors import MotetError, NoWorkerError
 from motet.metrics.routing import RoutingFigures
 from motet.settings.server_config import ServerConfig
@@ -28,7 +29,7 @@ from motet.testing.fake_engine import DuringPrefill, FakeEngine, FakeGroup, Scri
 from motet.text.formats import ModelFormats
 from motet.text.tokenizer import Tokenizer
 from motet.tracing.spans import NO_TRACES, Tracer
-from motet.types import ChoiceStart, EngineInfo, GenerateRequest, Role
+from motet.types import ChoiceStart, GenerateRequest, Role
 from tests.patience import PATIENCE_S
 from tests.tiny_tokenizer import fake_answer
 

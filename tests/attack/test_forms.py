@@ -13,7 +13,7 @@ from motet.grammar.compiled_grammar import Matcher, fill_masks, mask_words
 from motet.grammar.forced import MAX_FORCED, NO_FORCING
 from motet.grammar.grammar_source import llguidance_source
 from motet.grammar.schema.keywords import ONE_LINE
-from motet.machine import process_memory
+from motet.system.machine import process_memory
 from motet.types import Grammar, GrammarKind, Thinking
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, follows, grammars_of, lark, regex
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from motet.engine import WorkerState
+from motet.engine_info import ModelCard
 from motet.engines.upstream.bodies import PieceReader
 from motet.engines.upstream.text_source import TextRequest, TextRoute, TextStep
 from motet.engines.vllm.report import cards_in, scrape_of, version_in
@@ -17,7 +18,7 @@ from motet.errors import MotetError, WorkerFaultError
 from motet.ids import ModelName
 from motet.routing.text_router import TextRouter
 from motet.routing.workers.fleet import Fleet
-from motet.types import ModelCard, SamplingParams, Usage
+from motet.types import SamplingParams, Usage
 from tests.attack.mutants import mutants
 
 pytestmark = pytest.mark.anyio

@@ -41,8 +41,8 @@ from motet.cli.doctor import (
 )
 from motet.cli.main import app
 from motet.engines.native import compiled_kernels
-from motet.machine import GIB, MachineMemory, Processor
 from motet.settings.resolve import resolve_settings
+from motet.system.machine import GIB, MachineMemory, Processor
 from tests.models.model_folders import write_model
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer

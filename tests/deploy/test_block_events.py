@@ -8,6 +8,7 @@ import pytest
 from bench.servers.ports import free_port
 from motet.block_names import block_names
 from motet.deploy.block_events import BlockEvents, WorkerEventFollower
+from motet.engine_info import EngineKind
 from motet.engines.wire import EngineReport
 from motet.errors import ConfigError
 from motet.kv_events.changes import Cleared, Stored
@@ -15,7 +16,6 @@ from motet.kv_events.event_schema import EventReader, events_in, replay_endpoint
 from motet.kv_events.follower import BlockSource, Subscription
 from motet.routing.workers.prefix_index import PrefixIndex
 from motet.settings.server_config import KVEventsConfig
-from motet.types import EngineKind
 from tests.deploy.keeper_scene import FakeFollower, report
 from tests.kv_events.names import apply_to
 from tests.patience import PATIENCE_S

@@ -9,12 +9,13 @@ import pytest
 
 from motet.deploy.discover import CompatibilityCheck, FoundServer, WorkerProbe
 from motet.engine import WorkerState
+from motet.engine_info import UNKNOWN_VOCABULARY, EngineInfo, EngineKind
 from motet.engines.upstream.text_upstream import TextUpstream
 from motet.engines.wire import EngineReport
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OtherServerError
 from motet.ids import ModelName
 from motet.testing.fake_engine import fake_info
-from motet.types import UNKNOWN_VOCABULARY, EngineInfo, EngineKind, Role
+from motet.types import Role
 from tests.deploy.keeper_scene import report
 
 pytestmark = pytest.mark.anyio

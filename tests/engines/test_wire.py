@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from motet import errors
 from motet.engine import WorkerState
+from motet.engine_info import EngineKind, ModelCard
 from motet.engines.wire import (
     MAX_FRAME_BYTES,
     MAX_MESSAGE_CHARS,
@@ -25,16 +26,7 @@ from motet.errors import EngineError, MotetError, OverloadedError, RequestError,
 from motet.ids import ModelName, RequestId
 from motet.metrics.stats import EngineStats
 from motet.testing.fake_engine import fake_info
-from motet.types import (
-    ChoiceDelta,
-    EngineKind,
-    Finish,
-    FinishReason,
-    GroupDelta,
-    ModelCard,
-    PromptReport,
-    TokenLogprob,
-)
+from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, PromptReport, TokenLogprob
 
 tokens = st.integers(0, 2**32 - 1)
 logprobs = st.builds(

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from motet.errors import GrammarError
 from motet.grammar import trial
 from motet.grammar.limits import HEAVY_MB, MAX_SOURCE_CHARS, MAX_TEXT_CHARS, compiled_mb, is_heavy
-from motet.machine import process_memory
+from motet.system.machine import process_memory
 from motet.text.tokenizer import Tokenizer, vocabulary_kind
 from motet.types import Grammar, GrammarKind
 from tests.grammar.models import TOKENIZER, VOCAB_SIZE, grammars_of, lark, regex
@@ -32,7 +32,7 @@ ENDLESS = both(*(f"a{i}|b{i}" for i in range(40)))
 LARGE = schema(enum=[f"value number {i}" for i in range(9000)])
 LARGE_WAIT = "lambda _, grammar: grammar.source == 'a' or (b'x' * 2**30, __import__('time').sleep(60))"
 """A function that uses 1 GiB of memory, and then waits in place of compiling. The vocabulary needs none."""
-NO_LIMITS = "import motet.process_limits; motet.process_limits.resource = None"
+NO_LIMITS = "import motet.system.process_limits; motet.system.process_limits.resource = None"
 NO_REPORT = "import psutil; psutil.Process = lambda: (_ for _ in ()).throw(FileNotFoundError('/proc'))"
 
 

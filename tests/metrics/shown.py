@@ -3,11 +3,12 @@ choice that a record needs."""
 
 from dataclasses import dataclass
 
+from motet.engine_info import EngineInfo
 from motet.metrics.engines import EngineSample
 from motet.metrics.group_metrics import GroupMetrics
 from motet.metrics.stats import EngineStats
 from motet.testing.fake_engine import fake_info
-from motet.types import EngineInfo, FinishReason, Role
+from motet.types import FinishReason, Role
 
 ENGINE = object()
 

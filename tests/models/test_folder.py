@@ -9,7 +9,7 @@ import pytest
 
 from motet.errors import ModelLoadError
 from motet.models.folder import INDEX, MAX_JSON_BYTES, check_model
-from motet.threads import in_daemon_thread
+from motet.system.threads import in_daemon_thread
 from tests.models.model_folders import write_model, write_safetensors
 from tests.patience import PATIENCE_S
 

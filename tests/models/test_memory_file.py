@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from motet.errors import ModelLoadError
-from motet.machine import read_memory
 from motet.models import memory_file
 from motet.models.memory_file import FOLDER_PREFIX, MemoryFile, remove_abandoned_folders
+from motet.system.machine import read_memory
 from tests.memory_files import memory_file_of
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)}

@@ -5,11 +5,12 @@ from collections import Counter
 
 import msgspec
 
+from motet.engine_info import EngineInfo, EngineKind, ModelCard
 from motet.ids import ModelName
 from motet.routing.workers.worker_facts import PairKey, pair_key
 from motet.testing.fake_engine import FakeGroup, FakeLeases, fake_info
 from motet.transfer.ticket import Ticket, TransferAddress
-from motet.types import EngineInfo, EngineKind, GenerateRequest, ModelCard, Role
+from motet.types import GenerateRequest, Role
 from tests.routing.scene import ControlledEngine, Scene, script
 
 A, B = ModelName("a"), ModelName("b")

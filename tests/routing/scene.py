@@ -13,6 +13,7 @@ import msgspec
 
 from motet.block_names import block_names
 from motet.engine import Engine, GroupStream, Worker, WorkerState
+from motet.engine_info import EngineInfo
 from motet.errors import EngineDiedError, MotetError, WorkerLeavingError
 from motet.ids import ModelName, RequestId
 from motet.metrics.stats import EngineStats
@@ -26,7 +27,6 @@ from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import Ticket, TransferAddress
 from motet.types import (
     ChoiceStart,
-    EngineInfo,
     Finish,
     GenerateRequest,
     GroupDelta,

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engine import Worker
+from motet.engine_info import EngineKind
 from motet.ids import RequestId
 from motet.routing.choosing.choose import choose
 from motet.routing.choosing.cost import can_start, can_start_in_parts, can_start_in_share
@@ -23,7 +24,7 @@ from motet.routing.workers.serving import WorkKind
 from motet.routing.workers.worker_share import WaitingWeights, WorkerShare
 from motet.settings.server_config import Policy
 from motet.testing.fake_engine import FakeEngine, fake_info
-from motet.types import EngineKind, GenerateRequest
+from motet.types import GenerateRequest
 from tests.clock import Clock
 from tests.property_settings import examples
 from tests.routing.scene import group, script

@@ -7,13 +7,14 @@ import msgspec
 import pytest
 
 from motet.engine import WorkerState
+from motet.engine_info import EngineKind
 from motet.ids import ModelName
 from motet.metrics.routing import TicketLog
 from motet.routing.router import Router
 from motet.routing.workers.worker_facts import pair_key
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
-from motet.types import EngineKind, GenerateRequest
+from motet.types import GenerateRequest
 from tests.clock import settle
 from tests.routing.kinds import ADAPTER, FRENCH, A, KindsScene
 from tests.routing.scene import ControlledPrefill, Received, group, uninterrupted

@@ -5,12 +5,13 @@ import pytest
 
 from motet.block_names import block_names
 from motet.engine import WorkerState
+from motet.engine_info import ModelCard
 from motet.errors import NoWorkerError
 from motet.ids import ModelName
 from motet.routing.choosing.survey import survey
 from motet.routing.router import Router
 from motet.routing.workers.serving import WorkKind
-from motet.types import ModelCard, Role
+from motet.types import Role
 from tests.routing.kinds import ADAPTER, FRENCH, A, B, KindsScene
 from tests.routing.scene import group
 

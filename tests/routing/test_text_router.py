@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from motet.engine import WorkerState
+from motet.engine_info import ModelCard
 from motet.engines.upstream.text_source import TextPiece, TextRequest, TextRoute, TextStep
 from motet.errors import (
     EngineDiedError,
@@ -23,7 +24,7 @@ from motet.ids import ModelName
 from motet.routing.text_router import SESSION_CHOICES, TextRouter
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import REFUSAL_S
-from motet.types import FinishReason, ModelCard, Usage
+from motet.types import FinishReason, Usage
 from tests.clock import Clock
 
 pytestmark = pytest.mark.anyio

@@ -4,11 +4,11 @@ from dataclasses import fields
 
 import msgspec
 
+from motet.engine_info import UNKNOWN_VOCABULARY, EngineKind
 from motet.metrics.stats import EngineStats, total_stats
 from motet.routing.router import MIXED, common_info
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import TransferAddress
-from motet.types import UNKNOWN_VOCABULARY, EngineKind
 
 PLAIN = [field.name for field in fields(EngineStats) if type(field.default) in (int, float)]
 

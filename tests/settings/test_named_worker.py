@@ -2,9 +2,10 @@
 
 import pytest
 
+from motet.engine_info import EngineKind
 from motet.errors import ConfigError
 from motet.settings.named_worker import NamedWorker, by_url, named_workers, roles_by_url
-from motet.types import EngineKind, Role
+from motet.types import Role
 
 A, B = "http://a:8000", "https://b/motet"
 

@@ -17,6 +17,7 @@ import msgspec
 
 from motet.api.http.long_work import WorkThread
 from motet.engine import Engine
+from motet.engine_info import EngineInfo
 from motet.engines.upstream.text_source import TextGenerate
 from motet.errors import GrammarError, ModelNotFoundError, NoWorkerError, OverloadedError, RequestError
 from motet.grammar.compiled_grammar import Grammars
@@ -27,7 +28,7 @@ from motet.text.formats import ModelFormats
 from motet.text.prepare import PromptPreparer
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
-from motet.types import EngineInfo, Grammar
+from motet.types import Grammar
 
 NUM_THREADS = 2
 TIMEOUT_S = 5.0

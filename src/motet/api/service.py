@@ -34,6 +34,7 @@ from motet.api.tensor_bodies import TensorMemory
 from motet.control.engine_control import EngineControl
 from motet.control.nccl_receiver import NcclReceiver
 from motet.engine import ANSWERING, WorkerReport, WorkerState
+from motet.engine_info import EngineInfo
 from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, PausedError, RequestError
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures, with_client_names
@@ -42,7 +43,6 @@ from motet.settings.named_worker import NamedWorker
 from motet.settings.server_config import ServerConfig
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineInfo
 
 
 @dataclass(frozen=True)

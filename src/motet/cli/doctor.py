@@ -36,7 +36,6 @@ from motet.engines.native.compiled_kernels import missing_kernels, running_kind
 from motet.engines.native.kv.cache_size import ENGINE_BYTES
 from motet.errors import ConfigError, ModelLoadError
 from motet.log import escaped
-from motet.machine import GIB, cores, listener_on, processor, read_memory, torch_environ
 from motet.models.folder import check_model as check_model_folder
 from motet.models.folder import check_tokenizer
 from motet.models.model_source import check_download_name, local_folder
@@ -44,7 +43,8 @@ from motet.models.smollm2 import DEFAULT_MODEL
 from motet.settings.record import Settings
 from motet.settings.resolve import resolve_settings
 from motet.settings.server_config import cache_folder, environment
-from motet.threads import in_daemon_thread
+from motet.system.machine import GIB, cores, listener_on, processor, read_memory, torch_environ
+from motet.system.threads import in_daemon_thread
 from motet.transfer.ticket import is_loopback
 
 CHECK_S = 10.0

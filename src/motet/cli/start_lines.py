@@ -16,11 +16,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from motet.deploy.shutdown import roles_in
 from motet.engine import Worker, WorkerReport, WorkerState
+from motet.engine_info import EngineInfo
 from motet.log import NOTICES, LogFormat, json_line, notice
-from motet.machine import GIB
 from motet.settings.record import Settings
 from motet.settings.server_config import ServerConfig
-from motet.types import EngineInfo
+from motet.system.machine import GIB
 
 LABEL_WIDTH = 10
 KERNELS = {

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from motet.engine import ANSWERING, AdapterEngine, WorkerReport
+from motet.engine_info import EngineKind
 from motet.errors import EngineError, ModelNotFoundError, MotetError, NotFoundError, NoWorkerError, RequestError
-from motet.types import EngineKind
 
 LISTED_TIMEOUT_S = 5.0
 """Maximum time until the workers' reports, one each second, show a change."""

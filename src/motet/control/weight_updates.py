@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from motet.control.controlled_engines import ControlledEngines, NamedEngine
 from motet.engine import ControlledEngine
+from motet.engine_info import FIRST_VERSION
 from motet.engine_orders import (
     ApplyWeights,
     Checksums,
@@ -33,7 +34,6 @@ from motet.errors import EngineDiedError, EngineError, RequestError, StartupErro
 from motet.metrics.routing import UPDATE_S
 from motet.models.checkpoint import START, Checkpoint, max_checkpoint_bytes
 from motet.routing.router import Router
-from motet.types import FIRST_VERSION
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from motet.engine_info import EngineKind
 from motet.engines.wire import EngineReport
 from motet.errors import ConfigError
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared, Removed, Stored
@@ -12,7 +13,6 @@ from motet.kv_events.follower import BlockSource
 from motet.kv_events.publisher import BlockPublisher, PublisherOptions
 from motet.routing.workers.prefix_index import PrefixIndex
 from motet.settings.server_config import KVEventsConfig
-from motet.types import EngineKind
 
 logger = logging.getLogger(__name__)
 

@@ -34,21 +34,22 @@ from motet.deploy.kv_connections import connect_to_fleet
 from motet.deploy.server_plan import ServerPlan, engine_configs
 from motet.deploy.worker_list import WorkerList
 from motet.engine import ControlledEngine, Engine, Worker, WorkerState
+from motet.engine_info import EngineKind
 from motet.engine_orders import Connect
 from motet.engines.http import Client
 from motet.engines.wire import EngineReport
 from motet.errors import EngineError, MotetError
 from motet.kv_events.changes import BlockListener
-from motet.machine import cores, read_memory
 from motet.metrics.routing import RoutingFigures
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.settings.engine_config import EngineConfig
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker, server_url
+from motet.system.machine import cores, read_memory
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineKind, Role
+from motet.types import Role
 
 logger = logging.getLogger(__name__)
 

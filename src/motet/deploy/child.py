@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from motet.deploy.shutdown import url_in
 from motet.errors import EngineError, StartupError
-from motet.machine import described_end
 from motet.metrics.declare import PREFIX
+from motet.system.machine import described_end
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from motet.engine_info import EngineKind
 from motet.engines.http import Client
 from motet.engines.remote import EngineServer, RemoteEngine
 from motet.engines.upstream.text_upstream import TextUpstream
@@ -29,7 +30,7 @@ from motet.routing.workers.worker_facts import numeric_format
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker, by_url
 from motet.text.tokenizer import Tokenizer
-from motet.types import EngineKind, Role
+from motet.types import Role
 
 SAMPLE = "The naïve café's 2nd menu:\n\t42 kg of 你好, x**2 != 3.14 🙂"
 """Words, numbers, symbols and scripts, which different tokenizers split in different ways."""

@@ -28,6 +28,7 @@ from motet.deploy.remote_keeper import ENDS, HEARTBEAT_S, KeeperLimits, KeptEngi
 from motet.deploy.shutdown import first_of
 from motet.deploy.worker_list import WorkerList, WorkersFromList
 from motet.engine import Worker
+from motet.engine_info import EngineKind
 from motet.engines.upstream.text_upstream import TextUpstream
 from motet.engines.wire import EngineReport
 from motet.errors import DrainingError, NotFoundError, RequestError, WorkerLeavingError
@@ -36,7 +37,7 @@ from motet.routing.router import Router
 from motet.routing.text_router import TextRouter
 from motet.routing.workers.fleet import Fleet
 from motet.settings.named_worker import NamedWorker, named_workers, roles_by_url
-from motet.types import EngineKind, Role
+from motet.types import Role
 
 logger = logging.getLogger(__name__)
 

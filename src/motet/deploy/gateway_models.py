@@ -17,6 +17,7 @@ from pathlib import Path
 
 from motet.api.served import ServedModel, TextModel, now_s
 from motet.deploy.discover import SAMPLE, FoundServer, load_files, read_files
+from motet.engine_info import UNKNOWN_VOCABULARY, ModelCard
 from motet.engines.http import QUOTED_CHARS
 from motet.engines.upstream.text_source import UNKNOWN_LENGTH
 from motet.engines.wire import EngineReport
@@ -27,7 +28,6 @@ from motet.routing.text_router import TextRouter
 from motet.text.formats import ModelFormats, ParserNames
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
-from motet.types import UNKNOWN_VOCABULARY, ModelCard
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 import msgspec
 
 from motet.engine import ANSWERING, ControlledEngine, Engine, Worker
+from motet.engine_info import EngineKind
 from motet.engine_orders import Connect
 from motet.errors import MotetError
 from motet.ids import new_request_id
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.worker_facts import can_fetch, pair_key
-from motet.types import EngineKind, GenerateRequest, Role, SamplingParams, choice_starts
+from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 
 logger = logging.getLogger(__name__)
 

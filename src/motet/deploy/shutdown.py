@@ -16,7 +16,7 @@ from typing import TextIO
 import msgspec
 
 from motet.engine import Worker, WorkerReport, WorkerState
-from motet.machine import GIB
+from motet.system.machine import GIB
 from motet.types import Role
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))

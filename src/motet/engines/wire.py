@@ -37,6 +37,7 @@ import msgspec
 
 from motet import errors
 from motet.engine import WorkerState
+from motet.engine_info import EngineInfo, EngineKind, ModelCard
 from motet.errors import (
     EngineDiedError,
     EngineError,
@@ -49,7 +50,7 @@ from motet.errors import (
 )
 from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
-from motet.types import EngineInfo, EngineKind, GroupDelta, ModelCard
+from motet.types import GroupDelta
 
 PROTOCOL = 6
 PROTOCOL_HEADER = "x-motet-engine-protocol"

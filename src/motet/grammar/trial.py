@@ -20,8 +20,8 @@ from tokenizers import Tokenizer as Backend
 from motet.errors import GrammarError
 from motet.grammar.compiled_grammar import Grammars
 from motet.grammar.limits import HEAVY_MB, STACK_BYTES, check_source
-from motet.machine import process_memory
-from motet.process_limits import TOO_LONG_CODES, ProcessLimits
+from motet.system.machine import process_memory
+from motet.system.process_limits import TOO_LONG_CODES, ProcessLimits
 from motet.text.tokenizer import Tokenizer
 from motet.types import Grammar, GrammarKind
 

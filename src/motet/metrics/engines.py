@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
+from motet.engine_info import EngineInfo
 from motet.metrics.stats import EngineStats, total_stats
-from motet.types import EngineInfo, Role
+from motet.types import Role
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from motet.errors import ModelLoadError
 from motet.models.regular_files import open_regular
-from motet.threads import in_daemon_thread
+from motet.system.threads import in_daemon_thread
 
 T = TypeVar("T")
 

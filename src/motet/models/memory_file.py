@@ -24,8 +24,8 @@ from typing import Any
 from filelock import FileLock
 
 from motet.errors import ModelLoadError
-from motet.machine import read_memory
 from motet.models.regular_files import open_regular
+from motet.system.machine import read_memory
 
 MEMORY_FILE = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
 MEMORY_FILE_FLAGS = sum(getattr(os, name, 0) for name in ("MFD_CLOEXEC", "MFD_ALLOW_SEALING"))

@@ -27,11 +27,11 @@ from pathlib import Path
 from filelock import FileLock
 
 from motet.errors import ModelLoadError
-from motet.machine import torch_environ
 from motet.models.folder import check_model, check_tokenizer
 from motet.models.hub import MODEL_PATTERNS, fetch
 from motet.models.progress import SILENT, Progress, watched
 from motet.settings.server_config import environment
+from motet.system.machine import torch_environ
 
 DEFAULT_MODEL = "smollm2"
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -24,7 +24,7 @@ from motet.errors import ModelLoadError
 from motet.models.checkpoint import checkpoint_files
 from motet.models.file_reading import FileReading
 from motet.models.safetensors_header import Header, check_safetensors
-from motet.threads import in_daemon_thread
+from motet.system.threads import in_daemon_thread
 
 SHA256 = re.compile("[0-9a-f]{64}")
 KEPT = "weights-2"

@@ -16,6 +16,7 @@ from functools import partial
 import msgspec
 
 from motet.engine import GroupStream
+from motet.engine_info import EngineInfo
 from motet.errors import EngineClosedError, EngineDiedError, NoWorkerError
 from motet.ids import ModelName, RequestId
 from motet.metrics.routing import RoutingFigures, TicketLog
@@ -30,7 +31,7 @@ from motet.routing.workers.serving import WorkKind
 from motet.settings.server_config import CellConfig, RoutingConfig
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, GenerateRequest, Role
+from motet.types import GenerateRequest, Role
 
 NO_NAME = ModelName("")
 """Model name of groups that name no model. They use the only model."""

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from motet.engine_info import EngineKind
 from motet.errors import ConfigError
-from motet.types import EngineKind, Role
+from motet.types import Role
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")
 WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,9})?")

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from motet.engine_info import EngineInfo
 from motet.errors import EngineClosedError, EngineDiedError, MotetError
 from motet.ids import ModelName, RequestId
 from motet.kv_events.changes import BlockListener
@@ -24,7 +25,6 @@ from motet.transfer.ticket import Ticket, TransferAddress, prompt_digest
 from motet.types import (
     ChoiceDelta,
     ChoiceStart,
-    EngineInfo,
     Finish,
     FinishReason,
     GenerateRequest,

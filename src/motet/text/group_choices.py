@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from motet.engine_info import FIRST_VERSION
 from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules, WeightSpan
 from motet.text.tokenizer import Tokenizer
-from motet.types import FIRST_VERSION, ChoiceDelta, Finish, FinishReason, GenerateRequest, GroupDelta
+from motet.types import ChoiceDelta, Finish, FinishReason, GenerateRequest, GroupDelta
 
 
 class GroupChoices:

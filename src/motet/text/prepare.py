@@ -3,10 +3,10 @@
 from collections.abc import Container, Sequence
 from functools import lru_cache
 
+from motet.engine_info import EngineInfo
 from motet.errors import ContextLengthError, RequestError, TokenNeed
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
-from motet.types import EngineInfo
 
 request_template = lru_cache(maxsize=4)(ChatTemplate.of_request)
 """Requests with the same template share its process."""

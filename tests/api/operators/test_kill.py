@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from motet.engine import Worker, WorkerReport, WorkerState
-from motet.types import EngineKind
+from motet.engine_info import EngineKind
 from tests.api.serving import ChangeableWorkers, Served, Serving, WatchedEngine, ready
 from tests.error_response import assert_error
 

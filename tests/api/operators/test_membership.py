@@ -5,9 +5,10 @@ import math
 import pytest
 
 from motet.api.service import Membership
+from motet.engine_info import EngineKind
 from motet.errors import NotFoundError, RequestError
 from motet.settings.named_worker import NamedWorker
-from motet.types import EngineKind, Role
+from motet.types import Role
 from tests.api.serving import Served, Serving
 from tests.error_response import assert_error
 

@@ -31,9 +31,9 @@ from motet.engine_orders import (
 from motet.engines.http import server_client
 from motet.engines.remote import EngineServer
 from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER
-from motet.machine import read_memory
 from motet.models.checkpoint import Checkpoint, CheckpointKind
 from motet.models.memory_file import MemoryFile
+from motet.system.machine import read_memory
 from motet.weights import Delivery, PushError
 from tests.api.noted_control import BAD, GONE, NotedControl
 from tests.api.serving import Served, Serving

@@ -12,8 +12,9 @@ from motet.deploy.ray.directory import (
     Listing,
     WorkerStage,
 )
+from motet.engine_info import EngineKind
 from motet.settings.named_worker import NamedWorker
-from motet.types import EngineKind, Role
+from motet.types import Role
 from tests.clock import settle
 from tests.deploy.ray.directories import FakeDirectory, ended, until_listed, worker
 

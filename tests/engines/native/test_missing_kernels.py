@@ -7,7 +7,7 @@ import pytest
 
 from motet.engines.native import compiled_kernels
 from motet.engines.native.compiled_kernels import FAILURE_FILE, KINDS, file_name, missing_kernels
-from motet.machine import Processor
+from motet.system.machine import Processor
 
 COST = "torch's operators run instead, which are several times slower"
 

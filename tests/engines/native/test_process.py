@@ -33,8 +33,8 @@ from motet.errors import (
     UnsupportedModelError,
 )
 from motet.ids import RequestId
-from motet.machine import torch_environ
 from motet.settings.engine_config import EngineConfig
+from motet.system.machine import torch_environ
 from motet.text.choice import ChoiceEvent
 from motet.text.text_group import GroupStep, TextGroup
 from motet.types import FinishReason, GenerateRequest, GroupDelta

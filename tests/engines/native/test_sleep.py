@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from motet.engine_info import FIRST_VERSION
 from motet.engines.native.build import Parts
 from motet.engines.native.core import EngineCore
 from motet.engines.native.cpu.memory import release_pages
@@ -18,7 +19,6 @@ from motet.errors import EngineError, RequestError
 from motet.kv_events.changes import Cleared
 from motet.models.checkpoint import CheckpointKind
 from motet.transfer.orders import FailureKind
-from motet.types import FIRST_VERSION
 from tests.engines.native.conftest import MakePair
 from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run, take_step
 from tests.engines.native.pair import CorePair, with_ticket

@@ -21,7 +21,7 @@ from motet.errors import ModelLoadError, RequestError
 from motet.models import file_reading
 from motet.models.checkpoint import CheckpointKind
 from motet.models.file_reading import FileReading
-from motet.threads import in_daemon_thread
+from motet.system.threads import in_daemon_thread
 from motet.transfer.orders import FailureKind
 from motet.types import ChoiceStart
 from tests.engines.native.cuda.cpu_runner import Repeating, cuda_parts

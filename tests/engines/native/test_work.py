@@ -7,12 +7,13 @@ from functools import partial
 import pytest
 import torch
 
+from motet.engine_info import EngineInfo
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.step.inputs import StepInputs
 from motet.ids import ModelName, RequestId
 from motet.transfer.lease import LeaseTable
 from motet.transfer.proof import Proof
-from motet.types import EngineInfo, GenerateRequest, Role, SamplingParams, choice_starts
+from motet.types import GenerateRequest, Role, SamplingParams, choice_starts
 from tests.engines.native.work import WatchedList, WatchedTuple, lines, watch
 from tests.transfer.worker import granted
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from motet.engine_info import EngineKind
 from motet.engines.http import server_client
 from motet.engines.upstream.text_source import UNKNOWN_LENGTH
 from motet.engines.upstream.upstream_server import UpstreamOptions, UpstreamServer
@@ -19,7 +20,6 @@ from motet.errors import (
     OverloadedError,
     UpstreamRefusalError,
 )
-from motet.types import EngineKind
 from tests.engines.upstream.fake_upstream import fake_upstream, read_all, request_for
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.openai_script import CHAT, Behaviour, FixedAnswer

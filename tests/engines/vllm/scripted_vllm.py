@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from motet.engine import GroupStream, WorkerState
+from motet.engine_info import EngineKind
 from motet.engines.http import server_client
 from motet.engines.vllm.requests import KVParams, VLLMRequest, ticket_from
 from motet.engines.vllm.vllm_engine import VLLMEngine
@@ -21,15 +22,7 @@ from motet.ids import ModelName, RequestId
 from motet.metrics.routing import TicketLog
 from motet.testing.fake_engine import fake_info
 from motet.transfer.ticket import Ticket
-from motet.types import (
-    ChoiceStart,
-    EngineKind,
-    Finish,
-    FinishReason,
-    GenerateRequest,
-    SamplingParams,
-    choice_starts,
-)
+from motet.types import ChoiceStart, Finish, FinishReason, GenerateRequest, SamplingParams, choice_starts
 from tests.clock import settle
 from tests.patience import PATIENCE_S
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from motet.engine import WorkerState
+from motet.engine_info import UNKNOWN_VOCABULARY, EngineInfo, EngineKind, ModelCard
 from motet.engines.openai import ListedModel
 from motet.engines.vllm.report import (
     EventSource,
@@ -22,7 +23,7 @@ from motet.errors import OtherServerError
 from motet.ids import ModelName
 from motet.metrics.stats import EngineStats
 from motet.transfer.ticket import TransferAddress
-from motet.types import UNKNOWN_VOCABULARY, EngineInfo, EngineKind, ModelCard, Role
+from motet.types import Role
 
 TEXT = b"""\
 # HELP process_start_time_seconds Start time of the process since unix epoch in seconds.

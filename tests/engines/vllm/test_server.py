@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack
 import pytest
 
 from motet.engine import WorkerState
+from motet.engine_info import EngineKind, ModelCard
 from motet.engines.vllm.requests import Dialect
 from motet.engines.vllm.vllm_server import VLLMServer
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, OtherServerError
 from motet.ids import ModelName
-from motet.types import EngineKind, ModelCard
 from tests.engines.vllm.scripted_vllm import canned, vllm_server_at
 from tests.engines.vllm.test_report import TEXT
 from tests.peers.fake_vllm import FakeVLLM

@@ -8,9 +8,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, unsupported_parameter
 from motet.api.http.schema import UNICODE, JsonObject, Neutral, Schema, as_integer, schema_text
+from motet.engine_info import FIRST_VERSION
 from motet.errors import RequestError
 from motet.text.choice import WeightSpan
-from motet.types import FIRST_VERSION, MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, SamplingParams
+from motet.types import MAX_NAMED_LOGPROBS, SAMPLING_FIELDS, SamplingParams
 
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 MAX_STOP_STRINGS = 64

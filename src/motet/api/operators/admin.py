@@ -19,6 +19,7 @@ from motet.api.http.routes import json_response, new_router
 from motet.api.http.schema import Schema
 from motet.api.service import WITHOUT_ENGINE, Membership, Service, WorkerSnapshot, snapshot_workers
 from motet.engine import WorkerState
+from motet.engine_info import EngineKind
 from motet.errors import (
     DrainingError,
     EngineDiedError,
@@ -28,14 +29,14 @@ from motet.errors import (
     PausedError,
     RequestError,
 )
-from motet.machine import resident_bytes
 from motet.metrics.declare import MetricKind, declared_in, numbers
 from motet.metrics.engines import EngineSample
 from motet.metrics.prometheus import OPENMETRICS, Scrape
 from motet.metrics.routing import RoutingFigures
 from motet.metrics.stats import EngineStats
 from motet.settings.named_worker import NamedWorker, is_http_url, server_url
-from motet.types import EngineKind, Role
+from motet.system.machine import resident_bytes
+from motet.types import Role
 
 HEALTH_PATIENCE_S = 0.5
 """Time in seconds that a health check waits for an engine to finish its step."""

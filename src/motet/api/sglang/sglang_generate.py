@@ -39,11 +39,12 @@ from motet.api.http.failure import invalid_value, names_table, renamed
 from motet.api.http.routes import new_router, post
 from motet.api.service import Service
 from motet.api.sglang.sglang_schema import SglangRequest
+from motet.engine_info import FIRST_VERSION
 from motet.errors import NoWorkerError, RequestError
 from motet.text.choice import ChoiceEvent, WeightSpan
 from motet.text.logprobs import LOWEST
 from motet.text.text_group import GroupStep
-from motet.types import FIRST_VERSION, FinishReason, SamplingParams, TokenLogprob, Usage
+from motet.types import FinishReason, SamplingParams, TokenLogprob, Usage
 
 NAMES = names_table(
     (

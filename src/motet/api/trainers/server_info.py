@@ -9,7 +9,8 @@ from fastapi import APIRouter, Query, Response
 from motet import __version__
 from motet.api.http.routes import json_response, new_router
 from motet.api.service import Service
-from motet.types import EngineInfo, LogprobsMode
+from motet.engine_info import EngineInfo
+from motet.types import LogprobsMode
 
 
 class VllmModelConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,11 +30,12 @@ from typing import Any
 
 import msgspec
 
+from motet.engine_info import EngineKind
 from motet.errors import DirectoryError
 from motet.ids import new_request_id
 from motet.settings.named_worker import NamedWorker
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineKind, Role
+from motet.types import Role
 
 logger = logging.getLogger(__name__)
 

@@ -33,10 +33,10 @@ from motet.deploy.ray.options import deployment_options, max_replicas_of
 from motet.deploy.server import Outcome
 from motet.deploy.shutdown import StopSignals, first_of
 from motet.errors import ConfigError, StartupError
-from motet.machine import cores
 from motet.settings.record import Settings
 from motet.settings.server_config import ServerConfig
-from motet.threads import in_daemon_thread
+from motet.system.machine import cores
+from motet.system.threads import in_daemon_thread
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from motet.deploy.ray.worker import WorkerPlan, side_channel_ports
 from motet.deploy.server_plan import GatewayPlan, gateway_plan, server_config, server_plan
-from motet.machine import cores
 from motet.models.progress import Lines
 from motet.session_ids import headers_on_ray
 from motet.settings.ray_config import Ingress
 from motet.settings.record import Settings
 from motet.settings.server_config import KVEventsConfig, cache_folder
+from motet.system.machine import cores
 from motet.transfer.ticket import is_loopback
 from motet.types import Role
 

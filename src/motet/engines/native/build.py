@@ -11,6 +11,7 @@ import msgspec
 import torch
 from transformers import PreTrainedModel
 
+from motet.engine_info import EngineInfo
 from motet.engines.native.checks.fingerprint import fingerprint, model_digest, operators_agree
 from motet.engines.native.checks.reference import (
     CLOSE,
@@ -47,17 +48,17 @@ from motet.errors import ConfigError, KVMemoryError, MotetError, UnsupportedMode
 from motet.grammar.compiled_grammar import Grammars
 from motet.ids import ModelName, new_engine_id
 from motet.log import cut
-from motet.machine import GIB, read_memory
 from motet.models.weight_digest import start_weights_digest
 from motet.settings.engine_config import EngineConfig
 from motet.settings.server_config import cache_folder, environment
+from motet.system.machine import GIB, read_memory
 from motet.text.tokenizer import Tokenizer
 from motet.transfer.backends.start import start_transport
 from motet.transfer.proof import Proof
 from motet.transfer.thread import TransferSettings, TransferThread
 from motet.transfer.ticket import is_loopback
 from motet.transfer.transport import KVFacts, RegisteredMemory
-from motet.types import EngineInfo, Role
+from motet.types import Role
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from itertools import count
 
 import msgspec
 
+from motet.engine_info import FIRST_VERSION, EngineInfo
 from motet.engine_orders import EngineFacts, EngineFigures, EngineOrder, OrderAnswer, ReadStats
 from motet.engines.native import protocol
 from motet.engines.native.protocol import Pipes
@@ -26,11 +27,11 @@ from motet.engines.native.spawn import LivenessCheck, Spawn, first_event, spawn
 from motet.errors import EngineClosedError, EngineDiedError, EngineSilentError, MotetError, RequestError, StartupError
 from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange, BlockListener, Cleared
-from motet.machine import described_end
 from motet.metrics.stats import EngineStats
 from motet.settings.engine_config import EngineConfig
+from motet.system.machine import described_end
 from motet.transfer.ticket import Ticket
-from motet.types import FIRST_VERSION, EngineInfo, GenerateRequest, GroupDelta
+from motet.types import GenerateRequest, GroupDelta
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
-from motet.machine import processor
+from motet.system.machine import processor
 
 
 class PackedLinear(Structure):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
+from motet.engine_info import EngineInfo
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.scheduling.group_admission import SchedulerLimits, check_fits
@@ -31,7 +32,7 @@ from motet.transfer.orders import ConnectResult
 from motet.transfer.proof import Proof
 from motet.transfer.thread import TransferThread
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, GenerateRequest, GroupDelta
+from motet.types import GenerateRequest, GroupDelta
 
 _DRAFTS = attrgetter("drafts")
 

@@ -25,8 +25,8 @@ from motet.engines.native.build import MemoryNeeds, choose_blocks, max_model_len
 from motet.engines.native.kv.storage import KVLayout
 from motet.engines.native.model import read_config, read_shape, resolve_device, resolve_dtype, weights_in_memory
 from motet.errors import MotetError
-from motet.machine import read_memory
 from motet.settings.engine_config import EngineConfig
+from motet.system.machine import read_memory
 from motet.transfer.backends.start import start_transport
 from motet.transfer.proof import Proof
 from motet.transfer.transport import RegisteredMemory

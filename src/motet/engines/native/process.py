@@ -28,6 +28,7 @@ import zmq
 from transformers.utils.logging import disable_progress_bar
 
 from motet import engine_orders as orders
+from motet.engine_info import EngineInfo
 from motet.engines.native import protocol
 from motet.engines.native.build import build_parts, core_over
 from motet.engines.native.compiling import Compiling, at_once
@@ -45,7 +46,6 @@ from motet.metrics.stats import EngineStats
 from motet.settings.engine_config import EngineConfig
 from motet.transfer.orders import ConnectWorker
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 

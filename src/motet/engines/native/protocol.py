@@ -19,6 +19,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from motet.engine_info import EngineInfo
 from motet.engine_orders import EngineOrder, OrderAnswer
 from motet.engines.wire import CarriedError
 from motet.errors import StartupError
@@ -26,7 +27,7 @@ from motet.ids import RequestId
 from motet.kv_events.changes import BlockChange
 from motet.settings.engine_config import EngineConfig
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, GenerateRequest, GroupDelta
+from motet.types import GenerateRequest, GroupDelta
 
 LOOPBACK = "tcp://127.0.0.1"
 Pipe = Literal["commands", "events"]

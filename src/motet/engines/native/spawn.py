@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from motet.engine_info import EngineInfo
 from motet.engines.native.protocol import Event, Heartbeat, Launch, Pipes, Ready, StartFailed
 from motet.errors import EngineError, StartupError
-from motet.machine import described_end, torch_environ
 from motet.settings.server_config import environment
-from motet.types import EngineInfo
+from motet.system.machine import described_end, torch_environ
 
 LAST_EVENT_S = 1.0
 """Time in seconds after the end of a process in which its last event can still arrive."""

@@ -22,6 +22,7 @@ import msgspec
 import torch
 from torch import nn
 
+from motet.engine_info import EngineInfo
 from motet.engine_orders import Checksums, OrderAnswer, PreparedWeights, PrepareWeights, SumWeights
 from motet.engines.native.checks.fingerprint import MODEL_DIGITS
 from motet.engines.native.model_weights import NOT_FINITE, SAVED_DTYPES, ModelWeights, StagedWeights, is_finite
@@ -32,7 +33,6 @@ from motet.models.file_reading import AHEAD, FileReading
 from motet.models.safetensors_header import ITEM_BYTES, Header
 from motet.models.weight_digest import read_headers, start_weights_digest, weights_digest
 from motet.transfer.mailbox import Mailbox
-from motet.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 

@@ -38,6 +38,7 @@ import msgspec
 
 from motet import errors
 from motet.engine import WorkerState
+from motet.engine_info import EngineInfo, EngineKind, ModelCard
 from motet.engines.http import (
     MAX_ANSWER_BYTES,
     MAX_REPORT_BYTES,
@@ -54,7 +55,7 @@ from motet.engines.upstream.bodies import read_chunk, refusal_of
 from motet.engines.upstream.text_source import UNKNOWN_LENGTH, TextRoute
 from motet.engines.wire import EngineReport, checked
 from motet.ids import ModelName
-from motet.types import EngineInfo, EngineKind, ModelCard, Role
+from motet.types import Role
 
 T = TypeVar("T")
 

@@ -17,13 +17,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from motet.engine import WorkerState
+from motet.engine_info import EngineInfo, EngineKind, ModelCard
 from motet.engines.openai import ListedModel, ListedModels, read_json
 from motet.engines.wire import EngineReport
 from motet.errors import OtherServerError
 from motet.ids import ModelName
 from motet.metrics.stats import EngineStats
 from motet.transfer.ticket import TransferAddress
-from motet.types import EngineInfo, EngineKind, ModelCard, Role
+from motet.types import Role
 
 START = b"process_start_time_seconds"
 CONFIG = b"vllm:cache_config_info"

@@ -14,6 +14,7 @@ from itertools import islice
 
 from motet.block_names import BlockName
 from motet.engine import Worker
+from motet.engine_info import EngineKind
 from motet.routing.choosing.cost import Candidate, GroupNeeds, has_capacity
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
@@ -21,7 +22,7 @@ from motet.routing.workers.serving import Roster, WorkKind, roster
 from motet.routing.workers.worker_load import PromptBacklog
 from motet.routing.workers.worker_share import WaitingWeights
 from motet.transfer.ticket import Ticket
-from motet.types import EngineKind, GenerateRequest
+from motet.types import GenerateRequest
 
 COMPARE_ALL = 128
 """Up to this number of workers, all are compared."""

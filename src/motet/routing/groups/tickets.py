@@ -8,10 +8,10 @@ import asyncio
 import logging
 
 from motet.engine import ANSWERING, Worker
+from motet.engine_info import EngineKind
 from motet.metrics.routing import TicketLog
 from motet.routing.workers.fleet import Fleet
 from motet.transfer.ticket import Ticket
-from motet.types import EngineKind
 
 logger = logging.getLogger(__name__)
 

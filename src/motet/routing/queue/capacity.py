@@ -5,11 +5,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from motet.engine_info import EngineInfo
 from motet.routing.choosing.cost import can_start, can_start_in_parts, can_start_in_share
 from motet.routing.choosing.survey import COMPARE_ALL
 from motet.routing.workers.member import Member
 from motet.routing.workers.worker_share import WaitingWeights, WorkerShare
-from motet.types import EngineInfo, GenerateRequest
+from motet.types import GenerateRequest
 
 
 def have_capacity(

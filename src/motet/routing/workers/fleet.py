@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from motet.block_names import LastPrompt
 from motet.engine import ANSWERING, Worker, WorkerReport, WorkerState
+from motet.engine_info import EngineKind, ModelCard
 from motet.errors import EngineSilentError, MotetError
 from motet.routing.workers.affinity import SESSION_TTL_S, Affinity
 from motet.routing.workers.client_holdings import ClientTotal
@@ -20,7 +21,7 @@ from motet.routing.workers.prefix_index import PrefixIndex
 from motet.routing.workers.serving import Catalog, WorkKind
 from motet.routing.workers.worker_facts import WorkerFacts
 from motet.routing.workers.worker_load import WorkerLoad
-from motet.types import EngineKind, ModelCard, Role
+from motet.types import Role
 
 logger = logging.getLogger(__name__)
 

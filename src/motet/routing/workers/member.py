@@ -6,11 +6,11 @@ from dataclasses import replace
 import msgspec
 
 from motet.engine import Worker, WorkerReport, WorkerState
+from motet.engine_info import EngineInfo, EngineKind, ModelCard
 from motet.ids import ModelName
 from motet.routing.workers.open_groups import OpenGroups
 from motet.routing.workers.worker_facts import WorkerFacts, WorkerModels, facts_of, models_of
 from motet.routing.workers.worker_load import WorkerLoad
-from motet.types import EngineInfo, EngineKind, ModelCard
 
 REFUSAL_S = 0.5
 """Seconds for which a worker that refused a group is avoided."""

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from motet.engine import WorkerState
+from motet.engine_info import ModelCard
 from motet.ids import ModelName
 from motet.routing.workers.member import Member
 from motet.routing.workers.worker_facts import PairKey
-from motet.types import ModelCard, Role
+from motet.types import Role
 
 
 class WorkKind(Enum):

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from motet.engine_info import EngineInfo, EngineKind, ModelCard
 from motet.ids import ModelName
 from motet.transfer.ticket import TransportKind
-from motet.types import EngineInfo, EngineKind, ModelCard, Role
+from motet.types import Role
 
 INT8 = "-int8_"
 """Part of a fingerprint of an engine whose weights are rounded to 8 bits."""

@@ -13,8 +13,8 @@ more than its part while another client waits with less than its own.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from motet.engine_info import EngineKind
 from motet.routing.workers.member import Member
-from motet.types import EngineKind
 
 FOREIGN_WEIGHT = 1.0
 """Weight of all choices together that other servers gave a worker: this server does not know their clients."""

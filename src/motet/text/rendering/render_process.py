@@ -21,8 +21,8 @@ import weakref
 from typing import IO, Any, Final
 
 from motet.errors import EngineClosedError, EngineError, RequestError
-from motet.machine import described_end
-from motet.process_limits import TOO_LARGE_CODE, TOO_LONG_CODES, ProcessLimits
+from motet.system.machine import described_end
+from motet.system.process_limits import TOO_LARGE_CODE, TOO_LONG_CODES, ProcessLimits
 from motet.text.rendering.jinja import TEMPLATE_ERRORS, Arguments, compiled
 
 CPU_S: Final = 5

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from motet.engines.native.kv.cache_size import ENGINE_BYTES, MAX_SHARE, CacheSize, cache_size
 from motet.errors import KVMemoryError
-from motet.machine import GIB, MachineMemory
+from motet.system.machine import GIB, MachineMemory
 from tests.property_settings import examples
 
 LAPTOP = MachineMemory(8 * GIB, 5 * GIB)

@@ -2,7 +2,7 @@
 
 Reserved memory costs nothing until it is first written: then the system provides a page of zeros (2 MiB if it has huge
 pages, which takes 0.1 to 0.2 ms). If the system has no page left, it kills a process, so callers reserve only what the
-machine has (`motet.machine`).
+machine has (`motet.system.machine`).
 
 Structs of the kernels, views, and other processes that read the memory can keep pointing to returned pages. The content
 of these pages is lost: the system fills a page with zeros when it is next used.

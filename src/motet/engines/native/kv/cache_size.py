@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from motet.engines.native.kv.pool import blocks_for
 from motet.errors import KVMemoryError
-from motet.machine import GIB, MachineMemory
+from motet.system.machine import GIB, MachineMemory
 
 logger = logging.getLogger(__name__)
 

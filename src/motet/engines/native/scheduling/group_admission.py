@@ -15,6 +15,7 @@ leading blocks in the prefix cache                  the group shares them and co
 from dataclasses import dataclass
 from enum import Enum
 
+from motet.engine_info import EngineInfo
 from motet.engines.native.attention.attention_plan import STRETCH
 from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.scheduling.running_groups import Preemption, RunningGroups
@@ -24,7 +25,6 @@ from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.sequence import Group
 from motet.errors import ContextLengthError, RequestError
 from motet.metrics.stats import EngineStats
-from motet.types import EngineInfo
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,13 +21,14 @@ from itertools import count
 from operator import attrgetter
 
 from motet.block_names import BlockName, block_names
+from motet.engine_info import EngineInfo
 from motet.engines.native.compiling import matchers_of
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens, TokenBias
 from motet.engines.native.step.ngrams import GroupDrafts
 from motet.grammar.compiled_grammar import Grammars, Matcher
 from motet.kv_events.changes import Stored
 from motet.transfer.ticket import Ticket
-from motet.types import EngineInfo, GenerateRequest, PromptReport, PullReport, TokenLogprob, starts_by_output
+from motet.types import GenerateRequest, PromptReport, PullReport, TokenLogprob, starts_by_output
 
 _RANK = attrgetter("rank")
 

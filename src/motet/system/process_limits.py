@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, Final
 
-from motet.machine import process_memory
+from motet.system.machine import process_memory
 
 TOO_LONG_CODE: Final = 75
 """Exit code of a process that the thread has ended because of its CPU time."""

@@ -7,7 +7,7 @@ from typing import NoReturn
 import psutil
 import pytest
 
-from motet.machine import MachineMemory, cores, described_end, process_memory, processor, read_memory
+from motet.system.machine import MachineMemory, cores, described_end, process_memory, processor, read_memory
 
 GIB = 2**30
 HOST = MachineMemory(64 * GIB, 48 * GIB)
