@@ -54,6 +54,15 @@ void merge(float* total, const float* fresh, int head_dim) {
   best = top;
 }
 
+// Adds a key without a value to a state. `score` is its exponent of 2.
+void add_sink(float* state, float score, int head_dim) {
+  float &best = state[head_dim], &mass = state[head_dim + 1];
+  const float top = std::max(best, score), weight = exp2_of_difference(best, top);
+  for (int at = 0; at < head_dim; at += kLanes) store(state + at, load(state + at) * all(weight));
+  mass = mass * weight + exp2_of_difference(score, top);
+  best = top;
+}
+
 // Keys [begin, end) of a table that a row sees.
 struct VisibleKeys {
   int begin, end;
@@ -384,7 +393,8 @@ void Attention<Number>::finish(const Model& model, const Layer& layer, const Bat
   }
   for (int line = 0; line < rows * group; ++line) {
     const std::size_t row = task.row_begin + line / group, head = task.kv_head * group + line % group;
-    const float* state = total + line * size;
+    float* state = total + line * size;
+    if (layer.sinks) add_sink(state, layer.sinks[head] * kLog2E, dim);
     const Floats mass = all(state[dim + 1]);  // 0 only if no score is a number: the output is then NaN
     for (int at = 0; at < dim; at += kLanes)
       store(output + (row * model.heads + head) * dim + at, load(state + at) / mass);

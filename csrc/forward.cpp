@@ -4,9 +4,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "activations.h"
 #include "attention.h"
 #include "gemm.h"
 #include "logit_rows.h"
+#include "norms.h"
 #include "rows.h"
 #include "thread_pool.h"
 
@@ -60,11 +62,12 @@ class ForwardIn final : public Forward {
   void project(const Layer& layer, const Batch& batch, bool last);
   void store_row(const Layer& layer, const Batch& batch, int row, bool last);
   const Batch& keep_logit_rows(const Batch& batch);
+  void add_outputs(const Layer& layer, const Batch& batch);
   void attend(const Layer& layer, const Batch& batch);
-  void feed_forward(const Layer& layer, const Batch& batch);
-  void add(const Linear& linear, const float* post_norm, const Number* input, int rows);
+  void gate(const Layer& layer, int rows);
+  void add(const Linear& linear, const Norm& post_norm, float scale, const Number* input, int rows);
   void head(const Batch& batch);
-  void norm(const float* weights, int rows);
+  void norm(const Norm& norm, int rows);
   template <class Work>
   void each_row(int rows, Work work);
   template <class Work>
@@ -94,8 +97,7 @@ void ForwardIn<Number>::run(const Batch& batch) {
     project(model_.layers[i], batch, last);
     if (last) remaining = &keep_logit_rows(batch);
     if (remaining->num_rows == 0) return;  // no logits are requested, as for a chunk of a prompt that is not the last
-    attend(model_.layers[i], *remaining);
-    feed_forward(model_.layers[i], *remaining);
+    add_outputs(model_.layers[i], *remaining);
   }
   head(*remaining);
 }
@@ -107,7 +109,7 @@ void ForwardIn<Number>::prepare(const Batch& batch) {
   grow(residual_, rows * model_.hidden);
   grow(projected_, rows * std::max(model_.layers[0].qkv.columns, model_.hidden));
   grow(input_, max_rows * std::max(query_size, model_.hidden));
-  grow(gated_, rows * model_.intermediate);
+  for (int i = 0; i < model_.num_layers; ++i) grow(gated_, rows * model_.layers[i].down.depth);
   grow(queries_, rows * query_size);
   prepare_sums(max_rows);
   logit_rows_.prepare(batch);
@@ -158,25 +160,28 @@ void ForwardIn<Number>::store_row(const Layer& layer, const Batch& batch, int ro
   const int dim = model_.head_dim, heads = model_.heads, kv_heads = model_.kv_heads, group = heads / kv_heads;
   float* x = projected_.data() + std::size_t(row) * layer.qkv.columns;
   const std::size_t position = batch.positions[row], slot = batch.slots[row];
-  const float *cosines = layer.cosines + position * (dim / 2), *sines = layer.sines + position * (dim / 2);
-  const bool has_queries = !last || logit_rows_.contains(row);
-  const int rows = last ? logit_rows_.num_rows() : batch.num_rows, query_row = last ? logit_rows_.index_of(row) : row;
-  for (int head = has_queries ? 0 : heads; head < heads + kv_heads; ++head) {
-    float* here = x + head * dim;
-    const bool query = head < heads;
-    const float* weights = query ? layer.query_norm : layer.key_norm;
-    if (weights) rms_norm(here, weights, dim, model_.epsilon, here);
-    rotate(here, cosines, sines, dim);
-    if (query) {
+  const auto embed_position = [&](const Norm& norm, float* here, int count) {
+    const int half = layer.rotary.dims / 2;
+    if (!layer.rotates_first) norm_heads(norm, here, count * dim);
+    if (layer.rotary.cosines)
+      for (int head = 0; head < count; ++head)
+        rotate(layer.rotary, layer.rotary.cosines + position * half, layer.rotary.sines + position * half,
+               here + head * dim);
+    if (layer.rotates_first) norm_heads(norm, here, count * dim);
+  };
+  if (!last || logit_rows_.contains(row)) {
+    const int rows = last ? logit_rows_.num_rows() : batch.num_rows, query_row = last ? logit_rows_.index_of(row) : row;
+    embed_position(layer.query_norm, x, heads);
+    for (int head = 0; head < heads; ++head) {
       Number* to = queries_.data() + ((std::size_t(head / group) * rows + query_row) * group + head % group) * dim;
-      for (int at = 0; at < dim; at += kLanes) store(to + at, load(here + at));
-    } else {
-      store_finite(static_cast<Number*>(layer.keys) + (slot * kv_heads + head - heads) * dim, here, dim, kKeyLimit);
+      for (int at = 0; at < dim; at += kLanes) store(to + at, load(x + head * dim + at));
     }
   }
-  const float* values = x + (heads + kv_heads) * dim;
-  Number* to = static_cast<Number*>(layer.values) + slot * kv_heads * dim;
-  const bool finite = store_finite(to, values, kv_heads * dim, kValueLimit);
+  float *keys = x + heads * dim, *values = keys + kv_heads * dim;
+  embed_position(layer.key_norm, keys, kv_heads);
+  const std::size_t place = slot * kv_heads * dim;
+  store_finite(static_cast<Number*>(layer.keys) + place, keys, kv_heads * dim, kKeyLimit);
+  const bool finite = store_finite(static_cast<Number*>(layer.values) + place, values, kv_heads * dim, kValueLimit);
   if (last) batch.non_finite[row] = !finite;
 }
 
@@ -192,41 +197,54 @@ const Batch& ForwardIn<Number>::keep_logit_rows(const Batch& batch) {
   return logit_rows_.batch();
 }
 
+// Adds the outputs of attention and of the feed-forward part to the residual.
+template <class Number>
+void ForwardIn<Number>::add_outputs(const Layer& layer, const Batch& batch) {
+  if (layer.parallel) gate(layer, batch.num_rows);
+  attend(layer, batch);
+  if (!layer.parallel) gate(layer, batch.num_rows);
+  add(layer.down, layer.mlp_post_norm, layer.residual_scale, gated_.data(), batch.num_rows);
+}
+
 // Adds the output of attention to the residual.
 template <class Number>
 void ForwardIn<Number>::attend(const Layer& layer, const Batch& batch) {
   attention_.run(model_, layer, batch, queries_.data(), input_.data(), threads_);
-  add(layer.out, layer.attention_post_norm, input_.data(), batch.num_rows);
+  add(layer.out, layer.attention_post_norm, layer.residual_scale, input_.data(), batch.num_rows);
 }
 
+// Writes the input of the down product to `gated_`.
 template <class Number>
-void ForwardIn<Number>::feed_forward(const Layer& layer, const Batch& batch) {
-  const int width = model_.intermediate;
-  const bool gelu = model_.activation == kGeluTanh;
-  norm(layer.mlp_norm, batch.num_rows);
-  product_of(layer.gate_up, input_.data(), batch.num_rows, [&](int row, int column, Floats gate, Floats up) {
-    store(gated_.data() + std::size_t(row) * width + column / 2, (gelu ? gelu_tanh(gate) : silu(gate)) * up);
+void ForwardIn<Number>::gate(const Layer& layer, int rows) {
+  const int width = layer.down.depth, activation = layer.activation;
+  const bool gated = layer.gated;
+  norm(layer.mlp_norm, rows);
+  product_of(layer.gate_up, input_.data(), rows, [&](int row, int column, Floats left, Floats right) {
+    Number* to = gated_.data() + std::size_t(row) * width;
+    if (gated) return store(to + column / 2, activate(activation, left) * right);
+    store(to + column, activate(activation, left));
+    store(to + column + kLanes, activate(activation, right));
   });
-  add(layer.down, layer.mlp_post_norm, gated_.data(), batch.num_rows);
 }
 
-// Adds a product, or the norm of a product, to the residual.
+// Adds a product, or the norm of a product, to the residual, both times `scale`.
 template <class Number>
-void ForwardIn<Number>::add(const Linear& linear, const float* post_norm, const Number* input, int rows) {
+void ForwardIn<Number>::add(const Linear& linear, const Norm& post_norm, float scale, const Number* input, int rows) {
   const int hidden = model_.hidden;
-  float* target = post_norm ? projected_.data() : residual_.data();
+  const bool normed = post_norm.weight;
+  float* target = normed ? projected_.data() : residual_.data();
   product_of(linear, input, rows, [&](int row, int column, Floats left, Floats right) {
     float* to = target + std::size_t(row) * hidden + column;
-    if (!post_norm) {
-      left = left + load(to);
-      right = right + load(to + kLanes);
+    if (!normed) {
+      left = fma(left, all(scale), load(to));
+      right = fma(right, all(scale), load(to + kLanes));
     }
     store(to, left);
     store(to + kLanes, right);
   });
-  if (!post_norm) return;
+  if (!normed) return;
   each_row(rows, [&](std::size_t row) {
-    add_rms_norm(projected_.data() + row * hidden, post_norm, hidden, model_.epsilon, residual_.data() + row * hidden);
+    add_norm(post_norm, projected_.data() + row * hidden, scale, residual_.data() + row * hidden);
   });
 }
 
@@ -234,11 +252,13 @@ template <class Number>
 void ForwardIn<Number>::head(const Batch& batch) {
   const int hidden = model_.hidden;
   each_row(batch.num_logits, [&](std::size_t i) {
-    rms_norm(residual_.data() + std::size_t(batch.logit_rows[i]) * hidden, model_.final_norm, hidden, model_.epsilon,
-             input_.data() + i * hidden);
+    apply_norm(model_.final_norm, residual_.data() + std::size_t(batch.logit_rows[i]) * hidden, hidden,
+               input_.data() + i * hidden);
   });
-  const Floats cap = all(model_.logit_softcap);
+  const Floats cap = all(model_.logit_softcap), scale = all(model_.logit_scale);
   product_of(model_.head, input_.data(), batch.num_logits, [&](int row, int column, Floats left, Floats right) {
+    left = left * scale;
+    right = right * scale;
     if (model_.logit_softcap != 0) {
       left = tanh(left / cap) * cap;
       right = tanh(right / cap) * cap;
@@ -251,10 +271,10 @@ void ForwardIn<Number>::head(const Batch& batch) {
 
 // Writes the norms of the residual's rows to `input_`.
 template <class Number>
-void ForwardIn<Number>::norm(const float* weights, int rows) {
+void ForwardIn<Number>::norm(const Norm& norm, int rows) {
   const int hidden = model_.hidden;
   each_row(rows, [&](std::size_t row) {
-    rms_norm(residual_.data() + row * hidden, weights, hidden, model_.epsilon, input_.data() + row * hidden);
+    apply_norm(norm, residual_.data() + row * hidden, hidden, input_.data() + row * hidden);
   });
 }
 

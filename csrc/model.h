@@ -20,40 +20,61 @@ struct Linear {
   std::int32_t depth;
 };
 
-struct Layer {
-  Linear qkv;      // all query heads, then all key heads, then all value heads
-  Linear out;
-  Linear gate_up;  // 16 columns of gate, the same 16 of up, and so on
-  Linear down;
-  const float* attention_norm;  // [hidden]: weights of the norm before attention
-  const float* mlp_norm;        // [hidden]: weights of the norm before the feed-forward part
-  const float* attention_post_norm;  // [hidden] or null: norm of attention's output, before it is added
-  const float* mlp_post_norm;        // [hidden] or null: norm of the feed-forward part's output, before it is added
-  const float* query_norm;  // [head_dim] or null: norm of every query head, applied before RoPE
-  const float* key_norm;    // [head_dim] or null: norm of every key head, applied before RoPE
-  const float* cosines;  // [positions][head_dim / 2]
+// A norm of adjacent numbers: x / deviation * weight + bias, per group of `width` numbers.
+struct Norm {
+  const float* weight;    // [width] of all groups, or [groups][width]; null: there is no norm
+  const float* bias;      // as the weight; null: none
+  std::int32_t width;
+  std::int32_t stride;    // distance between the weights of adjacent groups; 0: all groups have the same
+  float epsilon;          // added to the mean square
+  std::int32_t centered;  // 1: the mean is subtracted first (LayerNorm), 0: it is not (RMSNorm)
+};
+
+// Rotary position embedding of the first `dims` numbers of every head.
+struct Rotary {
+  const float* cosines;  // [positions][dims / 2]; null: the layer has no position embedding
   const float* sines;
-  void* keys;    // [slots][kv_heads][head_dim]
-  void* values;
-  std::int32_t window;  // number of keys that a query sees, including its own; 0: no limit
-  float score_scale;
-  float score_softcap;  // 0: none
+  std::int32_t dims;
+  std::int32_t adjacent;  // 1: numbers 2i and 2i + 1 are a pair; 0: numbers i and i + dims / 2 are a pair
 };
 
 enum Numbers : std::int32_t { kBf16 = 0, kFloat32 = 1 };
-enum Activation : std::int32_t { kSilu = 0, kGeluTanh = 1 };
+
+struct Layer {
+  Linear qkv;      // all query heads, then all key heads, then all value heads
+  Linear out;
+  Linear gate_up;  // 16 columns of gate, the same 16 of up, and so on; without a gate: the columns of up
+  Linear down;
+  Norm attention_norm;       // before attention
+  Norm mlp_norm;             // before the feed-forward part
+  Norm attention_post_norm;  // of attention's output, before it is added
+  Norm mlp_post_norm;        // of the feed-forward part's output, before it is added
+  Norm query_norm;           // of the query heads; a group is a head, or all heads
+  Norm key_norm;
+  Rotary rotary;
+  const float* sinks;  // [heads] or null: a score of each head for a key without a value
+  void* keys;          // [slots][kv_heads][head_dim]
+  void* values;
+  std::int32_t window;  // number of keys that a query sees, including its own; 0: no limit
+  float score_scale;
+  float score_softcap;         // 0: none
+  float residual_scale;        // factor of what attention and the feed-forward part add
+  std::int32_t activation;     // of `Activation` (activations.h)
+  std::int32_t gated;          // 1: activation(gate) * up, 0: activation(up)
+  std::int32_t parallel;       // 1: the feed-forward part reads the input of the layer, 0: the sum with attention
+  std::int32_t rotates_first;  // 1: query_norm and key_norm are applied after RoPE, 0: before
+};
 
 struct Model {
-  std::int32_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, block_size;
+  std::int32_t num_layers, hidden, heads, kv_heads, head_dim, vocab, block_size;
   std::int32_t numbers;   // type of weights, keys, values and inputs of products
-  std::int32_t activation;
-  float epsilon;          // added to the mean square in norms
   float logit_softcap;    // 0: none
+  float logit_scale;      // factor of logits, before the cap
   float embedding_scale;
   const Layer* layers;
   const void* embedding;  // [vocab][hidden]; null if the head's weights are used
   Linear head;
-  const float* final_norm;
+  Norm final_norm;
 };
 
 // Each row of [row_begin, row_end) sees keys [0, first + (row - row_begin)] of a block table. The table starts at the

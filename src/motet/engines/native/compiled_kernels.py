@@ -17,16 +17,35 @@ class PackedLinear(Structure):
     _fields_ = (*((name, c_void_p) for name in ("panels", "scales", "bias")), ("columns", c_int32), ("depth", c_int32))
 
 
+class PackedNorm(Structure):
+    """`Norm` in C++."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "bias")),
+        *((name, c_int32) for name in ("width", "stride")),
+        ("epsilon", c_float),
+        ("centered", c_int32),
+    )
+
+
+class Rotary(Structure):
+    """`Rotary` in C++."""
+
+    _fields_ = (*((name, c_void_p) for name in ("cosines", "sines")), ("dims", c_int32), ("adjacent", c_int32))
+
+
 class Layer(Structure):
     """`Layer` in C++."""
 
     _fields_ = (
         *((name, PackedLinear) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
-        *((name, c_void_p) for name in ("query_norm", "key_norm", "cosines", "sines", "keys", "values")),
+        *((name, PackedNorm) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
+        *((name, PackedNorm) for name in ("query_norm", "key_norm")),
+        ("rotary", Rotary),
+        *((name, c_void_p) for name in ("sinks", "keys", "values")),
         ("window", c_int32),
-        ("score_scale", c_float),
-        ("score_softcap", c_float),
+        *((name, c_float) for name in ("score_scale", "score_softcap", "residual_scale")),
+        *((name, c_int32) for name in ("activation", "gated", "parallel", "rotates_first")),
     )
 
 
@@ -34,13 +53,13 @@ class Model(Structure):
     """`Model` in C++."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
-        *((name, c_int32) for name in ("vocab", "block_size", "dtype", "activation")),
-        *((name, c_float) for name in ("epsilon", "logit_softcap", "embedding_scale")),
+        *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("vocab", "block_size", "dtype")),
+        *((name, c_float) for name in ("logit_softcap", "logit_scale", "embedding_scale")),
         ("layers", POINTER(Layer)),
         ("embedding", c_void_p),
         ("head", PackedLinear),
-        ("final_norm", c_void_p),
+        ("final_norm", PackedNorm),
     )
 
 
@@ -71,7 +90,8 @@ SPAN_INTS = 6
 """Number of integers of `Span` in C++: row_begin, row_end, piece_begin, piece_end, trunk_keys, trunk_table."""
 
 BF16, FLOAT32 = 0, 1
-SILU, GELU_TANH = 0, 1
+SILU, GELU_TANH, GELU, QUICK_GELU, RELU, RELU_SQUARED, RELU6, TANH, SIGMOID, IDENTITY = range(10)
+LEAKY_RELU, MISH, LAPLACE, CLIPPED_GELU, HARD_SWISH = range(10, 15)
 PANEL = 32
 """Number of columns of a packed panel. Every dimension of a model must be a multiple of it."""
 

@@ -118,7 +118,7 @@ class PackedModel:
         self._pack = packer.pack
         self.memory = panels.PackedMemory(packer.arena)
         self._storage = storage
-        self._rotary = body.rotary_emb
+        self._model = model
         self._positions = torch.arange(max_positions).unsqueeze(0)
         self._cos_sin: dict[str | None, tuple[int, int]] = {}
         layers = [self._layer(body.layers[i], i, scores=scores) for i, scores in enumerate(layer_scores(model))]
@@ -132,13 +132,11 @@ class PackedModel:
             heads=config.num_attention_heads,
             kv_heads=storage.keys.shape[2],
             head_dim=storage.keys.shape[3],
-            intermediate=config.intermediate_size,
             vocab=self.vocab_size,
             block_size=storage.block_size,
             dtype=panels.DTYPE_CODES[storage.keys.dtype],
-            activation=ACTIVATIONS[activation_of(config)],
-            epsilon=config.rms_norm_eps,
             logit_softcap=getattr(config, "final_logit_softcapping", None) or 0.0,
+            logit_scale=1.0,
             embedding_scale=_embedding_scale(body.embed_tokens),
             layers=self.layers,
             embedding=None if tied else self._rows(body.embed_tokens.weight),
@@ -172,7 +170,6 @@ class PackedModel:
         attention, mlp = layer.self_attn, layer.mlp
         # Gemma 2 and 3 also apply a norm to the output that is added.
         norms_twice = hasattr(layer, "pre_feedforward_layernorm")
-        cosines, sines = self._cos_sin_of(attention)
         return c.Layer(
             qkv=self._linear(attention.q_proj, attention.k_proj, attention.v_proj),
             out=self._linear(attention.o_proj),
@@ -180,17 +177,19 @@ class PackedModel:
             down=self._linear(mlp.down_proj),
             attention_norm=self._norm(layer.input_layernorm),
             mlp_norm=self._norm(layer.pre_feedforward_layernorm if norms_twice else layer.post_attention_layernorm),
-            attention_post_norm=self._norm(layer.post_attention_layernorm) if norms_twice else None,
-            mlp_post_norm=self._norm(layer.post_feedforward_layernorm) if norms_twice else None,
+            attention_post_norm=self._norm(layer.post_attention_layernorm if norms_twice else None),
+            mlp_post_norm=self._norm(layer.post_feedforward_layernorm if norms_twice else None),
             query_norm=self._norm(getattr(attention, "q_norm", None)),
             key_norm=self._norm(getattr(attention, "k_norm", None)),
-            cosines=cosines,
-            sines=sines,
+            rotary=self._rotary_of(attention),
             keys=self._storage.keys[index].data_ptr(),
             values=self._storage.values[index].data_ptr(),
             window=scores.window or 0,
             score_scale=scores.scale,
             score_softcap=scores.softcap or 0.0,
+            residual_scale=1.0,
+            activation=ACTIVATIONS[activation_of(self._model.config)],
+            gated=1,
         )
 
     def _linear(self, *parts: nn.Linear, interleaved: bool = False) -> c.PackedLinear:
@@ -243,25 +242,27 @@ class PackedModel:
             self.locations[name] = panels.TensorLocation(tuple(parameter.shape), write, read)
 
     @torch.no_grad()
-    def _cos_sin_of(self, attention: Any) -> tuple[int, int]:
-        """Returns the addresses of the RoPE tables of a layer: cosines and sines, each [positions, head_dim / 2]
-        float32, computed by the model's own module. Gemma 3 has two kinds of layers with different tables."""
-        kind = attention.layer_type if hasattr(self._rotary, "layer_types") else None
+    def _rotary_of(self, attention: Any) -> c.Rotary:
+        """Returns the RoPE tables of a layer: cosines and sines, each [positions, head_dim / 2] float32, computed by
+        the model's own module. Gemma 3 has two kinds of layers with different tables."""
+        kind = attention.layer_type if hasattr(self._model.model.rotary_emb, "layer_types") else None
         if kind not in self._cos_sin:
             which = () if kind is None else (kind,)
-            cosines, sines = self._rotary(torch.empty(0), self._positions, *which)  # [1, positions, head_dim]
+            rotary = self._model.model.rotary_emb
+            cosines, sines = rotary(torch.empty(0), self._positions, *which)  # [1, positions, head_dim]
             half = cosines.shape[-1] // 2  # both halves are equal
             self._cos_sin[kind] = self._keep(cosines[0, :, :half]), self._keep(sines[0, :, :half])
-        return self._cos_sin[kind]
+        cosines, sines = self._cos_sin[kind]
+        return c.Rotary(cosines, sines, dims=self._storage.keys.shape[3])
 
-    def _norm(self, norm: Any) -> int | None:
-        """Returns the address of a norm's factors, or None without a norm."""
+    def _norm(self, norm: Any) -> c.PackedNorm:
         if norm is None:
-            return None
+            return c.PackedNorm()
         kept = len(self.memory.kept)
         write = partial(panels.write_numbers, kept=kept, offset=norm_offset(norm))
         self._locate(norm.weight, write=write, read=partial(panels.read_numbers, kept=kept))
-        return self._keep(norm_weight(norm))
+        epsilon = self._model.config.rms_norm_eps
+        return c.PackedNorm(self._keep(norm_weight(norm)), width=norm.weight.numel(), epsilon=epsilon)
 
     def _keep(self, tensor: Tensor) -> int:
         """Keeps a tensor as long as the model's memory, and returns its address."""
