@@ -9,14 +9,15 @@ from tests.tiny_models import SIZES, save_model_of
 
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 _WINDOWED: dict[str, Any] = {"sliding_window": 16, "layer_types": _KINDS}
-_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_EXPERTS: dict[str, Any] = {"num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 _ROUTED: dict[str, Any] = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
-    "n_group": 1,
-    "topk_group": 1,
+    "n_group": 4,
+    "topk_group": 2,
     "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
 }
 _FACTORS: dict[str, Any] = {"embedding_multiplier": 3.0, "attention_multiplier": 0.1, "residual_multiplier": 0.4}
 _NO_HEADS: dict[str, Any] = {"head_dim": None, "num_key_value_heads": None}
@@ -34,16 +35,16 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Cohere": {"logit_scale": 0.3},
     "Dots1": {**_ROUTED, **_WINDOWED, "n_shared_experts": 1},
     "Ernie4_5": {},
-    "Ernie4_5_Moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 1},
+    "Ernie4_5_Moe": {"moe_num_experts": 16, "moe_k": 3, "moe_intermediate_size": 32, "moe_layer_start_index": 1},
     "Exaone4": _WINDOWED,
     "FlexOlmo": _EXPERTS,
     "GPT2": {**_NO_HEADS, "n_positions": 1024},
     "Glm": {"partial_rotary_factor": 0.5},
     "Glm4Moe": _ROUTED,
-    "GraniteMoe": {**_FACTORS, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "GraniteMoe": {**_FACTORS, "num_local_experts": 8, "num_experts_per_tok": 3},
     "Helium": {"head_dim": 16},
     "HunYuanDenseV1": {},
-    "Mixtral": {"num_local_experts": 4},
+    "Mixtral": {"num_local_experts": 8},
     "OPT": {**_NO_HEADS, "word_embed_proj_dim": 64, "ffn_dim": 128},
     "Olmo": {},
     "Olmo3": _WINDOWED,

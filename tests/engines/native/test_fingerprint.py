@@ -27,7 +27,7 @@ MODEL = torch.nn.Sequential(torch.nn.Linear(1536, 576, bias=False), torch.nn.Lin
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_padded_rows_agree_and_the_fingerprint_says_so(dtype: torch.dtype) -> None:
     model = MODEL.to(dtype)
-    assert linears_agree(model, dtype) and prompts_agree(64, dtype) and trunks_agree(64, dtype)
+    assert linears_agree(model) and prompts_agree(64, dtype) and trunks_agree(64, dtype)
     cpu = torch.device("cpu")
     same = operators_agree(model, head_dim=64, dtype=dtype, device=cpu)
     text = fingerprint("torch-2", same, dtype=dtype, device=cpu, model="0123456789abcdef" * 2)
@@ -37,7 +37,7 @@ def test_padded_rows_agree_and_the_fingerprint_says_so(dtype: torch.dtype) -> No
 
 def test_the_probe_finds_that_rows_without_padding_differ() -> None:
     counts = (1, 2, 3, 5, 6, 7)
-    assert not linears_agree(MODEL.to(torch.float32), torch.float32, counts=counts), (
+    assert not linears_agree(MODEL.to(torch.float32), counts=counts), (
         "without this difference padding would not be needed"
     )
 

@@ -16,7 +16,7 @@ from motet.engines.native.build import build_parts
 from motet.engines.native.checks import reference
 from motet.engines.native.checks.reference import in_float32
 from motet.engines.native.cpu import packed_weights
-from motet.engines.native.model import has_experts, read_config
+from motet.engines.native.model import read_config
 from motet.errors import UnsupportedModelError
 from motet.settings.engine_config import EngineConfig
 from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
@@ -93,7 +93,8 @@ def test_other_architectures_are_computed_by_torch_and_equal_transformers(name: 
     request = group("g", prompt, n=2, temperature=0.0, max_tokens=30)
     outcome = run(core, [request])["g"]
     assert outcome.tokens[0] == outcome.tokens[1] == Reference(folder).greedy(prompt, 30)
-    assert core.info.fingerprint.endswith("similar") == has_experts(read_config(folder))
+    # The sigmoid of one number per row has other bits at the end of a vector.
+    assert core.info.fingerprint.endswith("-similar" if name == "Qwen2Moe" else "-same")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.model import (
     ModelShape,
-    has_experts,
+    has_padded_experts,
     in_one_line,
     load_model,
     read_config,
@@ -251,8 +251,7 @@ def choose_backend(
         raise ConfigError(f"--quantization int8 needs the compiled kernels: {reason or '--kernels torch was given'}")
     if kernels == "torch" or reason is not None or found is None:
         note = _note(reason) if kernels == "auto" and device.type == "cpu" else ""
-        # The number of rows that an expert computes depends on the other rows of the step.
-        same = not has_experts(model.config) and operators_agree(
+        same = has_padded_experts(model) and operators_agree(
             model, head_dim=storage.keys.shape[-1], dtype=dtype, device=device
         )
         sampling = f"-sampling-{digest()}" if device.type == "cpu" and found is not None else ""

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from motet.engines.native.model_weights import NOT_FINITE, is_finite
+from motet.engines.native.step.padded_experts import EXPERTS_NAME
 from motet.engines.native.step.run import ATTENTION_NAME
 from motet.errors import ConfigError, ModelLoadError, MotetError, UnsupportedModelError
 from motet.log import cut
@@ -115,6 +116,7 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
             config=config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
+            experts_implementation=EXPERTS_NAME if device.type == "cpu" else None,
             local_files_only=True,
             output_loading_info=True,
         )
@@ -138,6 +140,12 @@ def check_finite(model: torch.nn.Module, folder: Path) -> None:
 def has_experts(config: PreTrainedConfig) -> bool:
     """Returns True for a mixture of experts."""
     return any("experts" in name and type(value) is int and value > 1 for name, value in config.to_dict().items())
+
+
+def has_padded_experts(model: PreTrainedModel) -> bool:
+    """Returns True if `step.padded_experts` can compute all experts, if there are any. Some families have code of their
+    own, in which the bits of a row depend on the other rows of the step."""
+    return not has_experts(model.config) or any(hasattr(module, "has_gate") for module in model.modules())
 
 
 def resolve_device(name: str) -> torch.device:

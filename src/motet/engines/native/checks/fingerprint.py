@@ -7,7 +7,7 @@ hold for torch 2.13 on every x86 CPU that was tested. The check is cheap, so the
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 import torch
@@ -50,29 +50,42 @@ def operators_agree(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype
     """Returns True if torch's operators compute equal bits; False on a GPU, where this is not checked."""
     return (
         device.type == "cpu"
-        and linears_agree(model, dtype)
+        and linears_agree(model)
         and prompts_agree(head_dim, dtype)
         and trunks_agree(head_dim, dtype)
     )
 
 
 @torch.inference_mode()
-def linears_agree(
-    model: torch.nn.Module, dtype: torch.dtype, *, counts: Sequence[int] = (4, 12), rows: int = 32
-) -> bool:
-    """Returns True if, for every shape of `Linear`, a row has the same bits among `counts` rows and among `rows`."""
+def linears_agree(model: torch.nn.Module, *, counts: Sequence[int] = (4, 12), rows: int = 32) -> bool:
+    """Returns True if, for every shape of a product's weights, a row has the same bits among `counts` rows and among
+    `rows`."""
     checked: set[tuple[int, ...]] = set()
     generator = torch.Generator().manual_seed(0)
-    for module in model.modules():
-        if not isinstance(module, torch.nn.Linear) or tuple(module.weight.shape) in checked:
+    for weight in product_weights(model):
+        if (kind := (*weight.shape, weight.stride(-1), weight.itemsize)) in checked:
             continue
-        checked.add(tuple(module.weight.shape))
-        x = torch.randn(rows, module.in_features, generator=generator).to(dtype)
-        full = F.linear(x, module.weight)
+        checked.add(kind)
+        x = torch.randn(rows, weight.shape[1], generator=generator).to(weight.dtype)
+        full = F.linear(x, weight)
         for count in counts:
-            if not torch.equal(F.linear(x[4 : 4 + count], module.weight), full[4 : 4 + count]):
+            if not torch.equal(F.linear(x[4 : 4 + count], weight), full[4 : 4 + count]):
                 return False
     return True
+
+
+def product_weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yields the weights [columns, depth] of a model's products, of one of the experts in each layer, and of routers
+    also in float32, as some families compute them."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            yield module.weight
+        elif not isinstance(module, torch.nn.Embedding):
+            for weight in module.parameters(recurse=False):
+                if weight.dim() == 3:
+                    yield weight[0].t() if getattr(module, "is_transposed", False) else weight[0]
+                elif weight.dim() == 2:
+                    yield from (weight, weight.float())
 
 
 @torch.inference_mode()

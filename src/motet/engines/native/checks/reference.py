@@ -91,13 +91,15 @@ def rounding(model: PreTrainedModel, reference: ReferencePass) -> float:
 
 
 def _run(model: PreTrainedModel, tokens: list[int]) -> tuple[Tensor, list[Tensor]]:
-    """Returns logits and keys, with transformers' own attention."""
-    cache = DynamicCache()
+    """Returns logits and keys, with transformers' own attention and experts."""
+    cache, experts = DynamicCache(), model.get_experts_implementation()
     model.set_attn_implementation("eager")
+    model.set_experts_implementation("eager")
     try:
         output = model(input_ids=torch.tensor([tokens], device=model.device), past_key_values=cache, use_cache=True)
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
+        model.set_experts_implementation(experts)
     keys = [layer.keys for layer in cache.layers if isinstance(layer, DynamicLayer)]
     return output.logits[0].float().cpu(), [each[0].float().cpu() for each in keys if each is not None]
 
