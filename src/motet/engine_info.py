@@ -27,11 +27,26 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
 
 
+FIRST_VERSION = "0"
+"""Version of the weights, and of the adapters, with which an engine starts."""
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter that an engine has loaded."""
+
+    name: ModelName
+    """The name in the `model` field of requests for the adapter."""
+    root: str = ""
+    """Folder or other source of the adapter, as given; empty for an adapter that was sent from memory."""
+    digest: str
+    """Digest of its tensors, scaling and target modules: equal on all engines that have loaded the same adapter."""
+    version: str = FIRST_VERSION
+    """Name given to the adapter's weights by the client that brought them; "0" for an adapter of the start."""
+    rank: int
+
+
 UNKNOWN_VOCABULARY = 2**31 - 1
 """`vocab_size` of an engine that does not report it; such an engine refuses unknown tokens itself."""
-
-FIRST_VERSION = "0"
-"""Version of the weights with which an engine starts."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,3 +92,29 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     shares_prompts: bool = False
     """True if groups share a prompt that the engine is still computing for the first of them."""
     ticket_readers: int = 64
+    adapters: tuple[AdapterInfo, ...] = ()
+    """The loaded LoRA adapters, in the order in which they were loaded."""
+    max_adapters: int = 0
+    """Maximum number of loaded adapters; 0 for an engine that loads none."""
+
+
+def adapter_in(info: EngineInfo, model: str) -> AdapterInfo | None:
+    """Returns the adapter with this name; None for the base model and for unknown names."""
+    return next((adapter for adapter in info.adapters if adapter.name == model), None)
+
+
+def weights_of(info: EngineInfo, model: str) -> str:
+    """Returns a digest of the weights that generate for this model: the base model, and the adapter if it is one."""
+    adapter = adapter_in(info, model)
+    return info.model_digest if adapter is None else f"{info.model_digest}+{adapter.digest}"
+
+
+def version_of(info: EngineInfo, model: str) -> str:
+    """Returns the version of the weights of this model: the adapter's own version, or the base model's."""
+    adapter = adapter_in(info, model)
+    return info.weight_version if adapter is None else adapter.version
+
+
+def kv_weights(info: EngineInfo, adapter_digest: str) -> str:
+    """Returns the name of the weights in a ticket for KV that was computed with this adapter; empty for none."""
+    return f"{info.block_weights}+{adapter_digest}" if adapter_digest else info.block_weights

@@ -18,7 +18,8 @@ An engine prepares a checkpoint, then applies or drops the prepared weights. A v
 
 import msgspec
 
-from motet.engine_info import EngineInfo
+from motet.engine_info import FIRST_VERSION, EngineInfo
+from motet.ids import ModelName
 from motet.metrics.stats import EngineStats
 from motet.models.checkpoint import Checkpoint, CheckpointKind
 from motet.transfer.ticket import TransferAddress
@@ -77,6 +78,29 @@ class ForgetPrefixes(msgspec.Struct, frozen=True, tag=True):
     """True if running groups must recompute their KV; otherwise they keep it."""
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Loads a LoRA adapter while the engine serves, and uses it from the next step on. Answer: EngineFacts."""
+
+    name: ModelName
+    kind: CheckpointKind
+    """`FILES` or `MEMORY`."""
+    path: str
+    """For `FILES`, a PEFT folder; for `MEMORY`, a safetensors file, which is uploaded before the order over HTTP."""
+    config: str = ""
+    """For `MEMORY`, the content of the adapter's `adapter_config.json`."""
+    root: str = ""
+    """See `AdapterInfo.root`."""
+    version: str = FIRST_VERSION
+    in_place: bool = False
+    """True if the adapter replaces a loaded one with this name, whose groups continue and recompute their KV."""
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Removes an adapter. Groups that run with it continue to their end. Answer: EngineFacts."""
+
+    name: ModelName
+
+
 class Connect(msgspec.Struct, frozen=True, tag=True):
     """Connects the engine to another worker before a request needs that worker's KV."""
 
@@ -101,7 +125,9 @@ class ReadStats(msgspec.Struct, frozen=True, tag=True):
     """True if the consistency checks run too. A failed check ends the process."""
 
 
-ControlOrder = PrepareWeights | ApplyWeights | DropWeights | NameWeights | SumWeights | Hold | ForgetPrefixes
+AdapterOrder = LoadAdapter | UnloadAdapter
+WeightOrder = PrepareWeights | ApplyWeights | DropWeights | NameWeights | SumWeights
+ControlOrder = WeightOrder | AdapterOrder | Hold | ForgetPrefixes
 """The orders that `EngineControl` carries out on all engines of a worker, for a gateway."""
 WorkerOrder = ControlOrder | Connect
 """The orders that a gateway can give to a worker over HTTP, with the worker key."""
@@ -128,7 +154,7 @@ class PreparedWeights(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineFacts(msgspec.Struct, frozen=True, tag=True):
-    """The new facts about the engine: all later deltas are generated with these weights."""
+    """The new facts about the engine: all later deltas are generated with these weights and adapters."""
 
     info: EngineInfo
 
@@ -149,6 +175,8 @@ ANSWERS: dict[type[EngineOrder], type[OrderAnswer]] = {
     ApplyWeights: EngineFacts,
     NameWeights: EngineFacts,
     SumWeights: Checksums,
+    LoadAdapter: EngineFacts,
+    UnloadAdapter: EngineFacts,
     ReadStats: EngineFigures,
 }
 """The type of the answer to each order; all other orders are answered by `Done`."""

@@ -27,10 +27,12 @@ from motet.engine_orders import (
     EngineFacts,
     ForgetPrefixes,
     Hold,
+    LoadAdapter,
     NameWeights,
     OrderAnswer,
     PrepareWeights,
     SumWeights,
+    UnloadAdapter,
 )
 from motet.errors import RequestError, StartupError
 from motet.models.checkpoint import Checkpoint
@@ -131,6 +133,8 @@ class EngineControl:
                 await self._hold(held)
             case ForgetPrefixes(recompute):
                 await self.forget_prefixes(recompute=recompute)
+            case LoadAdapter() | UnloadAdapter():
+                raise RequestError("This server loads no adapters.", code="no_adapters")
         return Done()
 
     async def _hold(self, held: bool) -> None:

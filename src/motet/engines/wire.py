@@ -26,6 +26,7 @@ number: the other side ignores fields that it does not know.
         other log-probabilities
     6   a request can have `bad_words`, `bad_word_ids` and `extra_args`: a worker that ignored them would generate
         other tokens
+    7   a request can be for an adapter that the worker has loaded, and `LoadAdapter` and `UnloadAdapter` are orders
 """
 
 import math
@@ -52,7 +53,7 @@ from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
 from motet.types import GroupDelta
 
-PROTOCOL = 6
+PROTOCOL = 7
 PROTOCOL_HEADER = "x-motet-engine-protocol"
 WORKER_KEY_CODE = "worker_key_required"
 """The error code of a Motet server that requires another worker key."""
@@ -91,6 +92,7 @@ SIZES = {
     "max_num_seqs": (1, 2**20),
     "num_weights": (0, 2**50),
     "ticket_readers": (1, 2**20),
+    "max_adapters": (0, MAX_MODELS),
 }
 """Minimum and maximum of each number with which routing calculates."""
 
@@ -168,16 +170,13 @@ def checked(report: EngineReport, name: str, *, texts: bool = False) -> EngineRe
 
 
 def _faults(report: EngineReport, *, texts: bool) -> Iterator[str]:
-    info, models = report.info, report.models
+    info = report.info
     if (info.kind is EngineKind.OPENAI) is not texts:
         yield f"the kind {info.kind}, which is not the kind of this worker"
     for name, (minimum, maximum) in {} if texts else SIZES.items():
         if not minimum <= (size := getattr(info, name)) <= maximum:
             yield f"{name} {size}; {minimum} to {maximum} is allowed"
-    if len(models) > MAX_MODELS:
-        yield f"{len(models)} models; at most {MAX_MODELS} are allowed"
-    if not all(card.name and 1 <= card.max_model_len <= MAX_LENGTH for card in models):
-        yield "a model without a name, or without a possible max_model_len"
+    yield from _model_faults(report)
     ends = info.eos_token_ids
     if len(ends) > MAX_NUMBERS or not all(0 <= token < info.vocab_size for token in ends):
         yield "end-of-sequence tokens that are not in its vocabulary"
@@ -186,6 +185,16 @@ def _faults(report: EngineReport, *, texts: bool) -> Iterator[str]:
     for figure in fields(EngineStats) if report.stats is not None else ():
         if not _is_figure(getattr(report.stats, figure.name)):
             yield f"a figure {figure.name} that no server can count"
+
+
+def _model_faults(report: EngineReport) -> Iterator[str]:
+    models, adapters = report.models, report.info.adapters
+    if (number := len(models) + len(adapters)) > MAX_MODELS:
+        yield f"{number} models; at most {MAX_MODELS} are allowed"
+    if not all(card.name and 1 <= card.max_model_len <= MAX_LENGTH for card in models):
+        yield "a model without a name, or without a possible max_model_len"
+    if not all(adapter.name and adapter.digest for adapter in adapters):
+        yield "an adapter without a name, or without a digest"
 
 
 def _texts(report: EngineReport) -> Iterator[str]:
@@ -206,6 +215,8 @@ def _texts(report: EngineReport) -> Iterator[str]:
         yield from (info.transfer.engine_id, info.transfer.host)
     for card in report.models:
         yield from filter(None, (card.name, card.root, card.parent))
+    for adapter in info.adapters:
+        yield from filter(None, (adapter.name, adapter.root, adapter.digest, adapter.version))
 
 
 def _is_figure(value: object) -> bool:

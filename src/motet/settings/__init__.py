@@ -6,6 +6,7 @@
     resolve         reads the sources in order of precedence, and names the source of a wrong value
     rules           forbidden combinations, and defaults that depend on other settings
     named_worker    values with parts: workers, their roles and keys, Ray resources
+    named_adapter   LoRA adapters: their names and folders
 
 A setting has one name in three forms: `max_num_seqs` in a TOML file, `MOTET_MAX_NUM_SEQS` in the environment,
 `--max-num-seqs` on the command line. Unknown names and impossible values are refused before any process starts.

@@ -17,6 +17,7 @@ from motet.settings.declaration import (
     common,
     setting,
 )
+from motet.settings.named_adapter import check_adapters
 from motet.types import Role
 
 MAX_THREADS: Final = 1024
@@ -143,6 +144,17 @@ class EngineConfig:
         "Also keep the KV of output tokens in the prefix cache. Saves prefill in conversations, but makes an answer "
         "depend on earlier requests.",
     )
+    adapters: tuple[str, ...] = setting(
+        (),
+        "LoRA adapter to load at the start, as NAME=FOLDER (PEFT); requests select it by its name. Repeatable.",
+        unit="name=folder",
+        unset="none",
+        read=check_adapters,
+    )
+    max_adapters: int = setting(
+        8, "Maximum number of loaded adapters; others can be loaded at run time.", minimum=0, maximum=1024, zero="none"
+    )
+    max_adapter_rank: int = setting(64, "Maximum rank of an adapter.", minimum=1, maximum=1024)
     draft_tokens: int = setting(
         8,
         "Maximum number of draft tokens of a choice in a step, predicted from its prompt and siblings; CPU only.",

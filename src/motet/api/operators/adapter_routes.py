@@ -18,7 +18,7 @@ MAX_PATH_CHARS = 4096
 AdapterName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
-class LoadAdapter(Schema):
+class LoadAdapterBody(Schema):
     """The body of /v1/load_lora_adapter."""
 
     lora_name: AdapterName
@@ -29,7 +29,7 @@ class LoadAdapter(Schema):
     """Base model of the adapter, needed only if the vLLM workers have several models."""
 
 
-class UnloadAdapter(Schema):
+class UnloadAdapterBody(Schema):
     """The body of /v1/unload_lora_adapter."""
 
     ignored = frozenset({"lora_int_id"})
@@ -41,14 +41,14 @@ def adapter_router(service: Service) -> APIRouter:
     router, adapters = new_router("/v1"), AdapterControl(lambda: service.workers())
 
     @router.post("/load_lora_adapter", response_class=PlainTextResponse)
-    async def load_lora_adapter(body: LoadAdapter) -> Response:
+    async def load_lora_adapter(body: LoadAdapterBody) -> Response:
         """Loads an adapter on all vLLM workers of its base model. Returns when it can be requested as a model."""
         base = body.base_model_name
         await adapters.load(body.lora_name, body.lora_path, base=base, in_place=body.load_inplace)
         return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @router.post("/unload_lora_adapter", response_class=PlainTextResponse)
-    async def unload_lora_adapter(body: UnloadAdapter) -> Response:
+    async def unload_lora_adapter(body: UnloadAdapterBody) -> Response:
         await adapters.unload(body.lora_name)
         return _text(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
