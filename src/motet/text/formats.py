@@ -101,6 +101,19 @@ class ModelFormats:
     """Format of tool calls; None if calls are not parsed."""
     harmony: bool = False
     """True if answers are messages on channels (gpt-oss). Reasoning is then always parsed."""
+    tools_named: bool = False
+    """True if the operator has named the format of tool calls."""
+
+    @property
+    def reasons(self) -> bool:
+        """True if the model's answers can have reasoning."""
+        return self.harmony or self.reasoning is not None
+
+    @property
+    def must_parse(self) -> bool:
+        """True if answers must not be shown without being parsed, as in vLLM with parsers: they can have reasoning, or
+        the operator expects tool calls."""
+        return self.reasons or self.tools_named
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, template: str | None, *, names: ParserNames | None = None) -> "ModelFormats":
@@ -108,7 +121,12 @@ class ModelFormats:
         names, template = names or ParserNames(), template or ""
         if names.harmony(template):
             return cls(tokenizer=tokenizer, tools=None if names.tools == NONE else HARMONY, harmony=True)
-        return cls(tokenizer=tokenizer, reasoning=names.reasoning_tags(template), tools=names.tool_format(template))
+        return cls(
+            tokenizer=tokenizer,
+            reasoning=names.reasoning_tags(template),
+            tools=names.tool_format(template),
+            tools_named=names.tools not in (AUTO, NONE),
+        )
 
     def for_request(
         self,

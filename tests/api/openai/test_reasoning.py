@@ -65,6 +65,23 @@ async def test_a_thought_that_is_left_out_still_counts(serve_tools: CallingServi
     assert all("reasoning" not in chunk["choices"][0]["delta"] for chunk in shown)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_hidden_reasoning_is_in_no_token_and_log_probability(serve_tools: CallingServing, stream: bool) -> None:
+    """Regression: log-probabilities and token ids showed the reasoning that the client must not see."""
+    served = await serve_tools(saying(ANSWERS["a thought"]))
+    fields = {"include_reasoning": False, "logprobs": True, "return_token_ids": True, "stream": stream}
+    for more, shown in (({}, False), ({"separate_reasoning": False}, True)):
+        answer = await served.chat(**fields, **more)
+        assert answer.status_code == 200
+        choices = [one["choices"][0] for one in (chunks(answer) if stream else [answer.json()])]
+        assert any(choice.get("token_ids") for choice in choices) == shown
+        assert any(choice["logprobs"] for choice in choices) == shown
+    plain = await serve_tools(saying("Yes."), reasoning=None)
+    answer = await plain.chat(**fields)
+    choices = [one["choices"][0] for one in (chunks(answer) if stream else [answer.json()])]
+    assert any(choice.get("token_ids") and choice["logprobs"] for choice in choices)
+
+
 async def test_reasoning_can_stay_in_the_content(serve_tools: CallingServing) -> None:
     served = await serve_tools(saying(*ANSWERS.values()))
     answer = (await served.chat(n=len(ANSWERS), separate_reasoning=False)).json()
@@ -128,15 +145,14 @@ async def test_a_budget_of_reasoning_reaches_the_engine(serve_tools: CallingServ
         grammar = served.engine.requests[-1].sampling.grammar
         assert grammar is not None and grammar.thinking is not None
         assert (grammar.source, grammar.thinking.budget) == (source, budget)
+        body = {"messages": [{"role": "user", "content": "hi"}], "thinking_token_budget": 7, **fields}
+        rendered = (await served.http.post("/v1/chat/completions/render", json=body)).json()
+        assert (await served.http.post("/inference/v1/generate", json=rendered)).status_code == 200
+        assert served.engine.requests[-1].sampling.grammar == grammar
     for unlimited in (-1, None):
         assert (await served.chat(thinking_token_budget=unlimited)).status_code == 200
         assert served.engine.requests[-1].sampling.grammar is None
     assert_error(await served.chat(thinking_token_budget=-2), status=400, param="thinking_token_budget")
-    rendered = await served.http.post(
-        "/v1/chat/completions/render",
-        json={"messages": [{"role": "user", "content": "hi"}], "thinking_token_budget": 7},
-    )
-    assert_error(rendered, status=400, param="thinking_token_budget")
 
 
 @pytest.mark.parametrize("reasoning", [None, THINK], ids=["no reasoning", "tags of several tokens"])

@@ -50,7 +50,11 @@ def comparable(answer: dict[str, Any]) -> dict[str, Any]:
         {"tools": TOOLS, "n": 4},
         {"tools": TOOLS, "tool_choice": "none", "n": 4},
         {"include_reasoning": False, "n": 4},
+        {"include_reasoning": False, "n": 4, "logprobs": True, "return_token_ids": True},
         {"separate_reasoning": False, "n": 4},
+        {"tools": TOOLS, "tool_choice": "required", "max_tokens": 9},
+        {"tools": TOOLS, "response_format": {"type": "json_object"}, "max_tokens": 9},
+        {"logprobs": True, "logprob_token_ids": [5, 6]},
     ],
 )
 async def test_a_derendered_chat_is_the_answer_itself(serve_tools: CallingServing, fields: dict[str, Any]) -> None:
@@ -67,6 +71,50 @@ async def test_a_derendered_chat_is_the_answer_itself(serve_tools: CallingServin
         assert derendered.status_code == 200, derendered.text
         assert derendered.json()["id"] == response["request_id"]
         assert comparable(derendered.json()) == comparable(dict(expected))
+    inline = await generated(served, rendered | {"output_mode": "derender"})
+    assert inline["output_mode"] == "derender"
+    hidden = not fields.get("include_reasoning", True)
+    for choice, other in zip(comparable(inline)["choices"], comparable(dict(expected))["choices"], strict=True):
+        assert (choice["message"], choice["finish_reason"]) == (other["message"], other["finish_reason"])
+        assert (choice["logprobs"] or {}).get("content") == (other["logprobs"] or {}).get("content")
+        assert (choice["token_ids"] is None) == hidden
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_message_needs_the_parse_context_of_a_model_that_reasons(
+    serve: Serving, serve_tools: CallingServing, named: bool
+) -> None:
+    """Without a context, reasoning would be shown as content."""
+    served = await serve_tools(saying("hi")) if named else await serve(saying("hi"))
+    body = {"token_ids": [5, 6], "output_mode": "derender"}
+    response = await served.http.post(GENERATE, json=body)
+    if named:
+        assert_error(response, status=400, param="parse_context")
+    else:
+        assert response.json()["choices"][0]["message"]["content"] == "hi"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": True}, "stream"),
+        ({"choices": [{"index": 0, "token_ids": [5]}]}, "choices"),
+        ({"sampling_params": {"detokenize": False}}, "sampling_params.detokenize"),
+        ({"parse_context": {"tool_choice": {"type": "function", "function": {"name": "no"}}}}, "tool_choice"),
+        ({"parse_context": {"tools": TOOLS, "from_a_newer_server": 1}}, "parse_context.from_a_newer_server"),
+        ({"output_mode": "bogus"}, "output_mode"),
+    ],
+)
+async def test_wrong_derendered_requests_are_refused(served: Served, fields: dict[str, object], param: str) -> None:
+    body = {"token_ids": [5, 6], "output_mode": "derender"} | fields
+    response = await served.http.post(GENERATE, json=body)
+    assert response.status_code == 400
+    assert param in response.json()["error"]["param"]
+
+
+async def test_other_modes_ignore_the_parse_context(served: Served) -> None:
+    body = {"token_ids": [5, 6], "parse_context": {"from_a_newer_server": 1}}
+    assert (await served.http.post(GENERATE, json=body)).status_code == 200
 
 
 @pytest.mark.parametrize(

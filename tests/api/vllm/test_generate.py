@@ -195,7 +195,6 @@ async def test_sampling_params_reach_the_engine(served: Served) -> None:
         ({"logprobs": 21}, {}, "sampling_params.logprobs"),
         ({"prompt_logprobs": 21}, {}, "sampling_params.prompt_logprobs"),
         ({}, {"features": {}}, "features"),
-        ({}, {"output_mode": "derender"}, "output_mode"),
         ({}, {"token_ids": []}, "token_ids"),
         ({}, {"token_ids": [9999]}, "token_ids"),
         ({}, {"token_ids": "x"}, "token_ids"),

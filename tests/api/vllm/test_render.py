@@ -81,7 +81,14 @@ async def test_a_plain_chat_is_rendered_in_vllm_s_shape(served: Served) -> None:
     tokens = (await served.http.post("/tokenize", json=CHAT_BODY)).json()["tokens"]
     request_id = body.pop("request_id")
     assert request_id.startswith("chatcmpl-")
-    assert body == {"model": "tiny", "token_ids": tokens, "sampling_params": {"max_tokens": 5}, "stream": False}
+    context = {"tools": None, "tool_choice": "none", "parallel_tool_calls": True, "include_reasoning": True}
+    assert body == {
+        "model": "tiny",
+        "token_ids": tokens,
+        "parse_context": context,
+        "sampling_params": {"max_tokens": 5},
+        "stream": False,
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`: one prompt, n choices."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from fastapi import APIRouter, Request, Response
 from msgspec.json import encode as json_bytes
@@ -22,7 +23,7 @@ from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import chat_logprobs
 from motet.text.parts import Content, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.text_group import GroupStep
-from motet.text.tools.tool_format import ToolMode
+from motet.text.tools.tool_format import ToolMode, ToolRules
 from motet.types import Usage
 
 
@@ -73,16 +74,48 @@ def chat_writer(plan: Plan, body: ChatRequest, *, stream: bool) -> GroupsWriter:
     )
 
 
-def requires_call(body: ChatRequest) -> bool:
+class ParsedFields(Protocol):
+    """The fields of a request that determine the message of a choice."""
+
+    @property
+    def tool_rules(self) -> ToolRules | None: ...
+    @property
+    def include_reasoning(self) -> bool: ...
+    @property
+    def separate_reasoning(self) -> bool: ...
+
+
+def requires_call(body: ParsedFields) -> bool:
     return body.tool_rules is not None and body.tool_rules.mode is ToolMode.REQUIRED
+
+
+def hides_tokens(plan: Plan, body: ParsedFields) -> bool:
+    """Returns True if the answer has neither token ids nor log-probabilities, which would show hidden reasoning."""
+    return not body.include_reasoning and body.separate_reasoning and plan.served.formats.reasons
+
+
+def message_of(choice: CollectedChoice, body: ParsedFields) -> dict[str, object]:
+    reasoning = choice.reasoning if body.include_reasoning else ""
+    calls = []
+    for call, arguments in choice.calls:
+        function = {"name": call.name, "arguments": arguments.joined()}
+        calls.append({"id": call.id, "type": "function", "function": function})
+    no_content = None if calls or requires_call(body) else ""
+    return {
+        "role": "assistant",
+        "content": choice.content or no_content,
+        # Some clients read one name of the field, some the other.
+        **({"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}),
+        **({"tool_calls": calls} if calls else {}),
+        "refusal": None,
+    }
 
 
 class ChatBody(BodyShape):
     def __init__(self, plan: Plan, body: ChatRequest) -> None:
         self._tokenizer = plan.served.tokenizer
         self._request = body
-        self._no_content = None if requires_call(body) else ""
-        """Content of an answer without any text."""
+        self._hidden = hides_tokens(plan, body)
 
     def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
         request = self._request
@@ -94,7 +127,7 @@ class ChatBody(BodyShape):
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         num_top = num_listed(self._request, self._request.num_logprobs)
-        if num_top is None:
+        if num_top is None or self._hidden:
             return None
         as_ids = self._request.return_tokens_as_token_ids
         return {"content": chat_logprobs(self._tokenizer, event.logprobs or (), num_top=num_top, as_ids=as_ids)}
@@ -103,26 +136,11 @@ class ChatBody(BodyShape):
         logprobs = None if choice.logprobs is None else {**choice.logprob_fields(), "refusal": None}
         return {
             "index": choice.index,
-            "message": self._message(choice),
+            "message": message_of(choice, self._request),
             "logprobs": logprobs,
             **choice.end_fields(),
-            "token_ids": choice.token_ids if self._request.return_token_ids else None,
+            "token_ids": choice.token_ids if self._request.return_token_ids and not self._hidden else None,
             **choice.span_fields(self._request.versions_shown),
-        }
-
-    def _message(self, choice: CollectedChoice) -> dict[str, object]:
-        reasoning = choice.reasoning if self._request.include_reasoning else ""
-        calls = []
-        for call, arguments in choice.calls:
-            function = {"name": call.name, "arguments": arguments.joined()}
-            calls.append({"id": call.id, "type": "function", "function": function})
-        return {
-            "role": "assistant",
-            "content": choice.content or (None if calls else self._no_content),
-            # Some clients read one name of the field, some the other.
-            **({"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}),
-            **({"tool_calls": calls} if calls else {}),
-            "refusal": None,
         }
 
 
@@ -140,14 +158,16 @@ class ChatChunks(ChunkShape):
     API, the chunk with the finish reason has no text."""
 
     def __init__(self, plan: Plan, body: ChatRequest, *, template: ChunkTemplate) -> None:
-        self.plain = not body.logprobs and not body.return_token_ids
+        hidden = hides_tokens(plan, body)
+        self.plain = hidden or not (body.logprobs or body.return_token_ids)
         """True if a chunk has nothing but its delta before the end of its choice."""
         self._template = template
         self._prompt = plan.groups[0].prompt
         self._tokenizer = plan.served.tokenizer
-        self._num_top = num_listed(body, body.num_logprobs)
+        self._num_top = None if hidden else num_listed(body, body.num_logprobs)
         self._as_ids = body.return_tokens_as_token_ids
-        self._token_ids = body.return_token_ids
+        self._prompt_ids = body.return_token_ids
+        self._token_ids = body.return_token_ids and not hidden
         self._versions_shown = body.versions_shown
         self._reasoning = body.include_reasoning
         self._calls = body.tool_rules is not None
@@ -157,7 +177,7 @@ class ChatChunks(ChunkShape):
         """Choices without content and tool calls so far: their content can still become a string, or stay null."""
 
     def openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
-        prompt = b',"prompt_token_ids":' + json_bytes(self._prompt) if self._token_ids else b""
+        prompt = b',"prompt_token_ids":' + json_bytes(self._prompt) if self._prompt_ids else b""
         delta = b'{"role":"assistant","content":%b}' % (b"null" if self._calls else b'""')
         rest = delta + AFTER_DELTA + prompt + closing
         return [self._chunk(index, rest) for index in indices]

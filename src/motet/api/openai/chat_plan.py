@@ -25,11 +25,12 @@ from motet.grammar.schema.client_schema import closed_schema, closed_source
 from motet.log import ONCE_A_MINUTE
 from motet.settings.server_config import ServerConfig
 from motet.text.answers import ForcedCalls
+from motet.text.parts import AnswerFormat
 from motet.text.prepare import PromptPreparer, request_template
 from motet.text.rendering.client_texts import RenderedPrompt
 from motet.text.tools.grammar import json_rule
 from motet.text.tools.tool_format import ToolMode, ToolRules
-from motet.types import ANY_ANSWER, Grammar, GrammarKind, ThinkingBudget
+from motet.types import ANY_ANSWER, Grammar, GrammarKind, Thinking, ThinkingBudget
 
 log = logging.getLogger("motet.api")
 
@@ -45,8 +46,10 @@ async def plan_chat(
     context: RequestContext,
     prefix: str = "chatcmpl",
     prompt_param: str = "messages",
+    generated: bool = False,
 ) -> Plan:
-    """Returns the plan of a checked chat, for an answer in any shape."""
+    """Returns the plan of a checked chat, for an answer in any shape. `generated`: True if its tokens have been
+    generated, so that they need no grammar."""
     given = body.prompt_token_ids
     prompt_param = prompt_param if given is None else "prompt_token_ids"
     options = RouteOptions(
@@ -70,7 +73,11 @@ async def plan_chat(
         prompt = await chat_prompt(preparer, body, caller=caller, config=service.config, param=prompt_param)
     length, reserved = context.served.info.max_model_len, body.requested_max_tokens or 1
     shown = truncated(prompt, body, max_model_len=length, num_reserved=reserved)
-    options = await with_answer_format(options, body, prompt=shown)
+    if generated:
+        format = await context.caller.in_thread_if_long(partial(answer_format, context.served, body, prompt=shown))
+        options = replace(options, format=format)
+    else:
+        options = await with_answer_format(options, body, prompt=shown)
     return make_plan(service, [shown], sampling=body, request=body, options=options)
 
 
@@ -159,61 +166,84 @@ def check_answer_format(served: ServedModel, chat: ChatRequest) -> None:
     if chat.tool_rules is not None and served.formats.tools is None:
         why = "tool calls are not parsed from this model's answers (see --tool-parser)"
         raise RequestError(f"Invalid 'tools': {why}.", param="tools", code="unsupported_parameter")
-    _budget(served, chat)
+    thinking_budget(served, chat.thinking_budget, param=BUDGET_PARAM)
 
 
-def _budget(served: ServedModel, chat: ChatRequest) -> ThinkingBudget | None:
+def thinking_budget(served: ServedModel, max_tokens: int | None, *, param: str) -> ThinkingBudget | None:
     """Returns the maximum length of the reasoning, if the request has one. Raises `RequestError` for a model without
     tags that are one token each."""
-    if (max_tokens := chat.thinking_budget) is None:
+    if max_tokens is None:
         return None
     reasoning, encode = served.formats.reasoning, partial(served.tokenizer.encode, add_special_tokens=False)
     tags = [] if reasoning is None else [encode(reasoning.opening_tags[0]), encode(reasoning.closing_tags[0])]
     ids = [tag[0] for tag in tags if len(tag) == 1]
     if served.formats.harmony or len(ids) < 2:
         why = "needs a model whose reasoning starts and ends with tags of one token each (see --reasoning-parser)"
-        raise unsupported_parameter(BUDGET_PARAM, why)
+        raise unsupported_parameter(param, why)
     return ThinkingBudget(max_tokens, *ids)
+
+
+def after_thinking(
+    form: AnswerForm | None, thinking: Thinking | None, *, budget: ThinkingBudget | None
+) -> AnswerForm | None:
+    """Returns the form of answers with the reasoning that they can have first; None if they can be any text.
+    `thinking`: None if there is no reasoning, or if the prompt has ended it."""
+    if form is None and budget is not None:
+        form = AnswerForm(Grammar(GrammarKind.LARK, ANY_ANSWER), BUDGET_PARAM)
+    if form is None or thinking is None:
+        return None if form is None or form.grammar.source == ANY_ANSWER else form
+    thinking = msgspec.structs.replace(thinking, budget=budget)
+    return form._replace(grammar=msgspec.structs.replace(form.grammar, thinking=thinking))
+
+
+def answer_format(served: ServedModel, chat: ChatRequest, *, prompt: Sequence[int]) -> AnswerFormat | None:
+    """Returns the format of the answers to `prompt`; None if they are content only."""
+    rules = chat.tool_rules
+    return served.formats.for_request(
+        prompt,
+        continued=_continued(chat),
+        tools=rules,
+        forced=_forced_calls(chat, rules) if _has_call_grammar(served, chat) else ForcedCalls.NOWHERE,
+        separate_reasoning=chat.separate_reasoning,
+    )
+
+
+def _continued(chat: ChatRequest) -> str:
+    """Returns the text of the message that answers continue; empty if they start a message."""
+    return chat.messages[-1].text if chat.continue_final_message else ""
 
 
 async def with_answer_format(options: RouteOptions, chat: ChatRequest, *, prompt: Sequence[int]) -> RouteOptions:
     """Returns the options with the format and the grammar of answers to `prompt`, if there will be answers."""
     if options.context.order is not None:
         return options
-    formats, rules = options.context.served.formats, chat.tool_rules
-    start = chat.messages[-1].text if chat.continue_final_message else ""
-    caller, has_form = options.context.caller, chat.has_form
+    served, rules, caller = options.context.served, chat.tool_rules, options.context.caller
 
-    def form_and_calls() -> tuple[AnswerForm | None, bool]:
-        form = form_of(chat, options.context)
-        return form, form != chat.form
+    def form_and_format() -> tuple[AnswerForm | None, AnswerFormat | None]:
+        return form_of(chat, options.context), answer_format(served, chat, prompt=prompt)
 
-    size = max(caller.work_size, len(chat.tools) * TOOL_CHARS) if has_form or chat.tools else 0
-    form, calls = await caller.in_thread_if_long(form_and_calls, size)
-    format = formats.for_request(
-        prompt,
-        continued=start,
-        tools=rules,
-        forced=_forced_calls(chat, rules) if calls else ForcedCalls.NOWHERE,
-        separate_reasoning=chat.separate_reasoning,
-    )
+    size = max(caller.work_size, len(chat.tools) * TOOL_CHARS) if chat.has_form or chat.tools else 0
+    form, format = await caller.in_thread_if_long(form_and_format, size)
     options = options if format is None else replace(options, format=format)
-    if form is None and chat.thinking_budget is not None:
-        form = AnswerForm(Grammar(GrammarKind.LARK, ANY_ANSWER), BUDGET_PARAM)
+    budget = thinking_budget(served, chat.thinking_budget, param=BUDGET_PARAM)
+    calls = _has_call_grammar(served, chat)
+    form = after_thinking(form, served.formats.thinking(prompt, continued=_continued(chat), calls=calls), budget=budget)
     if form is None:
         return options
-    thinking = formats.thinking(prompt, continued=start, calls=calls)
-    if thinking is not None:
-        thinking = msgspec.structs.replace(thinking, budget=_budget(options.context.served, chat))
-    elif form.grammar.source == ANY_ANSWER:
-        return options  # the prompt has ended the reasoning
-    grammar = msgspec.structs.replace(form.grammar, thinking=thinking)
     try:
-        return await with_grammar(options, form._replace(grammar=grammar))
+        return await with_grammar(options, form)
     except GrammarError:
         if rules is not None:
             await _check_each(chat, rules, options=options)
         raise
+
+
+def _has_call_grammar(served: ServedModel, chat: ChatRequest) -> bool:
+    """Returns True if the grammar of answers has the calls that `form_of` adds."""
+    rules = chat.tool_rules
+    if rules is None or served.formats.tools is None:
+        return False
+    return rules.mode is ToolMode.REQUIRED or chat.form is not None or any(tool.strict for tool in rules.callable)
 
 
 def _forced_calls(chat: ChatRequest, rules: ToolRules | None) -> ForcedCalls:

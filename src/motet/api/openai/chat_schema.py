@@ -254,6 +254,42 @@ NOT_VARIABLES = frozenset({"chat_template", "messages", "tokenize"})
 """Names that `chat_template_kwargs` cannot have: arguments of functions that render templates."""
 
 
+ToolFields = Annotated[list[ToolField], Field(max_length=MAX_TOOLS)]
+ToolChoiceField = Annotated[
+    ToolChoice | None, BeforeValidator(as_choice, json_schema_input_type=ToolModeName | ToolChoice)
+]
+
+
+def check_tools(tools: Sequence[ToolField], choice: ToolChoice | None) -> None:
+    """Raises FieldError for two tools of one name, and for a choice of other tools."""
+    names: set[str] = set()
+    for number, tool in enumerate(tools):
+        if tool.function.name in names:
+            param = f"tools[{number}].function.name"
+            raise FieldError(invalid_value, param, f"there is a tool named '{tool.function.name}' already")
+        names.add(tool.function.name)
+    if choice is not None and not names and choice.type not in ("none", "auto"):
+        raise FieldError(invalid_value, "tool_choice", "it is only allowed when 'tools' are specified")
+    for name, param in choice.named() if choice is not None else ():
+        if name not in names:
+            raise FieldError(invalid_value, param, f"there is no tool named '{name}' in 'tools'")
+
+
+def tool_rules_of(tools: Sequence[ToolField], choice: ToolChoice | None, *, parallel: bool) -> ToolRules | None:
+    """Returns the rules for tool calls, if any can be made. A named function is called exactly once, as in OpenAI's
+    API. `parallel`: True if a choice can have several calls."""
+    mode = choice.mode if choice else ToolMode.AUTO
+    if not tools or mode is None:
+        return None
+    every = tuple(tool.tool() for tool in tools)
+    named = {name for name, _ in choice.named()} if choice else set()
+    return ToolRules(
+        callable=tuple(tool for tool in every if tool.name in named) if named else every,
+        mode=mode,
+        parallel=parallel and (choice is None or choice.function is None),
+    )
+
+
 class ChatPrompt(Schema):
     """The fields from which the prompt is made, for an answer and for `/tokenize`."""
 
@@ -272,10 +308,8 @@ class ChatPrompt(Schema):
     """Variable of the chat template, as in LMDeploy; `chat_template_kwargs` takes precedence."""
     documents: list[JsonObject] = Field(default_factory=list)
     """Documents for the chat template."""
-    tools: list[ToolField] = Field(default_factory=list, max_length=MAX_TOOLS)
-    tool_choice: Annotated[
-        ToolChoice | None, BeforeValidator(as_choice, json_schema_input_type=ToolModeName | ToolChoice)
-    ] = None
+    tools: ToolFields = Field(default_factory=list)
+    tool_choice: ToolChoiceField = None
     """None means `auto` if there are tools."""
     parallel_tool_calls: bool = True
 
@@ -307,20 +341,13 @@ class ChatPrompt(Schema):
         return self
 
     @model_validator(mode="after")
-    def check_tools(self) -> Self:
-        names: set[str] = set()
-        for number, tool in enumerate(self.tools):
-            if tool.function.name in names:
-                param = f"tools[{number}].function.name"
-                raise FieldError(invalid_value, param, f"there is a tool named '{tool.function.name}' already")
-            names.add(tool.function.name)
-        choice = self.tool_choice
-        if choice is not None and not names and choice.type not in ("none", "auto"):
-            raise FieldError(invalid_value, "tool_choice", "it is only allowed when 'tools' are specified")
-        for name, param in choice.named() if choice is not None else ():
-            if name not in names:
-                raise FieldError(invalid_value, param, f"there is no tool named '{name}' in 'tools'")
+    def check_tool_fields(self) -> Self:
+        check_tools(self.tools, self.tool_choice)
         return self
+
+    @property
+    def tool_rules(self) -> ToolRules | None:
+        return tool_rules_of(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
 
     def turns(self) -> list[dict[str, object]]:
         """Returns the messages for the chat template, without system messages that have only `CLIENT_LINES`."""
@@ -328,21 +355,6 @@ class ChatPrompt(Schema):
         given = zip(self.messages, turns, strict=True)
         shown = [turn for message, turn in given if turn["content"] or not CLIENT_LINES.match(message.text)]
         return shown or turns
-
-    @property
-    def tool_rules(self) -> ToolRules | None:
-        """The rules for tool calls, if any can be made. A named function is called exactly once, as in OpenAI's API."""
-        choice = self.tool_choice
-        mode = choice.mode if choice else ToolMode.AUTO
-        if not self.tools or mode is None:
-            return None
-        tools = tuple(tool.tool() for tool in self.tools)
-        named = {name for name, _ in choice.named()} if choice else set()
-        return ToolRules(
-            callable=tuple(tool for tool in tools if tool.name in named) if named else tools,
-            mode=mode,
-            parallel=self.parallel_tool_calls and (choice is None or choice.function is None),
-        )
 
 
 MAX_BUDGET = 2**31 - 1

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from functools import partial
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -22,7 +23,6 @@ from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan,
 from motet.api.generation.prompts import truncated
 from motet.api.generation.request_fields import (
     NO_REPETITION_DETECTION,
-    OTHER_SERVERS_NEUTRAL,
     RequestFields,
     SamplingFields,
     Seed,
@@ -31,28 +31,41 @@ from motet.api.generation.request_fields import (
     TruncationFields,
     VersionsShown,
     in_range,
+    neutral_except,
 )
 from motet.api.http.caller import caller_of
-from motet.api.http.failure import FieldError, invalid_value
+from motet.api.http.failure import FieldError, invalid_value, missing_parameter
 from motet.api.http.routes import new_router, post
 from motet.api.http.schema import Neutral, Schema
+from motet.api.openai.chat_completions import hides_tokens, message_of
+from motet.api.openai.chat_plan import BUDGET_PARAM, after_thinking, thinking_budget
+from motet.api.openai.chat_schema import MAX_BUDGET
 from motet.api.service import Service
+from motet.api.vllm.parse_context import ParseContext
 from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import chat_logprobs, id_logprobs
 from motet.text.text_group import GroupStep
 from motet.types import ChoiceStart, LogprobsMode, Usage
 
 
+class OutputMode(StrEnum):
+    """The contents of choices."""
+
+    TOKENS = "tokens"
+    TEXT = "text"
+    """Tokens with their text, and texts of tokens in log-probabilities, as in chats."""
+    DERENDER = "derender"
+    """Tokens with the message of a chat, with reasoning and tool calls."""
+
+
 class GenerateSampling(StructuredFields, SamplingFields, TruncationFields):
     """vLLM's `SamplingParams` as JSON. Fields without a meaning for token ids are ignored."""
 
-    ignored = frozenset(
-        {"detokenize", "output_kind", "routed_experts_prompt_start", "skip_clone", "_all_stop_token_ids"}
-    )
+    ignored = frozenset({"output_kind", "routed_experts_prompt_start", "skip_clone", "_all_stop_token_ids"})
     refused = frozenset({"repetition_detection"})
     advice: ClassVar[Mapping[str, str]] = {"repetition_detection": NO_REPETITION_DETECTION}
     neutral: ClassVar[Neutral] = {
-        **OTHER_SERVERS_NEUTRAL,
+        **neutral_except("thinking_token_budget"),
         "flat_logprobs": (False,),
         "skip_reading_prefix_cache": (False,),
     }
@@ -61,6 +74,10 @@ class GenerateSampling(StructuredFields, SamplingFields, TruncationFields):
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
     """None for the server's setting."""
     prompt_logprobs: int | None = in_range("prompt_logprobs", None)
+    detokenize: bool = True
+    """False only if the answer has no text."""
+    thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_BUDGET)
+    """Maximum number of tokens of reasoning; -1 means no maximum."""
 
     @model_validator(mode="after")
     def check_logprob_token_ids(self) -> Self:
@@ -74,6 +91,10 @@ class GenerateSampling(StructuredFields, SamplingFields, TruncationFields):
         """Number of alternatives to each token; None for no log-probabilities."""
         return len(self.logprob_token_ids) if self.logprobs is None and self.logprob_token_ids else self.logprobs
 
+    @property
+    def thinking_budget(self) -> int | None:
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
+
 
 class StartedChoice(Schema):
     """A choice that continues after output tokens that it already has."""
@@ -86,7 +107,7 @@ class StartedChoice(Schema):
 
 class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     has_token_ids = True
-    ignored = frozenset({"token_offsets"})  # a rendered request can have them
+    ignored = frozenset({"reasoning_parser_kwargs", "token_offsets"})  # a rendered request can have them
     refused = frozenset({"features"})
 
     token_ids: TokenIds
@@ -96,8 +117,19 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     request_id: str | None = Field(None, min_length=1, max_length=200)
     return_token_ids: bool = False
     """True if the answer repeats the prompt's token ids. It always has the token ids of choices."""
-    output_mode: Literal["tokens", "text"] = "tokens"
-    """`text` adds the text to each choice, and the texts of tokens to log-probabilities, as in chats."""
+    output_mode: Annotated[OutputMode, Field(strict=False)] = OutputMode.TOKENS
+    parse_context: ParseContext | None = None
+    """How the texts of choices are read in the mode `derender`. The other modes ignore it."""
+    reasoning_ended: bool | None = None
+    """False if a grammar starts after the reasoning of choices, otherwise it starts with their first token."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_parse_context(cls, data: object) -> object:
+        """Drops the context in modes that do not use it: a rendered request can be sent unchanged for any of them."""
+        if isinstance(data, dict) and data.get("output_mode") != OutputMode.DERENDER:
+            return {name: value for name, value in data.items() if name != "parse_context"}
+        return data
 
     @model_validator(mode="before")
     @classmethod
@@ -139,6 +171,19 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     def check_prompt_logprobs(self) -> Self:
         self.refuse_if_streamed("sampling_params.prompt_logprobs", self.sampling_params.prompt_logprobs)
         check_keep(self, self.group)
+        return self
+
+    @model_validator(mode="after")
+    def check_mode(self) -> Self:
+        mode, why = self.output_mode, "it cannot be used with the output_mode 'derender'"
+        if mode is OutputMode.DERENDER:
+            for name, value in (("stream", self.stream), ("choices", self.choices)):
+                if value:
+                    raise FieldError(invalid_value, name, why)
+        if mode is not OutputMode.TOKENS and not self.sampling_params.detokenize:
+            raise FieldError(
+                invalid_value, "sampling_params.detokenize", f"the output_mode '{mode}' needs it to be true"
+            )
         return self
 
     @property
@@ -197,12 +242,29 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
     await context.caller.in_thread_if_long(check, len(body.token_ids))
     length, reserved = context.served.info.max_model_len, sampling.requested_max_tokens or 1
     prompt = truncated(body.token_ids, sampling, max_model_len=length, num_reserved=reserved, param=options.param)
-    options = await with_grammar(options, await context.caller.in_thread_if_long(lambda: sampling.form))
+    options = await _with_form(options, body, prompt=prompt)
     plan = make_plan(service, [prompt], sampling=sampling, request=body, options=options)
     if body.choices is None:
         return plan
     num_tokens = sum(len(choice.token_ids) for choice in body.choices)
     return await context.caller.in_thread_if_long(partial(_with_choices, plan, body.choices), num_tokens)
+
+
+async def _with_form(options: RouteOptions, body: TokensRequest, *, prompt: Sequence[int]) -> RouteOptions:
+    """Returns the options with the grammar of choices, and with the format of their texts if they are derendered."""
+    served, sampling, context = options.context.served, body.sampling_params, body.parse_context
+    form = await options.context.caller.in_thread_if_long(lambda: sampling.form)
+    if body.output_mode is OutputMode.DERENDER:
+        if context is None and served.formats.must_parse:
+            raise missing_parameter("parse_context")
+        if context is not None:
+            has_grammar = form is not None
+            make = partial(context.answer_format, served, prompt, has_grammar=has_grammar)
+            options = replace(options, format=await options.context.caller.in_thread_if_long(make))
+    budget = thinking_budget(served, sampling.thinking_budget, param=f"{options.param}{BUDGET_PARAM}")
+    if budget is not None or body.reasoning_ended is False:
+        form = after_thinking(form, served.formats.thinking(prompt), budget=budget)
+    return await with_grammar(options, form)
 
 
 def _with_choices(plan: Plan, choices: Sequence[StartedChoice]) -> Plan:
@@ -249,7 +311,7 @@ class LogprobsOfMode:
         sampling = body.sampling_params
         self._num_top = num_listed(sampling, sampling.num_logprobs)
         self._ranked = not sampling.logprob_token_ids
-        self._tokenizer = plan.served.tokenizer if body.output_mode == "text" else None
+        self._tokenizer = None if body.output_mode is OutputMode.TOKENS else plan.served.tokenizer
 
     def fields(self, event: ChoiceEvent) -> LogprobFields | None:
         logprobs, num_top = event.logprobs or (), self._num_top
@@ -265,7 +327,9 @@ class TokensBody(BodyShape):
         self._head = {"request_id": body.request_id or plan.head.id, **body.mode_fields}
         self._sampling = body.sampling_params
         self._logprobs = LogprobsOfMode(plan, body)
-        self._text = body.output_mode == "text"
+        self._mode = body.output_mode
+        self._context = body.parse_context or ParseContext()
+        self._hidden = self._mode is OutputMode.DERENDER and hides_tokens(plan, self._context)
         self._token_ids = body.return_token_ids
 
     def body(self, answer: CollectedAnswer, usage: Usage) -> Sequence[bytes]:
@@ -281,15 +345,18 @@ class TokensBody(BodyShape):
         return encode_answer(opening, answer.take_choices(self._choice), closing=closing)
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
-        return self._logprobs.fields(event)
+        return None if self._hidden else self._logprobs.fields(event)
 
     def _choice(self, choice: CollectedChoice) -> dict[str, object]:
+        content: dict[str, object] = {"text": choice.text} if self._mode is OutputMode.TEXT else {}
+        if self._mode is OutputMode.DERENDER:
+            content = {"message": message_of(choice, self._context)}
         return {
             "index": choice.index,
-            **({"text": choice.text} if self._text else {}),
+            **content,
             "logprobs": None if choice.logprobs is None else choice.logprob_fields(),
             **choice.end_fields(),
-            "token_ids": choice.token_ids,
+            "token_ids": None if self._hidden else choice.token_ids,
             **choice.span_fields(VersionsShown.ALWAYS),
         }
 
@@ -303,7 +370,7 @@ class TokensChunks(ChunkShape):
         self._prompt = b',"prompt_token_ids":' + json_bytes(prompt) if body.return_token_ids else b""
         """The prompt's token ids, which only the first chunk has."""
         self._logprobs = LogprobsOfMode(plan, body)
-        self._text = body.output_mode == "text"
+        self._text = body.output_mode is OutputMode.TEXT
 
     def openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
         return []

@@ -27,15 +27,16 @@ from motet.api.http.dialect import MESSAGES
 from motet.api.http.failure import unsupported_parameter
 from motet.api.http.routes import new_router, post
 from motet.api.openai import responses as openai_responses
-from motet.api.openai.chat_plan import BUDGET_PARAM, chat_text, plan_chat
+from motet.api.openai.chat_plan import chat_text, plan_chat
 from motet.api.openai.chat_schema import ChatRequest
 from motet.api.openai.completions import CompletionRequest, plan_completions
 from motet.api.openai.responses_schema import ResponsesRequest
 from motet.api.service import Service
-from motet.types import GenerateRequest
+from motet.api.vllm.parse_context import context_of
+from motet.types import ANY_ANSWER, GenerateRequest
 
-Offsets = Callable[[], Mapping[str, object]]
-"""Returns the field with the offsets of the prompt's tokens, if the request has it."""
+MoreFields = Callable[[], Mapping[str, object]]
+"""Returns fields that a rendered request has in addition."""
 
 
 def render_router(service: Service) -> APIRouter:
@@ -71,7 +72,6 @@ def render_router(service: Service) -> APIRouter:
                 raise unsupported_parameter(name, "cannot be used here: the request is only rendered")
         async with request_context(service, body, caller=_caller(body, request), num_choices=body.n) as context:
             plan = await plan_completions(service, body, context=context)
-        _check_renderable(plan, body)
 
         async def pieces() -> AsyncIterator[bytes]:
             """Yields one prompt after another, since with logit biases all prompts together can take 100 MB."""
@@ -79,7 +79,7 @@ def render_router(service: Service) -> APIRouter:
                 prompt = body.prompt[number]
                 text = prompt if isinstance(prompt, str) else None
                 offsets = partial(_offsets, plan, body, number=number, text=text)
-                work = partial(_rendered_json, group, body, plan=plan, offsets=offsets)
+                work = partial(_rendered_json, group, body, plan=plan, more=offsets)
                 yield (b"," if number else b"[") + await context.caller.in_thread_if_long(work)
             yield b"]"
 
@@ -88,10 +88,13 @@ def render_router(service: Service) -> APIRouter:
     return router
 
 
-async def _rendered_chat(plan: Plan, body: ChatRequest, *, caller: Caller, offsets: Offsets = dict) -> Response:
+async def _rendered_chat(plan: Plan, body: ChatRequest, *, caller: Caller, offsets: MoreFields = dict) -> Response:
     _check_renderable(plan, body)
-    work = partial(_rendered_json, plan.groups[0], body, plan=plan, offsets=offsets)
-    rendered = await caller.in_thread_if_long(work)
+
+    def more() -> Mapping[str, object]:
+        return {**offsets(), "parse_context": context_of(body)}
+
+    rendered = await caller.in_thread_if_long(partial(_rendered_json, plan.groups[0], body, plan=plan, more=more))
     return Response(rendered, headers=plan.capped_headers(), media_type="application/json")
 
 
@@ -117,22 +120,27 @@ def _caller(body: RequestFields, request: Request) -> Caller:
     return caller_of(request, named=named, session=body.session_id, cache_salt=body.cache_salt)
 
 
-def _check_renderable(plan: Plan, body: ChatRequest | CompletionRequest) -> None:
+def _check_renderable(plan: Plan, body: ChatRequest) -> None:
+    """Refuses the one case in which the server that generates cannot know from the prompt how reasoning continues."""
     grammar = plan.groups[0].sampling.grammar
-    if grammar is not None and grammar.thinking is not None:
-        why = "cannot be rendered for a model that thinks before it answers"
-        param = BUDGET_PARAM if grammar.thinking.budget is not None else "tools"
-        raise unsupported_parameter(param if body.form is None else body.form.param, why)
+    if grammar is None or grammar.thinking is None:
+        return
+    known = plan.served.formats.thinking(plan.groups[0].prompt)
+    if msgspec.structs.replace(grammar.thinking, budget=None) != known:
+        raise unsupported_parameter("continue_final_message", "cannot be rendered for answers that follow a grammar")
 
 
 def _rendered_json(
-    group: GenerateRequest, body: ChatRequest | CompletionRequest, *, plan: Plan, offsets: Offsets
+    group: GenerateRequest, body: ChatRequest | CompletionRequest, *, plan: Plan, more: MoreFields
 ) -> bytes:
     """Returns the body for `/inference/v1/generate`, without fields that have the default value there."""
     grammar = group.sampling.grammar
     sampling: dict[str, object] = msgspec.to_builtins(group.sampling, str_keys=True)
-    if grammar is not None:
+    thinking = None if grammar is None else grammar.thinking
+    if grammar is not None and grammar.source != ANY_ANSWER:
         sampling["structured_outputs"] = grammar.request_field
+    if thinking is not None and thinking.budget is not None:
+        sampling["thinking_token_budget"] = thinking.budget.max_tokens
     if group.sampling.logprob_token_ids:
         del sampling["logprobs"]  # generate counts the named tokens itself
     for name in ("bad_word_ids", "grammar"):
@@ -146,10 +154,12 @@ def _rendered_json(
         "request_id": group.request_id,
         "model": plan.head.model,
         "token_ids": group.prompt,
-        **offsets(),
+        **more(),
         "sampling_params": sampling | ({"n": body.n} if body.n > 1 else {}),
         "stream": body.stream,
     }
+    if thinking is not None:
+        rendered["reasoning_ended"] = False
     if body.stream_options is not None:
         rendered["stream_options"] = body.stream_options.model_dump()
     rendered |= {name: getattr(body, name) for name in ("cache_salt", "keep_s", "priority") if getattr(body, name)}
