@@ -20,6 +20,23 @@ from motet.models.regular_files import open_regular
 
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 """Bytes per element of each dtype that weights can have, by its safetensors name. Engines round to their own dtype."""
+STORED_BYTES = {
+    **ITEM_BYTES,
+    "F64": 8,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "U16": 2,
+    "I16": 2,
+    "U32": 4,
+    "I32": 4,
+    "U64": 8,
+    "I64": 8,
+}
+"""Bytes per element of the dtypes in files. Quantized weights have others than `ITEM_BYTES`."""
 HEADER_LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 2**20
 """Maximum size of a header. The JSON of a tensor has about 120 bytes, so 8,000 tensors fit in one file. The largest
@@ -111,7 +128,7 @@ def _check_places(header: Header, name: str) -> None:
         begin = entry.data_offsets[0]
         if begin != end or entry.num_bytes < 0:
             raise ModelLoadError(f"{shown} has the bytes {begin} to {entry.data_offsets[1]}, and should start at {end}")
-        item_bytes = ITEM_BYTES.get(entry.dtype)
+        item_bytes = STORED_BYTES.get(entry.dtype)
         if item_bytes is not None and entry.num_bytes != (needed := math.prod(entry.shape) * item_bytes):
             raise ModelLoadError(f"{shown} has {entry.num_bytes} bytes, and its shape needs {needed}")
         end = entry.data_offsets[1]

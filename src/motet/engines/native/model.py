@@ -1,5 +1,8 @@
 """Loads a Hugging Face model with Motet's attention, and reads the sizes that the engine needs from its config."""
 
+import copy
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,13 +10,21 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.pytorch_utils import Conv1D
 
 from motet.engines.native.model_weights import NOT_FINITE, is_finite
+from motet.engines.native.quantized.dequantized import DequantizedCheckpoint
+from motet.engines.native.quantized.detect import PLACES
+from motet.engines.native.quantized.stored_tensors import FLOATS, StoredTensor, stored_tensors
 from motet.engines.native.step.padded_experts import EXPERTS_NAME
 from motet.engines.native.step.run import ATTENTION_NAME
 from motet.errors import ConfigError, ModelLoadError, MotetError, UnsupportedModelError
 from motet.log import cut
+from motet.models.file_reading import FileReading
 from motet.models.folder import read_object, weight_files
+from motet.models.weight_digest import read_headers
+
+logger = logging.getLogger(__name__)
 
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers whose only memory of previous tokens is the KV cache."""
@@ -23,6 +34,8 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 MAX_SIZE = 2**31
 """Maximum of a size or a token id in a config."""
+MAX_MISSING_RATIO = 2
+"""Maximum ratio of a model's weights to those in its files. Tied weights are stored once."""
 MAX_VALUE_CHARS, MAX_REASON_CHARS = 100, 1000
 """Maximum length of a value of a config, and of an error of transformers, in messages."""
 
@@ -51,7 +64,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
                 f"{folder} contains {', '.join(architectures) or 'no architecture'}, which is not a decoder of "
                 f"transformers {transformers.__version__}"
             )
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if (reason := _without_kv_cache(config)) is not None:
             raise UnsupportedModelError(f"{folder} contains {', '.join(architectures)}, {reason}")
         _check_rope(config, folder)
@@ -107,34 +120,102 @@ def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:
 
 
 def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Returns the model on `device`, in evaluation mode."""
+    """Returns the model on `device`, in evaluation mode. Raises UnsupportedModelError for a quantized checkpoint whose
+    format is not supported, and ModelLoadError, which names the tensor and its file where it can."""
+    config = copy.deepcopy(config)
+    for text in (config, config.get_text_config()):
+        for place in PLACES:  # otherwise transformers looks for the format's own kernels
+            text.__dict__.pop(place, None)
     model: PreTrainedModel
     report: dict[str, list[str]]
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]  # a pair with output_loading_info
-            folder,
+        empty = _empty_model(config)
+        checkpoint = DequantizedCheckpoint.open(folder)
+        stored = stored_tensors(read_headers([folder], FileReading())) if checkpoint is None else checkpoint.stored
+        if checkpoint is not None:
+            checkpoint = checkpoint.without_zero_biases(name for name, _ in empty.named_parameters())
+            logger.info("%s", checkpoint.description(dtype))
+        _check_stored(empty, stored, checkpoint=checkpoint, folder=folder)
+        model, report = type(empty).from_pretrained(  # type: ignore[misc]  # a pair with output_loading_info
+            folder if checkpoint is None else None,
             config=config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             experts_implementation=EXPERTS_NAME if device.type == "cpu" else None,
             local_files_only=True,
             output_loading_info=True,
+            state_dict=None if checkpoint is None else checkpoint.state_dict(dtype),
         )
+    except MotetError:
+        raise
     except Exception as exc:  # any value of the config that transformers does not check
         raise ModelLoadError(f"cannot load the model in {folder}: {in_one_line(exc)}") from exc
-    if missing := [*report["missing_keys"], *report["mismatched_keys"]]:
+    if missing := sorted([*report["missing_keys"], *map(str, report["mismatched_keys"])]):
         # transformers fills them with random numbers and continues.
         raise ModelLoadError(f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}")
+    if unexpected := sorted(report["unexpected_keys"]):
+        # transformers ignores them: with a bias that the config does not mention, the answers would be wrong.
+        raise _file_error(
+            unexpected[0],
+            f"{config.model_type} models with this config do not have it",
+            stored=stored,
+            folder=folder,
+        )
     torch.nn.Module.to(model, device)
-    check_finite(model, folder)
+    check_finite(model, stored, folder=folder)
     return model
 
 
-def check_finite(model: torch.nn.Module, folder: Path) -> None:
+def _empty_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """Returns the model without memory for its weights."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation=ATTENTION_NAME, trust_remote_code=False
+        )
+    return model
+
+
+def _check_stored(
+    empty: PreTrainedModel,
+    stored: Mapping[str, StoredTensor],
+    *,
+    checkpoint: DequantizedCheckpoint | None,
+    folder: Path,
+) -> None:
+    """Compares the tensors of a checkpoint with the model's, before any weight is read. Raises ModelLoadError for a
+    tensor of another shape, or with a dtype that weights do not have, and UnsupportedModelError for a quantized
+    model with layers whose weights are transposed."""
+    shapes = {name: tensor.shape for name, tensor in (checkpoint.tensors if checkpoint else stored).items()}
+    for name, parameter in empty.named_parameters(remove_duplicate=False):
+        if name in shapes and shapes[name] != tuple(parameter.shape):
+            why = f"its shape is {[*shapes[name]]}, and the model's is {[*parameter.shape]}"
+            raise _file_error(name, why, stored=stored, folder=folder)
+        if checkpoint is None and name in stored:
+            stored[name].check(FLOATS)
+    num_weights = sum(parameter.numel() for parameter in empty.parameters())
+    found = sum(torch.Size(shape).numel() for shape in shapes.values())
+    if num_weights > MAX_MISSING_RATIO * found:  # otherwise transformers would allocate them
+        raise ModelLoadError(f"{folder / 'config.json'} describes {num_weights} weights, and the files have {found}")
+    if checkpoint is not None and any(isinstance(module, Conv1D) for module in empty.modules()):
+        raise UnsupportedModelError(
+            f"{folder} contains {type(empty).__name__}, whose layers store transposed weights; such a model cannot be "
+            f"loaded from {checkpoint.format.description}"
+        )
+
+
+def _file_error(name: str, why: str, *, stored: Mapping[str, StoredTensor], folder: Path) -> ModelLoadError:
+    """Returns an error about a tensor of the model. It names the file that has the tensor or a part of it."""
+    module = name.rpartition(".")[0]
+    near = [tensor for other, tensor in stored.items() if other == name or other.rpartition(".")[0] == module]
+    found = stored.get(name) or (near[0] if near else None)
+    return ModelLoadError(f"tensor {cut(name, MAX_VALUE_CHARS)} in {found.file if found else folder}: {why}")
+
+
+def check_finite(model: torch.nn.Module, stored: Mapping[str, StoredTensor], *, folder: Path) -> None:
     """Raises ModelLoadError if a weight is NaN or infinite: every request would fail."""
     for name, weights in model.named_parameters():
         if not is_finite(weights.detach()):
-            raise ModelLoadError(f"tensor {name} in {folder}: {NOT_FINITE}")
+            raise _file_error(name, NOT_FINITE, stored=stored, folder=folder)
 
 
 def has_experts(config: PreTrainedConfig) -> bool:
@@ -176,7 +257,10 @@ def resolve_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
 
 
 def weights_in_memory(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype) -> int:
-    """Returns the number of bytes of a model's weights in this dtype. Raises ModelLoadError."""
+    """Returns the number of bytes of a model's weights in this dtype. Raises UnsupportedModelError for a quantized
+    checkpoint whose format is not supported, and ModelLoadError."""
+    if (checkpoint := DequantizedCheckpoint.open(folder)) is not None:
+        return checkpoint.num_bytes(dtype)
     try:
         saved_bytes = sum(file.stat().st_size for file in weight_files(folder))
     except OSError as exc:

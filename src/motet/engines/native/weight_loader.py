@@ -26,11 +26,14 @@ from motet.engine_info import EngineInfo
 from motet.engine_orders import Checksums, OrderAnswer, PreparedWeights, PrepareWeights, SumWeights
 from motet.engines.native.checks.fingerprint import MODEL_DIGITS
 from motet.engines.native.model_weights import NOT_FINITE, SAVED_DTYPES, ModelWeights, StagedWeights, is_finite
+from motet.engines.native.quantized.dequantized import DequantizedCheckpoint
+from motet.engines.native.quantized.detect import format_of
+from motet.engines.native.quantized.stored_tensors import LogicalTensor, stored_tensors
 from motet.engines.wire import INVALID_WEIGHTS
-from motet.errors import EngineError, ModelLoadError, MotetError, RequestError, StartupError
+from motet.errors import EngineError, MotetError, RequestError, StartupError
 from motet.models.checkpoint import CheckpointKind, checkpoint_files
 from motet.models.file_reading import AHEAD, FileReading
-from motet.models.safetensors_header import ITEM_BYTES, Header
+from motet.models.safetensors_header import ITEM_BYTES
 from motet.models.weight_digest import read_headers, start_weights_digest, weights_digest
 from motet.transfer.mailbox import Mailbox
 
@@ -98,8 +101,8 @@ class WeightLoader:
         """Reads safetensors files, or folders of such files, with all tensors of the model or some of them."""
         reading = FileReading()
         try:
-            headers = reading.run(lambda: read_headers(paths, reading))
-            names = check_tensors({file: header for file, (header, _) in headers.items()}, self._live)
+            checkpoint = reading.run(lambda: read_checkpoint(paths, reading, shapes=self._live.shapes))
+            names = check_tensors(checkpoint, self._live)
             missing = missing_names(names, self._live)
             if missing and self._released:
                 raise unusable(
@@ -107,11 +110,11 @@ class WeightLoader:
                 )
             digesting = start_weights_digest(paths, cache, reading=reading)
             staged = self._live.stage(complete=not missing)
-            with closing(reading.ahead(_tensors(headers, reading, tied=self._live.tied))) as tensors:
+            with closing(reading.ahead(_tensors(checkpoint, reading, live=self._live))) as tensors:
                 for name, tensor in tensors:
                     staged.write(name, self._rounded(name, tensor))
             digest = reading.wait_for(digesting)
-        except (ModelLoadError, OSError) as error:
+        except (StartupError, OSError) as error:
             raise RequestError(str(error), code=INVALID_WEIGHTS) from error
         finally:
             reading.close()
@@ -246,26 +249,40 @@ class WeightThreads:
             self._done.put((number, EngineError(f"the order {type(order).__name__} failed: {error!r}")))
 
 
-def check_tensors(headers: Mapping[Path, Header], live: ModelWeights) -> set[str]:
+def read_checkpoint(
+    paths: Sequence[Path], reading: FileReading, *, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, LogicalTensor]:
+    """Returns the tensors of safetensors files, or of folders of such files, by name. A folder can have a quantized
+    checkpoint. `shapes`: the shapes of the model's tensors. Raises ModelLoadError, and UnsupportedModelError for a
+    format of quantized weights that is not supported."""
+    found: dict[str, LogicalTensor] = {}
+    for path in paths:
+        form, headers = format_of(path), read_headers([path], reading)
+        if form is not None:
+            tensors = DequantizedCheckpoint.of(form, headers).without_zero_biases(shapes).tensors
+        else:
+            tensors = {name: LogicalTensor(name, one.shape, {"": one}) for name, one in stored_tensors(headers).items()}
+        for name, tensor in tensors.items():
+            if name in found:
+                raise unusable(name, "it is in two files")
+            found[name] = tensor
+    return found
+
+
+def check_tensors(checkpoint: Mapping[str, LogicalTensor], live: ModelWeights) -> set[str]:
     """Returns the names of the tensors. Raises RequestError for the first tensor that the model does not have, or has
     in another shape, or whose dtype is not in `ITEM_BYTES`."""
-    names: set[str] = set()
-    for file, header in headers.items():
-        for name, entry in header.items():
-            shape, dtype = entry.shape, entry.dtype
-            expected = live.shapes.get(name)
-            if expected is None:
-                raise unusable(name, f"the model has no such tensor ({file.name})")
-            if name in names:
-                raise unusable(name, "it is in two files")
-            if shape != expected:
-                raise unusable(name, f"its shape is {list(shape)}, and the model's is {list(expected)}")
-            if dtype not in ITEM_BYTES:
-                raise unusable(name, f"its dtype is {dtype}; {', '.join(ITEM_BYTES)} can be used")
-            names.add(name)
-    if not names:
+    for name, tensor in checkpoint.items():
+        expected = live.shapes.get(name)
+        if expected is None:
+            raise unusable(name, f"the model has no such tensor ({tensor.file.name})")
+        if tensor.shape != expected:
+            raise unusable(name, f"its shape is {list(tensor.shape)}, and the model's is {list(expected)}")
+        if tensor.dequantize is None and (dtype := tensor.parts[""].dtype) not in ITEM_BYTES:
+            raise unusable(name, f"its dtype is {dtype}; {', '.join(ITEM_BYTES)} can be used")
+    if not checkpoint:
         raise RequestError("the checkpoint has no tensors", code=INVALID_WEIGHTS)
-    return names
+    return {*checkpoint}
 
 
 def missing_names(names: set[str], live: ModelWeights) -> set[str]:
@@ -275,25 +292,28 @@ def missing_names(names: set[str], live: ModelWeights) -> set[str]:
 
 
 def _tensors(
-    headers: Mapping[Path, tuple[Header, int]], reading: FileReading, *, tied: list[list[str]]
+    checkpoint: Mapping[str, LogicalTensor], reading: FileReading, *, live: ModelWeights
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields all tensors of the files. A tensor is valid until the next one is requested, because its memory is used
     again. Raises RequestError if two names of a tied tensor have different numbers."""
-    places = {name: (file, at, entry) for file, (header, at) in headers.items() for name, entry in header.items()}
-    largest = max(entry.num_bytes for _, _, entry in places.values())
+    plain = (tensor.parts[""].num_bytes for tensor in checkpoint.values() if tensor.dequantize is None)
+    largest = max(plain, default=0)
     memory = cycle([torch.empty(largest, dtype=torch.uint8) for _ in range(AHEAD + 1)])  # new memory costs more time
 
     def read(name: str, memory: torch.Tensor) -> torch.Tensor:
-        file, data_begin, entry = places[name]
-        numbers = memory[: entry.num_bytes]
-        reading.read_into(numbers.numpy().data, file, begin=data_begin + entry.data_offsets[0])
-        return numbers.view(SAVED_DTYPES[entry.dtype]).view(entry.shape)
+        if checkpoint[name].dequantize is not None:
+            return checkpoint[name].read(reading, live.dtype)
+        stored = checkpoint[name].parts[""]
+        numbers = memory[: stored.num_bytes]
+        reading.read_into(numbers.numpy().data, stored.file, begin=stored.begin)
+        return numbers.view(SAVED_DTYPES[stored.dtype]).view(stored.shape)
 
-    twins = {name: several[0] for several in tied for name in several[1:] if several[0] in places}
-    for name in places:
+    twins = {name: several[0] for several in live.tied for name in several[1:] if several[0] in checkpoint}
+    for name in checkpoint:
         tensor = read(name, next(memory))
         if (first := twins.get(name)) is not None:
-            if not torch.equal(tensor, read(first, torch.empty(largest, dtype=torch.uint8))):
+            other = read(first, torch.empty(largest, dtype=torch.uint8))
+            if tensor.dtype != other.dtype or not torch.equal(tensor, other):
                 raise unusable(name, f"it is tied to {first}, and has other numbers")
             continue
         yield name, tensor

@@ -1,0 +1,81 @@
+"""AWQ in the layout `gemm`: integers of 4 bits along the output of a linear layer, as AutoAWQ writes them.
+
+qweight  [in, out / 8]      int32; the lowest 4 bits of a word are its column 0, the next ones 2, 4, 6, 1, 3, 5, 7
+qzeros   [groups, out / 8]  int32, in the same order
+scales   [groups, out]
+
+weight[o, i] = (qweight[i, o] - qzeros[g, o]) * scales[g, o], in the dtype of the scales (AutoAWQ)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from motet.engines.native.quantized.fields import Fields, groups_text
+from motet.engines.native.quantized.stored_tensors import (
+    LogicalTensor,
+    Parts,
+    StoredTensor,
+    modules_of,
+    pieces_of,
+    unpacked,
+)
+from motet.models.safetensors_header import ITEM_BYTES
+
+BITS, PER_WORD = 4, 8
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Place of each of a word's 8 columns, from the lowest 4 bits on."""
+
+
+@dataclass(frozen=True)
+class AwqFormat:
+    group_size: int
+    """-1 for one group."""
+
+    @classmethod
+    def of(cls, fields: Fields) -> "AwqFormat":
+        """Raises UnsupportedModelError for a value that is not supported."""
+        fields.number("bits", (BITS,))
+        fields.text("version", ("gemm",), default="gemm")
+        return cls(fields.size("group_size"))
+
+    @property
+    def description(self) -> str:
+        return f"AWQ {BITS}-bit, {groups_text(self.group_size)}"
+
+    def tensors(self, stored: Mapping[str, StoredTensor]) -> list[LogicalTensor]:
+        modules, others = modules_of(
+            stored, "qweight", required={"qzeros", "scales"}, optional=frozenset(), unused=frozenset()
+        )
+        return [*others, *(self._tensor(module, parts) for module, parts in modules.items())]
+
+    def _tensor(self, module: str, parts: Parts) -> LogicalTensor:
+        qweight = parts["qweight"]
+        qweight.check(("I32",))
+        if len(qweight.shape) != 2:
+            raise qweight.error(f"its shape is {list(qweight.shape)}, and should have two dimensions")
+        inputs, outputs = qweight.shape[0], qweight.shape[1] * PER_WORD
+        groups = 1 if self.group_size == -1 else -(-inputs // self.group_size)
+        parts["scales"].check((*ITEM_BYTES,), (groups, outputs))
+        parts["qzeros"].check(("I32",), (groups, qweight.shape[1]))
+        return LogicalTensor(
+            f"{module}.weight", (outputs, inputs), parts, partial(_dequantize, group_size=self.group_size)
+        )
+
+
+def _dequantize(parts: Mapping[str, Tensor], out: Tensor, *, group_size: int) -> None:
+    qweight, scales = parts["qweight"], parts["scales"]
+    zeros = _columns(parts["qzeros"])
+    for rows in pieces_of(len(qweight), scales.shape[1]):
+        group = torch.arange(rows.start, rows.stop) // (len(qweight) if group_size == -1 else group_size)
+        numbers = (_columns(qweight[rows]) - zeros[group]).to(scales.dtype) * scales[group]
+        out[:, rows] = numbers.T
+
+
+def _columns(words: Tensor) -> Tensor:
+    """Returns the numbers of words [rows, n] in the order of their columns, [rows, n * 8] int32."""
+    columns = unpacked(words, BITS).view(len(words), -1, PER_WORD)
+    return columns[..., PLACES].flatten(-2)
