@@ -160,7 +160,7 @@ class Scene:
 
     def _group(self, name: str) -> Group:
         one = Group(group(name, (1,)), 0, names=[])
-        one.trunk.key, one.trunk.blocks, one.trunk.num_computed = (name, ()), self.pool.take(2), 1
+        one.trunk.key, one.trunk.blocks, one.trunk.num_computed = (name.encode(), ()), self.pool.take(2), 1
         return one
 
     def _trunk(self, first: Group) -> SharedTrunk:

@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from motet.engine_orders import Connect, EngineFigures, ReadStats
+from motet.engines.native.adapters.adapter_loader import AdapterThreads
 from motet.engines.native.process import EngineLoop, HeartbeatThread
 from motet.engines.native.protocol import (
     Close,
@@ -26,6 +27,7 @@ from motet.engines.native.protocol import (
 )
 from motet.engines.native.sleep import Sleeper
 from motet.engines.native.step.handover import NO_TRANSFERS
+from motet.engines.native.weight_loader import WeightThreads
 from motet.engines.wire import CarriedError
 from motet.errors import EngineError
 from motet.metrics.stats import EngineStats
@@ -102,7 +104,13 @@ class Wired:
             heartbeat = HeartbeatThread(self._context, NOT_LAUNCHED, every_s=60.0)  # not entered: it sends none
             try:
                 EngineLoop(
-                    self.pair.d, heartbeat, weights=parts.weights, sleeper=sleeper, commands=commands, events=events
+                    self.pair.d,
+                    heartbeat,
+                    weights=WeightThreads(parts.weights),
+                    adapters=AdapterThreads(parts.adapters),
+                    sleeper=sleeper,
+                    commands=commands,
+                    events=events,
                 ).run()
             except Exception as error:
                 self.crash = error

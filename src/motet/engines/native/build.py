@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from motet.engine_info import EngineInfo
+from motet.engines.native.adapters.adapter_loader import AdapterLoader
 from motet.engines.native.checks.fingerprint import fingerprint, model_digest, operators_agree
 from motet.engines.native.checks.reference import (
     CLOSE,
@@ -75,6 +76,7 @@ class Parts:
     storage: KVStorage
     options: CoreOptions
     weights: WeightLoader
+    adapters: AdapterLoader
     facts: KVFacts
     """Facts that must be equal on every worker whose KV this engine uses."""
 
@@ -163,11 +165,16 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         fingerprint=fingerprint(backend.operators, backend.same, dtype=dtype, device=device, model=model_id),
         model_digest=model_id,
         pid=pid,
+        max_adapters=0 if backend.adapters is None else config.max_adapters,
     )
     options = _options_of(config, shape, device=device, bytes_per_block=layout.bytes_per_block)
     start = StartWeights(folder, weights.result(), load)
     loader = WeightLoader(backend.weights, start, name_of=partial(model_digest, hf_config), cache=cache)
-    return Parts(info, backend.runner, storage, options, loader, facts)
+    adapters = AdapterLoader(
+        backend.adapters, max_rank=config.max_adapter_rank, served=config.model_root or config.model_name
+    )
+    options = replace(options, adapters=adapters.load_all(config.adapters, maximum=info.max_adapters))
+    return Parts(info, backend.runner, storage, options, loader, adapters, facts)
 
 
 def _options_of(config: EngineConfig, shape: ModelShape, *, device: torch.device, bytes_per_block: int) -> CoreOptions:
@@ -256,7 +263,8 @@ def choose_backend(
         )
         sampling = f"-sampling-{digest()}" if device.type == "cpu" and found is not None else ""
         operators = f"torch-{torch.__version__}{sampling}"
-        return Backend(TorchRunner(model, storage), operators, same, TensorWeights.of(model), "torch", note)
+        by_torch = TorchRunner(model, storage)
+        return Backend(by_torch, operators, same, TensorWeights.of(model), "torch", by_torch.adapters, note)
     packed = PackedModel(model, storage, max_positions=max_model_len, kernels=found, int8=int8)
     runner = CpuRunner(packed, storage, num_threads=torch.get_num_threads(), kernels=found)
     same = chunks_agree(runner, packed.vocab_size, storage=storage)

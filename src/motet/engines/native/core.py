@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from motet.engine_info import EngineInfo
+from motet.engines.native.adapters.adapter_changes import AdapterChanges
+from motet.engines.native.adapters.low_rank import ServedAdapter
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.scheduling.group_admission import SchedulerLimits, check_fits
@@ -53,6 +55,8 @@ class CoreOptions:
     """Maximum number of tokens of earlier answers that are stored as drafts."""
     max_kept_blocks: int | None = None
     """Maximum number of blocks of all kept trunks; None means half of the engine's blocks."""
+    adapters: tuple[ServedAdapter, ...] = ()
+    """The adapters with which the engine starts."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +91,13 @@ class EngineCore:
     ) -> None:
         """`transfers`, `proof`: for an engine that transfers KV. The proof is in the memory that other workers read.
         `on_take`: see `BlockPool`."""
-        self.info = info
         self.counters = EngineStats()
         self.transfers = transfers
         """Thread that transfers KV from and to other workers; None for an engine that does not transfer KV."""
         self.held = False
         """True while nothing is computed. Groups keep their blocks and tokens, and transfers continue."""
         self._runner = runner
-        self._maker = GroupMaker(info, prefix_cache=options.prefix_cache, grammars=options.grammars)
+        self.maker = GroupMaker(info, prefix_cache=options.prefix_cache, grammars=options.grammars)
         self._groups: dict[RequestId, Group] = {}
         self._pool = BlockPool(info.num_blocks, proof, on_take=on_take)
         self._handover = Handover(
@@ -118,6 +121,9 @@ class EngineCore:
         self._scheduler = Scheduler(
             self._pool, limits, counters=self.counters, handover=self._handover, drafter=drafter
         )
+        self.adapters = AdapterChanges(self._groups, maker=self.maker, scheduler=self._scheduler, settle=runner.settle)
+        for adapter in options.adapters:
+            self.adapters.load(adapter, in_place=False)
         self._sampler = Sampler(info.vocab_size, runner.device)
         self._commit = Commit(
             scheduler=self._scheduler,
@@ -128,8 +134,9 @@ class EngineCore:
         )
 
     @property
-    def grammars(self) -> Grammars | None:
-        return self._maker.grammars
+    def info(self) -> EngineInfo:
+        """The facts of the engine with the weights and adapters that serve."""
+        return self.maker.info
 
     @property
     def busy(self) -> bool:
@@ -146,7 +153,7 @@ class EngineCore:
         engine. `matchers`: one for each choice, by its index; if None, this method compiles the grammar."""
         try:
             self._check_unused(request.request_id)
-            group = self._maker.make(request, matchers=matchers)
+            group = self.maker.make(request, matchers=matchers)
             check_fits(group, self.info)
             self._handover.accept_ticket(group)
         except Exception:
@@ -160,7 +167,7 @@ class EngineCore:
         if the prompt can never run on this engine."""
         self._handover.require_transfers()
         self._check_unused(request.request_id)
-        group = self._maker.make_prefill(request, readers=readers)
+        group = self.maker.make_prefill(request, readers=readers)
         check_fits(group, self.info)
         self._enqueue(group)
 
@@ -171,13 +178,12 @@ class EngineCore:
         self._runner.settle()
         self._scheduler.suspend_all()
         apply()
-        self.info = info
         self._pool.forget()
-        self._maker.weights = self._handover.weights = info.block_weights
+        self.maker.info = info
         if self._commit.answers is not None:
             self._commit.answers.weights = info.block_weights
         for group in self._groups.values():
-            self._maker.rename_blocks(group)
+            self.maker.rename_blocks(group, group.trunk.adapter)
 
     def forget_prefixes(self, *, recompute: bool) -> None:
         """Empties the prefix cache. Running groups keep their KV, or compute it again if `recompute`."""

@@ -30,6 +30,8 @@ from transformers.utils.logging import disable_progress_bar
 from motet import engine_orders as orders
 from motet.engine_info import EngineInfo
 from motet.engines.native import protocol
+from motet.engines.native.adapters.adapter_loader import AdapterThreads
+from motet.engines.native.adapters.low_rank import ServedAdapter
 from motet.engines.native.build import build_parts, core_over
 from motet.engines.native.compiling import Compiling, at_once
 from motet.engines.native.core import EngineCore
@@ -37,9 +39,9 @@ from motet.engines.native.protocol import Command, Launch
 from motet.engines.native.sleep import Sleeper
 from motet.engines.native.spawn import heartbeat_every_s
 from motet.engines.native.step.handover import NO_TRANSFERS
-from motet.engines.native.weight_loader import WeightLoader, WeightThreads
+from motet.engines.native.weight_loader import WeightThreads
 from motet.engines.wire import CarriedError
-from motet.errors import EngineError, MotetError, RequestError, StartupError
+from motet.errors import EngineError, MotetError, StartupError
 from motet.ids import RequestId
 from motet.log import MOTET, LogFormat, TextFormatter, capture_process, setup_logging
 from motet.metrics.stats import EngineStats
@@ -61,19 +63,20 @@ class EngineLoop:
         core: EngineCore,
         heartbeat: "HeartbeatThread",
         *,
-        weights: WeightLoader,
+        weights: WeightThreads,
+        adapters: AdapterThreads,
         sleeper: Sleeper,
         commands: "zmq.Socket[bytes]",
         events: "zmq.Socket[bytes]",
     ) -> None:
         self._core = core
         self._weights = weights
-        self._weight_threads = WeightThreads(weights)
+        self._adapters = adapters
         self._sleeper = sleeper
         self._heartbeat = heartbeat
         self._commands = commands
         self._events = events
-        self._compiling = Compiling(core.grammars)
+        self._compiling = Compiling(core.maker.grammars)
         self._refused: dict[RequestId, MotetError] = {}
         """Errors of groups that were refused since the last step."""
         self._closing = False
@@ -81,7 +84,8 @@ class EngineLoop:
         self._wakers = zmq.Poller()
         self._wakers.register(commands, zmq.POLLIN)
         self._wakers.register(self._compiling.fileno(), zmq.POLLIN)
-        self._wakers.register(self._weight_threads.fileno(), zmq.POLLIN)
+        self._wakers.register(weights.fileno(), zmq.POLLIN)
+        self._wakers.register(adapters.fileno(), zmq.POLLIN)
         if core.transfers is not None:
             self._wakers.register(core.transfers.fileno(), zmq.POLLIN)
 
@@ -91,13 +95,13 @@ class EngineLoop:
             while not self._closing:
                 self._take_commands()
                 self._take_compiled()
-                for number, answer in self._weight_threads.take():
-                    self._answer(number, answer)
+                self._take_read()
                 if not self._closing:
                     self._step()
         finally:
             self._compiling.close()
-            self._weight_threads.close()
+            self._weights.close()
+            self._adapters.close()
 
     def _step(self) -> None:
         self._heartbeat.work()
@@ -132,10 +136,26 @@ class EngineLoop:
             if request.ticket is not None:
                 self._release(request.ticket)
 
+    def _take_read(self) -> None:
+        """Takes what threads have read: weights, which a later order applies, and adapters, which are applied now."""
+        for number, answer in self._weights.take():
+            self._answer(number, answer)
+        for number, order, adapter in self._adapters.take():
+            self._answer(number, adapter if isinstance(adapter, MotetError) else self._load(adapter, order))
+
+    def _load(self, adapter: ServedAdapter, order: orders.LoadAdapter) -> orders.EngineFacts | MotetError:
+        try:
+            info = self._core.adapters.load(adapter, in_place=order.in_place)
+        except MotetError as error:
+            return error
+        self._idle = False
+        logger.info("the adapter %s serves, version %s", adapter.info.name, adapter.info.version)
+        return orders.EngineFacts(info)
+
     def _take(self, command: Command) -> None:
         match command:
             case protocol.Submit(request):
-                submit = self._core.submit if at_once(self._core.grammars, request) else self._compiling.submit
+                submit = self._core.submit if at_once(self._core.maker.grammars, request) else self._compiling.submit
                 self._try(request.request_id, partial(submit, request))
             case protocol.Prefill(request, readers):
                 self._try(request.request_id, partial(self._core.prefill, request, readers=readers))
@@ -163,14 +183,20 @@ class EngineLoop:
         """Returns the answer to an order; None if it is sent later. Raises MotetError if the order is refused."""
         match order:
             case orders.PrepareWeights() | orders.SumWeights():
-                self._weight_threads.start(number, order)
+                self._weights.start(number, order)
                 return None
+            case orders.LoadAdapter(name, in_place=in_place):
+                self._core.adapters.check(name, in_place=in_place)
+                self._adapters.start(number, order)
+                return None
+            case orders.UnloadAdapter(name):
+                return orders.EngineFacts(self._core.adapters.unload(name))
             case orders.ApplyWeights(version, digest):
                 return orders.EngineFacts(self._apply(version, digest=digest))
             case orders.DropWeights(digest):
-                self._weight_threads.drop(digest)
+                self._weights.drop(digest)
             case orders.NameWeights(version):
-                self._core.info = msgspec.structs.replace(self._core.info, weight_version=version)
+                self._core.maker.info = msgspec.structs.replace(self._core.info, weight_version=version)
                 return orders.EngineFacts(self._core.info)
             case orders.Hold(held):
                 self._core.held, self._idle = held, False
@@ -183,7 +209,7 @@ class EngineLoop:
                 self._core.transfers.order(ConnectWorker(number, address))
                 return None
             case orders.Sleep(weights):
-                self._weight_threads.drop()
+                self._weights.drop()
                 self._sleeper.sleep(weights=weights)
                 self._idle = False
             case orders.Wake():
@@ -193,8 +219,8 @@ class EngineLoop:
         return orders.Done()
 
     def _apply(self, version: str, *, digest: str) -> EngineInfo:
-        loaded = self._weight_threads.take_loaded(digest)
-        info = self._weights.applied(loaded, self._core.info, version=version)
+        loaded = self._weights.take_loaded(digest)
+        info = self._weights.loader.applied(loaded, self._core.info, version=version)
         self._core.update(info, loaded.staged.apply)
         self._idle = False
         facts = loaded.prepared
@@ -205,7 +231,7 @@ class EngineLoop:
         """Submits a group, or refuses it. The group has not started, so an unexpected error ends only this group."""
         try:
             submit()
-        except RequestError as error:
+        except MotetError as error:
             self._refused[request_id] = error
         except Exception as error:
             logger.exception("the engine cannot accept the group %s", request_id)
@@ -317,7 +343,13 @@ def main(message: bytes) -> int:
             with HeartbeatThread(context, launch, every_s=every_s) as heartbeat:
                 sleeper = Sleeper(core, storage=parts.storage, weights=parts.weights)
                 loop = EngineLoop(
-                    core, heartbeat, weights=parts.weights, sleeper=sleeper, commands=commands, events=events
+                    core,
+                    heartbeat,
+                    weights=WeightThreads(parts.weights),
+                    adapters=AdapterThreads(parts.adapters),
+                    sleeper=sleeper,
+                    commands=commands,
+                    events=events,
                 )
                 loop.run()
         finally:

@@ -190,7 +190,7 @@ class WeightThreads:
     """Carries out orders about weights in threads, while the engine takes steps. Only the engine loop calls it."""
 
     def __init__(self, loader: WeightLoader) -> None:
-        self._loader = loader
+        self.loader = loader
         self._number: int | None = None
         """Number of the last order to prepare weights. The results of earlier orders are dropped."""
         self._loaded: LoadedWeights | None = None
@@ -239,9 +239,9 @@ class WeightThreads:
     def _work(self, number: int, order: PrepareWeights | SumWeights) -> None:
         try:
             if isinstance(order, SumWeights):
-                self._done.put((number, Checksums(self._loader.checksums())))
+                self._done.put((number, Checksums(self.loader.checksums())))
             else:
-                self._done.put((number, self._loader.prepare(order.kind, [*map(Path, order.paths)], base=order.base)))
+                self._done.put((number, self.loader.prepare(order.kind, [*map(Path, order.paths)], base=order.base)))
         except MotetError as error:
             self._done.put((number, error))
         except Exception as error:  # for instance without memory: the old weights continue to serve

@@ -99,6 +99,10 @@ class KeptTrunks:
             self._end_early(trunk)
         return True
 
+    def end_adapter(self, digest: str) -> None:
+        """Ends the kept trunks of an adapter."""
+        self._end([trunk for trunk in self._end_of if trunk.first.trunk.adapter_digest == digest])
+
     def end_all(self) -> None:
         self._end(list(self._end_of))
 

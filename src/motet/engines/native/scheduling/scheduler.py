@@ -230,7 +230,7 @@ class Scheduler:
             self.running.free_tail(sequence)
         group.sequences.clear()
         self.pool.release(group.trunk.blocks)
-        group.trunk.blocks, group.drafts = [], None
+        group.trunk.blocks, group.trunk.adapter, group.drafts = [], None, None
         self.clients.remove(group)
 
     def hand_over(self, group: Group) -> list[int]:
@@ -238,14 +238,20 @@ class Scheduler:
         self.running.leave(group)
         self.clients.remove(group)
         blocks, group.trunk.blocks = group.trunk.blocks, []
+        group.trunk.adapter = None
         return blocks
+
+    def suspend(self, groups: Iterable[Group]) -> None:
+        """Takes all blocks of these groups, which wait again. Their tickets are not used."""
+        for group in groups:
+            if group.admitted:
+                self.preemption.suspend(group)
+            else:
+                self.handover.abandon(group)
 
     def suspend_all(self) -> None:
         """Takes all blocks of all groups and of all kept trunks. The groups wait again."""
-        for group in list(self.running.groups):
-            self.preemption.suspend(group)
-        for group in self.waiting.all():
-            self.handover.abandon(group)
+        self.suspend([*self.running.groups, *self.waiting.all()])
         self.kept.end_all()
 
     def forget_prefixes(self) -> None:

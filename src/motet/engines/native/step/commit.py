@@ -239,7 +239,8 @@ class AnswerCache:
         """Publishes the answer of a sequence that still holds its blocks. Does nothing if too few blocks are free."""
         group, size = sequence.group, self.block_size
         tokens = (*group.prompt, *sequence.output_tokens[: sequence.num_computed])
-        names = block_names(tokens, size, salt=group.request.cache_salt, weights=self.weights)
+        salt, adapter = group.request.cache_salt, group.trunk.adapter_digest
+        names = block_names(tokens, size, salt=salt, adapter=adapter, weights=self.weights)
         first = max(len(group.prompt) // size, len(self.pool.find(names)))
         if first >= len(names) or len(names) - first > self.pool.num_free:
             return
@@ -250,7 +251,7 @@ class AnswerCache:
         )
         parent = names[first - 1] if first else None
         stored = tokens[first * size : len(names) * size]
-        self.pool.publish(blocks, Stored(tuple(names[first:]), parent, stored, bool(group.request.cache_salt)))
+        self.pool.publish(blocks, Stored(tuple(names[first:]), parent, stored, bool(salt or adapter)))
         self.pool.release(blocks)
 
     def _slot(self, sequence: ChoiceSequence, position: int) -> int:

@@ -67,7 +67,9 @@ class History:
 
 
 def _prompt_digest(group: Group) -> bytes:
-    return blake2b(array("q", group.prompt).tobytes() + group.request.cache_salt.encode(), digest_size=16).digest()
+    request, adapter = group.request, group.trunk.adapter
+    key = f"{'' if adapter is None else adapter.info.name}\0{request.cache_salt}"
+    return blake2b(array("q", group.prompt).tobytes() + key.encode(), digest_size=16).digest()
 
 
 @dataclass(eq=False)

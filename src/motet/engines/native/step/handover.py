@@ -73,8 +73,6 @@ class Handover:
     """Waits until the results of all runs are in memory, and no run reads or writes any more."""
 
     def __post_init__(self) -> None:
-        self.weights = ""
-        """Identifies the weights with which this engine computes KV."""
         self.leases = LeaseTable(self.pool.proof, seconds=self.lease_s)
         self._figures = TransferFigures(self.clock)
         self._numbers = count()
@@ -123,7 +121,7 @@ class Handover:
             self._count_failure(FailureKind.REFUSED)
             logger.warning("this engine computes the prompt of %s: its ticket lacks the cluster's seal", _label(group))
             return
-        if ticket.weights != self.weights:
+        if ticket.weights != group.trunk.weights:
             self._count_failure(FailureKind.WEIGHTS)
             logger.warning("this engine computes the prompt of %s: its ticket is for other weights", _label(group))
             self.release(ticket)
@@ -183,7 +181,7 @@ class Handover:
             lease_s=self.leases.seconds,
             readers=group.readers,
             cached_tokens=group.facts.num_cached or 0,
-            weights=self.weights,
+            weights=group.trunk.weights,
         )
         request = group.request
         self.leases.grant(ticket, now_s=self.clock(), client=request.client, client_weight=request.client_weight)

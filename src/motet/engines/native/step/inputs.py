@@ -13,6 +13,7 @@ from operator import attrgetter
 
 import msgspec
 
+from motet.engines.native.adapters.low_rank import AdapterRows, ServedAdapter
 from motet.engines.native.attention.attention_plan import (
     AttentionPlan,
     PromptRead,
@@ -75,6 +76,8 @@ class StepInputs:
     next_tokens: list[NextToken]
     prompt_rows: list[PromptRows]
     attention: AttentionPlan
+    adapters: tuple[AdapterRows, ...] = ()
+    """The rows that are computed with adapters, in order."""
 
 
 def build_inputs(plan: StepPlan, block_size: int) -> StepInputs:
@@ -95,6 +98,7 @@ def build_inputs(plan: StepPlan, block_size: int) -> StepInputs:
         next_tokens=builder.next_tokens,
         prompt_rows=builder.prompt_rows,
         attention=AttentionPlan(num_tail_rows, tuple(builder.prompts), tuple(builder.trunks), builder.tails.finished()),
+        adapters=tuple(builder.adapters),
     )
 
 
@@ -110,6 +114,7 @@ class _BatchBuilder:
     prompts: list[PromptRead] = field(default_factory=list)
     trunks: list[TrunkRead] = field(default_factory=list)
     tails: TailReads = field(default_factory=TailReads)
+    adapters: list[AdapterRows] = field(default_factory=list)
 
     def add_tails(self, chunks: Sequence[TailChunk]) -> None:
         """Adds all rows of the sequences that share one trunk, and one read of the trunk for all of them."""
@@ -127,6 +132,8 @@ class _BatchBuilder:
                     position = trunk_tokens + end + place
                     self.next_tokens.append(NextToken(sequence, len(self.logit_rows), position, draft))
                     self.logit_rows.append(row + place)
+        if group.trunk.adapter is not None:
+            self._add_adapter(group.trunk.adapter, first_row)
         positions = tuple(self.positions[first_row:])
         self.trunks.append(TrunkRead(first_row, len(self.token_ids), positions, trunk_tokens, group.trunk.blocks))
 
@@ -134,6 +141,8 @@ class _BatchBuilder:
         """Adds a chunk of a prompt. Attention reads it in pieces of rows with the same padded number of keys."""
         group, row, blocks = chunk.group, len(self.token_ids), chunk.group.trunk.blocks
         self._add_rows(group.prompt[chunk.begin : chunk.end], chunk.begin, base=0, table=blocks)
+        if group.trunk.adapter is not None:
+            self._add_adapter(group.trunk.adapter, row)
         if group.trunk.joined:
             # Other groups read the block with the KV of this token. The step's own copy goes to the first slot of a
             # tail, where the first output token overwrites it.
@@ -151,6 +160,12 @@ class _BatchBuilder:
             logit = len(self.logit_rows)
             self.logit_rows.append(len(self.token_ids) - 1)
             self.next_tokens += [NextToken(sequence, logit, position) for sequence in fresh]
+
+    def _add_adapter(self, adapter: ServedAdapter, begin: int) -> None:
+        """Records that all rows from `begin` on are computed with an adapter."""
+        if self.adapters and self.adapters[-1].adapter is adapter and self.adapters[-1].end == begin:
+            begin = self.adapters.pop().begin
+        self.adapters.append(AdapterRows(begin, len(self.token_ids), adapter))
 
     def _add_token(self, sequence: ChoiceSequence, offset: int, *, trunk_tokens: int) -> None:
         """Adds one token of a sequence. Most steps compute only one token of each sequence."""

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
+from motet.engines.native.adapters.linear_adapters import LinearAdapters
+from motet.engines.native.adapters.low_rank import AdapterMaker
 from motet.engines.native.attention.group_attention import Scores, StepAttention
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.model_weights import ModelWeights
@@ -70,6 +72,8 @@ class Backend:
     weights: ModelWeights
     kernels: str
     """`avx512` or `avx2` for the compiled kernels, `torch`, or `cuda`."""
+    adapters: AdapterMaker | None = None
+    """Makes adapters for the runner; None if the runner cannot compute adapters."""
     note: str = ""
     """Reason why the compiled kernels do not run, with the remedy; empty if they run or were not requested."""
 
@@ -115,19 +119,21 @@ class TorchRunner:
         self.device = storage.keys.device
         self.copy_slots = storage.copy
         self.trunk_tokens_saved = 0
+        self.adapters = LinearAdapters(model)
         self._non_finite = torch.zeros(0, dtype=torch.bool)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> Tensor:
         """Returns logits [len(inputs.logit_rows), vocab_size] in the model's dtype, with the rows of padding."""
         attention = StepAttention(inputs.attention, self._ints(inputs.slots), storage=self.storage)
-        output = self._model(
-            input_ids=self._ints(inputs.token_ids).unsqueeze(0),
-            position_ids=self._ints(inputs.positions).unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=self._ints(inputs.logit_rows),
-            step=attention.attend,
-        )
+        with self.adapters.step(inputs.adapters, num_rows=len(inputs.token_ids)):
+            output = self._model(
+                input_ids=self._ints(inputs.token_ids).unsqueeze(0),
+                position_ids=self._ints(inputs.positions).unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=self._ints(inputs.logit_rows),
+                step=attention.attend,
+            )
         self._non_finite = attention.non_finite
         self.trunk_tokens_saved = attention.trunk_tokens_saved
         logits = output.logits[0]

@@ -17,11 +17,14 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import count
 from operator import attrgetter
 
-from motet.block_names import BlockName, block_names
-from motet.engine_info import EngineInfo
+from motet.block_names import BlockName, block_names, root_name
+from motet.engine_info import EngineInfo, kv_weights
+from motet.engines.native.adapters.loaded_adapters import LoadedAdapters
+from motet.engines.native.adapters.low_rank import ServedAdapter
 from motet.engines.native.compiling import matchers_of
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens, TokenBias
 from motet.engines.native.step.ngrams import GroupDrafts
@@ -32,8 +35,9 @@ from motet.types import GenerateRequest, PromptReport, PullReport, TokenLogprob,
 
 _RANK = attrgetter("rank")
 
-TrunkKey = tuple[BlockName | str, tuple[int, ...]]
-"""Identifies a prompt: the name of its last full block (the salt if it has none), and the tokens after that block."""
+TrunkKey = tuple[BlockName, tuple[int, ...]]
+"""Identifies a prompt: the name of its last full block (the name before the first block if it has none), and the tokens
+after that block."""
 
 
 class SequenceState(Enum):
@@ -86,6 +90,12 @@ class GroupTrunk:
     """Names of the prompt's full blocks; empty if the engine has no prefix cache."""
     origin: tuple[int, int]
     """Age of the group that computed the trunk. Groups that share a trunk have the same value."""
+    adapter: ServedAdapter | None = None
+    """The adapter of the group; None for the base model, and after the group's end."""
+    adapter_digest: str = ""
+    """Digest of the adapter in the names of blocks; empty for the base model."""
+    weights: str = ""
+    """Name of the weights, with the adapter, in tickets."""
     key: TrunkKey | None = None
     """Key for groups with the same prompt; None if the trunk is never shared."""
     blocks: list[int] = field(default_factory=list)
@@ -143,7 +153,9 @@ class PromptFacts:
 class Group:
     """One prompt and its sequences."""
 
-    def __init__(self, request: GenerateRequest, arrival: int, *, names: list[BlockName], readers: int = 0) -> None:
+    def __init__(
+        self, request: GenerateRequest, arrival: int, *, names: list[BlockName] | None = None, readers: int = 0
+    ) -> None:
         """`names`: names of the prompt's full blocks, empty without a prefix cache. `readers`: number of decode workers
         for which the prompt is prefilled; 0 if this engine generates the choices."""
         self.request = request
@@ -159,7 +171,7 @@ class Group:
         """True while the group holds blocks; otherwise it waits."""
         self.followed: Group | None = None
         """The running group for whose blocks this group waits."""
-        self.trunk = GroupTrunk(num_tokens=len(self.prompt) - bool(readers), names=names, origin=self.age)
+        self.trunk = GroupTrunk(num_tokens=len(self.prompt) - bool(readers), names=names or [], origin=self.age)
         self.fetch: TrunkFetch | None = None
         """Set while the trunk is expected from another worker. None for all other groups."""
         self.facts = PromptFacts(None if request.sampling.prompt_logprobs is None else [])
@@ -183,7 +195,7 @@ class Group:
             tuple(names[begin:end]),
             names[begin - 1] if begin else None,
             self.prompt[begin * block_size : end * block_size],
-            bool(self.request.cache_salt),
+            bool(self.request.cache_salt or self.trunk.adapter_digest),
         )
 
     def remove(self, sequence: ChoiceSequence) -> None:
@@ -210,8 +222,9 @@ class GroupMaker:
 
     def __init__(self, info: EngineInfo, *, prefix_cache: bool, grammars: Grammars | None) -> None:
         self.grammars = grammars
-        self.weights = info.block_weights
-        """Identifies the weights in the names of blocks."""
+        self.info = info
+        """Facts of the engine with the weights that serve."""
+        self.adapters = LoadedAdapters(info.model, max_adapters=info.max_adapters)
         self._eos_token_ids = tuple(token_id for token_id in info.eos_token_ids if token_id < info.vocab_size)
         """End-of-sequence tokens that can be sampled: the model has a logit for them."""
         self._block_size = info.block_size
@@ -221,10 +234,10 @@ class GroupMaker:
     def make(self, request: GenerateRequest, *, matchers: Mapping[int, Matcher] | None) -> Group:
         """Returns a group whose choices this engine generates. Raises RequestError for a grammar that cannot be used.
         `matchers`: one for each choice, by its index; if None, this method compiles the grammar."""
+        group = Group(request, next(self._arrivals))
+        self.rename_blocks(group, self.adapters.of_model(request.model))
         if matchers is None:
             matchers = matchers_of(self.grammars, request)
-        group = Group(request, next(self._arrivals), names=self._names(request))
-        group.trunk.key = self._trunk_key(group)
         prompt, bias = PromptTokens(request.prompt), TokenBias(request.sampling)
         sequences = []
         choices = request.choices
@@ -247,23 +260,27 @@ class GroupMaker:
 
     def make_prefill(self, request: GenerateRequest, *, readers: int) -> Group:
         """Returns a group whose prompt is prefilled for `readers` decode workers, which generate all its tokens."""
-        return Group(request, next(self._arrivals), names=self._names(request), readers=readers)
+        group = Group(request, next(self._arrivals), readers=readers)
+        self.rename_blocks(group, self.adapters.of_model(request.model))
+        return group
 
-    def rename_blocks(self, group: Group) -> None:
-        """Names the prompt blocks of a group after the current weights. The group must hold no blocks."""
-        group.trunk.names = self._names(group.request)
-        group.trunk.key = self._trunk_key(group)
+    def rename_blocks(self, group: Group, adapter: ServedAdapter | None) -> None:
+        """Names the prompt blocks of a group after the current weights and an adapter. The group must hold no
+        blocks."""
+        trunk, request, info = group.trunk, group.request, self.info
+        trunk.adapter, trunk.adapter_digest = adapter, "" if adapter is None else adapter.info.digest
+        trunk.weights = kv_weights(info, trunk.adapter_digest)
+        if self._prefix_cache:
+            names = partial(block_names, request.prompt, self._block_size, salt=request.cache_salt)
+            trunk.names = names(adapter=trunk.adapter_digest, weights=info.block_weights)
+        trunk.key = self._trunk_key(group)
 
     def _trunk_key(self, group: Group) -> TrunkKey | None:
         """Returns None for trunks that are never shared: trunks of prompts with log-probabilities, and trunks that are
         prefilled for other workers."""
         if not self._prefix_cache or group.readers or group.request.sampling.prompt_logprobs is not None:
             return None
-        names = group.trunk.names
-        last = names[-1] if names else group.request.cache_salt
+        trunk, weights = group.trunk, self.info.block_weights
+        names = trunk.names
+        last = names[-1] if names else root_name(group.request.cache_salt, trunk.adapter_digest, weights=weights)
         return last, tuple(group.prompt[len(names) * self._block_size :])
-
-    def _names(self, request: GenerateRequest) -> list[BlockName]:
-        if not self._prefix_cache:
-            return []
-        return block_names(request.prompt, self._block_size, salt=request.cache_salt, weights=self.weights)

@@ -1,0 +1,66 @@
+"""Changes the adapters of an engine between two steps."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from motet.engine_info import EngineInfo
+from motet.engines.native.adapters.loaded_adapters import same_adapter
+from motet.engines.native.adapters.low_rank import ServedAdapter
+from motet.engines.native.scheduling.scheduler import Scheduler
+from motet.engines.native.step.sequence import Group, GroupMaker
+from motet.ids import ModelName, RequestId
+
+
+class AdapterChanges:
+    """Adds, replaces and removes adapters, for the groups of a core."""
+
+    def __init__(
+        self,
+        groups: Mapping[RequestId, Group],
+        *,
+        maker: GroupMaker,
+        scheduler: Scheduler,
+        settle: Callable[[], None],
+    ) -> None:
+        """`groups`: all groups of the core. `settle`: see `ModelRunner`."""
+        self._groups = groups
+        self._maker = maker
+        self._scheduler = scheduler
+        self._settle = settle
+
+    def check(self, name: ModelName, *, in_place: bool) -> None:
+        """Raises RequestError if no adapter of this name can be loaded now."""
+        used = (group.trunk.adapter for group in self._groups.values())
+        self._maker.adapters.check_free(name, in_place=in_place, used=used)
+
+    def load(self, adapter: ServedAdapter, *, in_place: bool) -> EngineInfo:
+        """Adds an adapter, or replaces the adapter of the same name: its groups continue with the new one after their
+        output tokens, and all their KV is computed again. Returns the new facts. Raises RequestError if the adapter
+        cannot be added."""
+        self.check(adapter.info.name, in_place=in_place)
+        old = self._maker.adapters.put(adapter)
+        if old is not None and not same_adapter(old, adapter):
+            self._replace(old, adapter)
+        for group in self._groups.values():
+            if same_adapter(group.trunk.adapter, adapter):  # an equal one, which was replaced or unloaded
+                group.trunk.adapter = adapter
+        return self._new_facts()
+
+    def unload(self, name: ModelName) -> EngineInfo:
+        """Removes an adapter. Its groups continue to their end. Returns the new facts. Raises ModelNotFoundError."""
+        old = self._maker.adapters.remove(name)
+        self._scheduler.kept.end_adapter(old.info.digest)
+        return self._new_facts()
+
+    def _replace(self, old: ServedAdapter, adapter: ServedAdapter) -> None:
+        self._settle()
+        groups = [group for group in self._groups.values() if group.trunk.adapter is old]
+        self._scheduler.suspend(groups)
+        self._scheduler.kept.end_adapter(old.info.digest)
+        for group in groups:
+            self._maker.rename_blocks(group, adapter)
+
+    def _new_facts(self) -> EngineInfo:
+        self._maker.info = msgspec.structs.replace(self._maker.info, adapters=self._maker.adapters.infos)
+        return self._maker.info

@@ -1,0 +1,149 @@
+"""Computes adapters with torch's operators: hooks on linear layers add the low-rank part to the rows of each adapter.
+
+As in all products of torch's operators, rows are padded to a multiple of 4 (`step.inputs`), so that the bits of a row
+do not depend on the other rows with the same adapter. If that does not suffice on a machine, rows are multiplied 4 at a
+time.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from motet.engines.native.adapters.low_rank import AdapterRows, LowRank, Shape
+from motet.engines.native.step.inputs import ROW_MULTIPLE
+from motet.errors import EngineError
+
+EXPERT = re.compile(r"(^|\.)experts(\.|$)")
+CHECKED_ROWS, CHECKED_COUNTS = 32, (4, 12)
+"""Numbers of rows among which a row must have the same bits."""
+
+
+def linears_of(model: PreTrainedModel) -> dict[str, nn.Linear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def obstacle_of(model: PreTrainedModel, linear: str) -> str | None:
+    """Returns the reason why no backend can change a linear layer of a model; None if there is no such reason."""
+    if model.get_submodule(linear) is model.get_output_embeddings():  # type: ignore[no-untyped-call]
+        return "adapters of the output embedding are not implemented"
+    if EXPERT.search(linear):
+        return "adapters of experts are not implemented"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class LinearAdapter:
+    """The parts of an adapter, by the name of the linear layer."""
+
+    parts: Mapping[str, LowRank]
+    alike: bool
+    """True if a row has the same bits among any number of rows that is a multiple of 4."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one adapter in a step."""
+
+    adapter: LinearAdapter
+    index: Tensor
+    """Numbers of the rows."""
+    padded: Tensor
+    """The same, padded to a multiple of 4 with the last number."""
+
+
+class LinearAdapters:
+    """Makes adapters, and computes them in the steps of a `TorchRunner`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._modules = linears_of(model)
+        self.linears: Mapping[str, Shape] = {
+            name: (module.out_features, module.in_features) for name, module in self._modules.items()
+        }
+        self.dtype: torch.dtype = next(model.parameters()).dtype
+        self._hooked: set[str] = set()
+        self._step: list[_Rows] = []
+        self._num_rows = 0
+
+    def obstacle(self, linear: str) -> str | None:
+        return obstacle_of(self._model, linear)
+
+    def make(self, parts: Mapping[str, LowRank]) -> LinearAdapter:
+        device = self._model.device
+        moved = {name: LowRank(part.down.to(device), part.up.to(device)) for name, part in parts.items()}
+        return LinearAdapter(moved, alike=device.type != "cpu" or _rows_are_alike(moved.values()))
+
+    @contextmanager
+    def step(self, rows: Sequence[AdapterRows], *, num_rows: int) -> Iterator[None]:
+        """Computes these rows with adapters inside `with`. `num_rows`: number of rows of the step, with padding."""
+        if rows:
+            self._start(rows, num_rows)
+        try:
+            yield
+        finally:
+            self._step = []
+
+    def _start(self, rows: Sequence[AdapterRows], num_rows: int) -> None:
+        self._num_rows = num_rows
+        by_adapter: dict[int, list[int]] = {}
+        adapters: dict[int, LinearAdapter] = {}
+        for one in rows:
+            adapter = one.adapter.weights
+            assert isinstance(adapter, LinearAdapter)
+            adapters[id(adapter)] = adapter
+            by_adapter.setdefault(id(adapter), []).extend(range(one.begin, one.end))
+        self._step = [self._rows_of(adapters[key], numbers) for key, numbers in by_adapter.items()]
+        for adapter in adapters.values():
+            for name in adapter.parts.keys() - self._hooked:
+                self._modules[name].register_forward_hook(partial(self._add, name))
+                self._hooked.add(name)
+
+    def _rows_of(self, adapter: LinearAdapter, numbers: list[int]) -> _Rows:
+        padded = numbers + numbers[-1:] * (-len(numbers) % ROW_MULTIPLE)
+        index = torch.tensor(padded, device=self._model.device)
+        return _Rows(adapter, index[: len(numbers)], index)
+
+    def _add(self, name: str, module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:  # sizes: torch calls it
+        for rows in self._step:
+            if (part := rows.adapter.parts.get(name)) is None:
+                continue
+            if args[0].shape[:-1] != (1, self._num_rows):
+                raise EngineError(f"{name} does not compute one row for each row of a step, which adapters need")
+            x = args[0][0].index_select(0, rows.padded)
+            change = product(x, part, alike=rows.adapter.alike)
+            output[0].index_add_(0, rows.index, change[: len(rows.index)])
+
+
+def product(x: Tensor, part: LowRank, *, alike: bool) -> Tensor:
+    """Returns x A^T B^T, [rows, outputs]. The number of rows is a multiple of 4."""
+    if alike:
+        return F.linear(F.linear(x, part.down), part.up)
+    return torch.cat([product(some, part, alike=True) for some in torch.split(x, ROW_MULTIPLE)])
+
+
+@torch.inference_mode()
+def _rows_are_alike(parts: Iterable[LowRank]) -> bool:
+    """Returns True if, for every shape of a part, a row has the same bits among different numbers of rows."""
+    generator, checked = torch.Generator().manual_seed(0), set()
+    for part in parts:
+        shape = part.up.shape, part.down.shape
+        if shape in checked:
+            continue
+        checked.add(shape)
+        up, down, x = (
+            torch.randn(size, generator=generator).to(part.up.dtype)
+            for size in (*shape, (CHECKED_ROWS, part.down.shape[1]))
+        )
+        some = LowRank(down, up)
+        full = product(x, some, alike=True)
+        for count in CHECKED_COUNTS:
+            if not torch.equal(product(x[4 : 4 + count], some, alike=True), full[4 : 4 + count]):
+                return False
+    return True

@@ -1,0 +1,82 @@
+"""The types of adapters that the engine's parts exchange."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from motet.engine_info import AdapterInfo
+from motet.errors import RequestError
+
+INVALID_ADAPTER = "invalid_adapter"
+"""The code of an error about an adapter that cannot be used."""
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """The change of one linear layer."""
+
+    down: Tensor
+    """[rank, inputs], in the engine's dtype."""
+    up: Tensor
+    """[outputs, rank], in the engine's dtype, multiplied with the scaling of the adapter."""
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterTensors:
+    """An adapter as it was read."""
+
+    parts: Mapping[str, LowRank]
+    """The change of each linear layer, by the name of the layer in the model."""
+    digest: str
+    """Digest of all tensors, their names and their scaling."""
+    rank: int
+    """The highest rank of a part."""
+
+
+class AdapterMaker(Protocol):
+    """Makes adapters for the runner of a backend."""
+
+    @property
+    def linears(self) -> Mapping[str, Shape]:
+        """Outputs and inputs of each linear layer of the model, by name."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the numbers of `LowRank`."""
+        ...
+
+    def obstacle(self, linear: str) -> str | None:
+        """Returns the reason why the backend cannot change a linear layer; None if it can."""
+        ...
+
+    def make(self, parts: Mapping[str, LowRank]) -> object:
+        """Returns the adapter in the form that the runner reads. Called in a thread, while the engine takes steps."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ServedAdapter:
+    """An adapter with which an engine computes. Groups that use it have references to it."""
+
+    info: AdapterInfo
+    weights: object
+    """Made by `AdapterMaker.make`, for the runner of the same backend."""
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterRows:
+    """Rows [begin, end) of a step, which are computed with an adapter."""
+
+    begin: int
+    end: int
+    adapter: ServedAdapter
+
+
+def unusable(message: str) -> RequestError:
+    """Returns the error for an adapter that cannot be used. `message`: names the file, and the tensor or the field."""
+    return RequestError(message, param="lora_path", code=INVALID_ADAPTER)
