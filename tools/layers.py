@@ -28,6 +28,7 @@ SOURCE = ROOT / "src"
 EVERYBODY_SEES = (
     "types",
     "engine_info",
+    "sampling_defaults",
     "metrics.stats",
     "ids",
     "errors",
@@ -64,6 +65,7 @@ API_GENERATION = (*API_SHARED, "api.generation")
 LAYERS: dict[str, tuple[str, ...]] = {
     "types": ("transfer.ticket", "tracing.context"),
     "engine_info": ("transfer.ticket",),
+    "sampling_defaults": ("transfer.ticket",),
     "metrics.stats": ("transfer.figures", "metrics.declare"),
     "tracing": (),
     "tracing.context": (),

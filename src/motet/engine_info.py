@@ -66,6 +66,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Number of elements in all tensors of a complete checkpoint; 0 if the engine does not report it."""
     role: Role
     eos_token_ids: tuple[int, ...] = ()
+    default_sampling_params: dict[str, int | float] | None = None
+    """Values of sampling fields that requests omit, by the fields' names in `SamplingParams`. None if the engine does
+    not report them."""
     dtype: str = ""
     device: str = ""
     kernels: str = ""

@@ -151,6 +151,8 @@ class SamplingField:
     schemas then take it from here. False if the request's field differs, or its value must be computed."""
     edits_logits: bool = False
     """True if the native sampler changes logits for it, in `sample.edits`."""
+    generation_config: str = ""
+    """Name in a model's `generation_config.json`, whose value is the default of requests; empty if it has none."""
 
     @property
     def words(self) -> str:
@@ -172,16 +174,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """How the tokens of every choice of a group are sampled. Each field is declared once, here, with its range and with
     whether requests have it unchanged. vLLM workers get every field under the same name (`engines.vllm.requests`)."""
 
-    max_tokens: int
-    temperature: Annotated[float, SamplingField(0, 2)] = 1.0
+    max_tokens: Annotated[int, SamplingField(1, 2**31, verbatim=False, generation_config="max_new_tokens")]
+    temperature: Annotated[float, SamplingField(0, 2, generation_config="temperature")] = 1.0
     """0 means greedy."""
-    top_p: Annotated[float, SamplingField(0, 1, above_low=True)] = 1.0
-    top_k: Annotated[int, SamplingField(0, 2**31, verbatim=False)] = 0
+    top_p: Annotated[float, SamplingField(0, 1, above_low=True, generation_config="top_p")] = 1.0
+    top_k: Annotated[int, SamplingField(0, 2**31, verbatim=False, generation_config="top_k")] = 0
     """0 means off."""
-    min_p: Annotated[float, SamplingField(0, 1)] = 0.0
+    min_p: Annotated[float, SamplingField(0, 1, generation_config="min_p")] = 0.0
     presence_penalty: Annotated[float, SamplingField(-2, 2, edits_logits=True)] = 0.0
     frequency_penalty: Annotated[float, SamplingField(-2, 2, edits_logits=True)] = 0.0
-    repetition_penalty: Annotated[float, SamplingField(0, 2, above_low=True, edits_logits=True)] = 1.0
+    repetition_penalty: Annotated[
+        float, SamplingField(0, 2, above_low=True, edits_logits=True, generation_config="repetition_penalty")
+    ] = 1.0
     logit_bias: Annotated[dict[int, float], SamplingField(-100, 100, verbatim=False, edits_logits=True)] = {}
     """Number added to the logit of each of these tokens; the range applies to the numbers."""
     allowed_token_ids: tuple[int, ...] = ()
@@ -268,6 +272,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Id of the client's session, for routing and for the next hop."""
     model: ModelName = ModelName("")
     """Name of the model; empty if the engine has only one."""
+    unset_fields: tuple[str, ...] = ()
+    """Fields of `sampling` that are neutral because neither the client nor a known default sets them. A vLLM server
+    uses its own defaults for them."""
     seeded: bool = True
     """True if the client set the seed. If not, an engine that is slower with seeds may ignore it."""
     stops: bool = False

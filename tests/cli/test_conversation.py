@@ -7,7 +7,14 @@ import httpx
 import pytest
 
 from bench.client.load import last_first_s
-from motet.cli.conversation import ChatQuestion, Conversation, CountedUsage, check_server, stream_answers
+from motet.cli.conversation import (
+    ChatQuestion,
+    Conversation,
+    CountedUsage,
+    check_server,
+    default_temperature,
+    stream_answers,
+)
 from motet.errors import EngineError, MotetError
 
 
@@ -123,6 +130,27 @@ def test_no_server_can_fill_the_memory_of_its_client() -> None:
         stream_answers(question, Conversation(1), client=client)
     with answering(200, endless(piece)) as client:
         check_server(client)
+    with answering(200, endless(piece)) as client:
+        assert default_temperature(client, None) == 0.4
+
+
+CARDS = {"data": [{"id": "a", "default_sampling_params": {"temperature": 0.6, "top_k": 20}}, {"id": "b"}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "model", "temperature"),
+    [
+        (json.dumps(CARDS).encode(), None, 0.6),
+        (json.dumps(CARDS).encode(), "a", 0.6),
+        (json.dumps(CARDS).encode(), "b", 0.4),
+        (json.dumps(CARDS).encode(), "c", 0.4),
+        (b'{"error": "no key"}', None, 0.4),
+        (b"\xff", None, 0.4),
+    ],
+)
+def test_the_temperature_is_the_models_default(content: bytes, model: str | None, temperature: float) -> None:
+    with answering(200, iter([content])) as client:
+        assert default_temperature(client, model) == temperature
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=repr)

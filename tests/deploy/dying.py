@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from motet.engine_orders import Connect, Done, EngineOrder, OrderAnswer
 from motet.errors import EngineDiedError, MotetError
 from motet.settings.engine_config import EngineConfig
@@ -99,6 +101,7 @@ class Starter:
             raise self._errors[config.role]
         transfer = None if config.role is Role.BOTH else TransferAddress(f"engine {number}", "127.0.0.1", number)
         engine = DyingEngine(role=config.role, transfer=transfer, leases=self._leases, connects=self._connect)
+        engine.info = replace(engine.info, default_sampling_params=dict(config.default_sampling_params))
         self.engines.append(engine)
         self._started.release()
         return engine

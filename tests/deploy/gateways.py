@@ -18,6 +18,7 @@ from motet.deploy.tls.certificates import Certificates, no_certificates
 from motet.engine import WorkerState
 from motet.engines.http import server_client
 from motet.errors import StartupError
+from motet.sampling_defaults import DefaultRules
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.server_config import CellConfig, RoutingConfig, ServerConfig
 from tests.deploy.running import InLoop, Running, until_reported
@@ -42,6 +43,7 @@ def plan_of(
     routing: RoutingConfig | None = None,
     tokenizers: TokenizerRules | None = None,
     certificates: Certificates | None = None,
+    defaults: DefaultRules | None = None,
     **server: object,
 ) -> GatewayPlan:
     settings = {"served_model_name": "", "port": 0, "admin_key": "admin"} | server
@@ -50,6 +52,7 @@ def plan_of(
         msgspec.convert({**named, "workers_file": file and str(file), **(gateway or {})}, GatewayConfig),
         msgspec.convert(settings, ServerConfig),
         tokenizers=tokenizers or TokenizerRules({}),
+        defaults=defaults or DefaultRules(),
         routing=routing or RoutingConfig(migration_wait_s=0.0),
         cell=CellConfig(bypass_tokens=0),
         heartbeat_s=HEARTBEAT_S,

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Generic, Self, TypeVar
@@ -26,6 +26,7 @@ from tests.deploy.dying import ANSWER, DyingEngine, Starter
 from tests.patience import PATIENCE_S
 
 CELL = CellConfig(prefill=1, decode=1, bypass_tokens=0)
+NO_DEFAULTS: Mapping[str, int | float] = {}
 NO_SERVERS = ("http://127.0.0.1:1", "http://127.0.0.1:2")
 """Addresses at which no server listens."""
 
@@ -96,12 +97,20 @@ class Running(InLoop[Cell]):
         linger_s: float = 0.2,
         certificates: Certificates | None = None,
         tls: ssl.SSLContext | None = None,
+        defaults: Mapping[str, int | float] = NO_DEFAULTS,
         **server: object,
     ) -> None:
+        """`defaults`: the defaults of sampling fields."""
         self.starter = starter or Starter()
         settings = {"served_model_name": "tiny", "port": 0} | server
         plan = ServerPlan(
-            EngineConfig(model_path=str(folder), model_name="tiny", role=role, cluster_key=cluster_key),
+            EngineConfig(
+                model_path=str(folder),
+                model_name="tiny",
+                role=role,
+                cluster_key=cluster_key,
+                default_sampling_params=defaults,
+            ),
             msgspec.convert(settings, ServerConfig),
             tokenizer_path=folder,
             chat_template=None,

@@ -17,6 +17,7 @@ from motet.errors import ConfigError
 from motet.routing.router import Router
 from motet.routing.text_router import TextRouter
 from motet.routing.workers.fleet import Fleet
+from motet.sampling_defaults import DefaultRules
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.named_worker import NamedWorker
 from motet.types import Role
@@ -115,6 +116,39 @@ async def test_a_group_that_a_leaving_worker_does_not_finish_in_time_continues_e
         other.engine.let_run()
         assert texts((await response.aread()).decode()) == EXPECTED
         assert await ids(gateway) == [id_of(other)]
+
+
+FIRST: dict[str, int | float] = {"temperature": 0.5, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected", "warnings"),
+    [
+        (DefaultRules(), FIRST, 1),
+        (DefaultRules(override={"temperature": 0.7}), {"temperature": 0.7, "top_k": 20}, 1),
+        (DefaultRules(replaced={}), {}, 0),
+    ],
+    ids=["workers'", "override", "none"],
+)
+async def test_defaults_of_sampling_fields_are_those_of_the_first_worker(
+    folder: Path, caplog: pytest.LogCaptureFixture, rules: DefaultRules, expected: dict[str, object], warnings: int
+) -> None:
+    async with (
+        Running(folder, defaults=FIRST) as one,
+        Running(folder, defaults={"top_k": 9}) as other,
+        RunningGateway(one, defaults=rules) as gateway,
+    ):
+        await join(gateway, other)
+        await gateway.until_state(other, WorkerState.READY)
+        for server in (one, other):
+            server.engine.let_run()
+            assert (await gateway.chat()).status_code == 200
+        (card,) = (await gateway.http.get("/v1/models")).json()["data"]
+        assert card["default_sampling_params"] == expected
+        for group in (*one.engine.requests, *other.engine.requests):
+            assert group.sampling.temperature == expected.get("temperature", 1.0)
+            assert group.sampling.top_k == expected.get("top_k", 0)
+        assert caplog.text.count(f"the worker at {address(other)} has the default sampling parameters") == warnings
 
 
 async def test_a_worker_that_was_never_reached_leaves_at_once(folder: Path) -> None:

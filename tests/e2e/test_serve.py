@@ -1,5 +1,6 @@
 """`motet serve` as real processes: it answers, and leaves nothing behind, however it ends."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from motet.deploy.child import ChildServer
 from motet.errors import StartupError
 from motet.settings.server_config import environment
+from motet.types import SamplingParams
 from tests.e2e.long_answer import ENDLESS, events_of_long_answer, texts_of
 from tests.e2e.processes import wait_until_gone
 from tests.forked import ForkingProcess
@@ -99,3 +101,26 @@ def test_an_unknown_architecture_has_its_own_exit_code(forking: ForkingProcess, 
     with pytest.raises(StartupError, match="exit code 4") as caught, start(forking, other, tmp_path):
         pass
     assert "Traceback" not in caught.value.message
+
+
+def test_a_request_that_omits_fields_gets_the_tokens_of_one_that_has_the_defaults(
+    forking: ForkingProcess, folder: Path, tmp_path: Path
+) -> None:
+    defaults = {"temperature": 1.5, "top_p": 0.9, "top_k": 20, "min_p": 0.2, "repetition_penalty": 1.3}
+    flags = ["--override-generation-config", json.dumps({**defaults, "max_new_tokens": 30})]
+    with forking.server([str(folder), *TINY, *flags]) as server:
+
+        def tokens(**fields: object) -> list[list[int]]:
+            body = {"messages": [{"role": "user", "content": "hello"}], "n": 4, "seed": 3, "ignore_eos": True}
+            answer = httpx.post(
+                f"{server.url}/v1/chat/completions",
+                json={**body, "return_token_ids": True, **fields},
+                timeout=PATIENCE_S,
+            ).json()
+            return [choice["token_ids"] for choice in answer["choices"]]
+
+        assert tokens() == tokens(**defaults, max_tokens=30)
+        assert {len(choice) for choice in tokens()} == {30}
+        for name in defaults:
+            neutral = getattr(SamplingParams(max_tokens=1), name)
+            assert tokens(**{name: neutral}) != tokens(), name

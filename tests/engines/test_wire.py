@@ -146,6 +146,7 @@ UNTRUE: dict[str, tuple[EngineReport, str]] = {
     "max_model_len absurd": (sized(max_model_len=2**62), f"max_model_len {2**62}"),
     "num_blocks 0": (sized(num_blocks=0), "num_blocks 0"),
     "vocab_size 0": (sized(vocab_size=0, eos_token_ids=()), "vocab_size 0"),
+    "default": (sized(default_sampling_params={"top_p": 2}), "a default of the sampling field 'top_p' that no"),
     "end outside": (sized(eos_token_ids=(512,)), "end-of-sequence tokens that are not in its vocabulary"),
     "kind": (sized(kind=EngineKind.OPENAI), "the kind openai"),
     "a line end in its name": (sized(model="a\nb"), "printable characters"),

@@ -74,10 +74,13 @@ def test_the_smallest_cache_is_the_one_for_the_fewest_tokens() -> None:
 
 
 def test_a_value_that_one_engine_does_not_report_comes_from_the_others() -> None:
-    ours = fake_info(vocab_size=512, eos_token_ids=(0, 7))
-    silent = msgspec.structs.replace(ours, kind=EngineKind.VLLM, vocab_size=UNKNOWN_VOCABULARY, eos_token_ids=())
+    ours = fake_info(vocab_size=512, eos_token_ids=(0, 7), default_sampling_params={"top_k": 5})
+    silent = msgspec.structs.replace(
+        ours, kind=EngineKind.VLLM, vocab_size=UNKNOWN_VOCABULARY, eos_token_ids=(), default_sampling_params=None
+    )
     for infos in ([ours, silent], [silent, ours]):
         common = common_info(infos)
         assert (common.vocab_size, common.eos_token_ids) == (512, (0, 7))
+        assert common.default_sampling_params == {"top_k": 5}
     assert common_info([silent, silent]).vocab_size == UNKNOWN_VOCABULARY
     assert not MIXED.endswith("-same")

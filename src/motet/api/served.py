@@ -23,6 +23,7 @@ from motet.errors import GrammarError, ModelNotFoundError, NoWorkerError, Overlo
 from motet.grammar.compiled_grammar import Grammars
 from motet.grammar.limits import is_heavy
 from motet.grammar.trial import compile_in_process
+from motet.sampling_defaults import DefaultRules
 from motet.settings.server_config import ServerConfig
 from motet.text.formats import ModelFormats
 from motet.text.prepare import PromptPreparer
@@ -63,12 +64,19 @@ class ServedModel:
     """Path or name that the model was loaded from, as its workers report it; None if the engine reports it."""
     parent: str | None = None
     """The name of the base model of an adapter; None for other models."""
+    default_rules: DefaultRules = field(default=DefaultRules())
+    """A gateway's settings for the defaults of sampling fields."""
     created: int = field(default_factory=now_s)
 
     @property
     def info(self) -> EngineInfo:
         """The facts about the engine, with the limits of its workers. Raises `NoWorkerError` if it never had any."""
         return self.engine.info
+
+    @property
+    def default_sampling_params(self) -> dict[str, int | float]:
+        """Values of sampling fields that requests omit. Raises `NoWorkerError` if they are not known yet."""
+        return self.default_rules.values(self.info.default_sampling_params)
 
     @property
     def source(self) -> str:

@@ -20,10 +20,12 @@ from rich.console import Console
 from motet.cli.chat_commands import COMMANDS, ChatState, run_command
 from motet.cli.columns import activity, show, speed
 from motet.cli.conversation import (
+    DEFAULT_TEMPERATURE,
     ChatQuestion,
     Conversation,
     check_server,
     connect,
+    default_temperature,
     stream_answers,
 )
 from motet.cli.progress import terminal_progress
@@ -58,14 +60,21 @@ def chat(
     ] = None,
     n: Annotated[int, typer.Option("-n", "--n", min=1, help="Number of answers to each prompt.")] = 4,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="Sampling temperature.")] = 0.4,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=2.0,
+            help=f"Sampling temperature (default: the model's own, or {DEFAULT_TEMPERATURE}).",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; choice i uses seed + i.", show_default=False)] = None,
     system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None,
     api_key: Annotated[str | None, typer.Option(help="API key of the running server.", show_default=False)] = None,
 ) -> None:
     """Chat with a model and watch n answers being generated side by side."""
     console = Console()
-    settings = ChatQuestion([], n=n, max_tokens=max_tokens, temperature=temperature, seed=seed, model=model)
     with ExitStack() as stack:
         if url is None:
             model = model or DEFAULT_MODEL
@@ -73,6 +82,8 @@ def chat(
             with terminal_progress(notice).stage(f"starting a server with {model}"):
                 url = stack.enter_context(ChildServer([str(folder), "--served-model-name", model])).url
         client = stack.enter_context(connect(url, api_key=api_key))
+        temperature = default_temperature(client, model) if temperature is None else temperature
+        settings = ChatQuestion([], n=n, max_tokens=max_tokens, temperature=temperature, seed=seed, model=model)
         session = ChatSession(client, console, state=ChatState(settings, system))
         if prompt is not None:
             session.turn(prompt)

@@ -20,6 +20,10 @@ READ_TIMEOUT_S = 600.0
 """Maximum time between two chunks; long, since long prompts can be ahead in the queue."""
 MAX_LINE_BYTES = 16 * 2**20
 """Maximum size of a line of a stream."""
+MAX_LIST_BYTES = 2**20
+"""Maximum size of a list of models that is read."""
+DEFAULT_TEMPERATURE = 0.4
+"""Temperature of models that have no default."""
 MAX_REFUSAL_BYTES = 64 * 2**10
 """Number of bytes of a refusal that are read."""
 MAX_ERROR_CHARS = 2000
@@ -74,6 +78,15 @@ class _StreamChunk(msgspec.Struct):
     choices: list[_ChunkChoice] = []
     usage: CountedUsage | None = None
     error: _ErrorDetail | None = None
+
+
+class _ListedCard(msgspec.Struct):
+    id: str
+    default_sampling_params: dict[str, float] | None = None
+
+
+class _ListedCards(msgspec.Struct):
+    data: list[_ListedCard]
 
 
 CHUNK = msgspec.json.Decoder(_StreamChunk)
@@ -179,6 +192,23 @@ def stream_answers(
         raise MotetError(_unreachable(client, exc)) from exc
     if not conversation.done:
         raise MotetError("the server closed the stream before its end")
+
+
+def default_temperature(client: httpx.Client, model: str | None) -> float:
+    """Returns the temperature that the server lists as the default of a model, or of its first model; 0.4 if it lists
+    none, or cannot be reached."""
+    content = bytearray()
+    try:
+        with client.stream("GET", "/v1/models") as response:
+            for piece in response.iter_bytes():
+                content += piece
+                if len(content) > MAX_LIST_BYTES:
+                    break
+        cards = msgspec.json.decode(content, type=_ListedCards).data
+    except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError):
+        return DEFAULT_TEMPERATURE
+    defaults = next((card.default_sampling_params for card in cards if model in (None, card.id)), None)
+    return (defaults or {}).get("temperature", DEFAULT_TEMPERATURE)
 
 
 def check_server(client: httpx.Client) -> None:

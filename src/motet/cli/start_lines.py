@@ -18,6 +18,7 @@ from motet.deploy.shutdown import roles_in
 from motet.engine import Worker, WorkerReport, WorkerState
 from motet.engine_info import EngineInfo
 from motet.log import NOTICES, LogFormat, json_line, notice
+from motet.sampling_defaults import Defaults
 from motet.settings.record import Settings
 from motet.settings.server_config import ServerConfig
 from motet.system.machine import GIB
@@ -93,6 +94,8 @@ def cell_lines(workers: Sequence[Worker], *, url: str, config: ServerConfig) -> 
     info = workers[-1].engine.info
     yield "model", f"{info.model}, {info.dtype} on {info.device}, {roles_in(workers)}", {"model": info.model}
     yield "kernels", info.kernels_note or KERNELS.get(info.kernels, info.kernels), kernel_facts(info)
+    if defaults := info.default_sampling_params:
+        yield "defaults", defaults_in_words(defaults), {"default_sampling_params": defaults}
     yield "memory", memory_in_words(info, num_engines=len(workers)), memory_facts(info)
     yield from addresses(url, config)
 
@@ -112,6 +115,10 @@ def memory_in_words(info: EngineInfo, *, num_engines: int) -> str:
     each = " for each engine" if num_engines > 1 else ""
     reason = f" ({info.kv_cache_reason})" if info.kv_cache_reason else ""
     return f"up to {gib:.2f} GiB of KV cache{each}{reason}: {tokens:,} tokens, {info.max_model_len:,} per choice"
+
+
+def defaults_in_words(defaults: Defaults) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in defaults.items()) + " where a request omits the field"
 
 
 def gateway_lines(

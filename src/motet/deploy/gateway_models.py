@@ -17,7 +17,7 @@ from pathlib import Path
 
 from motet.api.served import ServedModel, TextModel, now_s
 from motet.deploy.discover import SAMPLE, FoundServer, load_files, read_files
-from motet.engine_info import UNKNOWN_VOCABULARY, ModelCard
+from motet.engine_info import UNKNOWN_VOCABULARY, EngineInfo, ModelCard
 from motet.engines.http import QUOTED_CHARS
 from motet.engines.upstream.text_source import UNKNOWN_LENGTH
 from motet.engines.wire import EngineReport
@@ -25,6 +25,7 @@ from motet.errors import EngineError, MotetError
 from motet.ids import ModelName
 from motet.routing.router import Router
 from motet.routing.text_router import TextRouter
+from motet.sampling_defaults import DefaultRules
 from motet.text.formats import ModelFormats, ParserNames
 from motet.text.template import ChatTemplate
 from motet.text.tokenizer import Tokenizer
@@ -35,6 +36,8 @@ FETCH_TIMEOUT_S = 120.0
 """Maximum time to fetch a tokenizer, for example from a hub."""
 RETRY_S = 30.0
 """Time before the next request to a worker that could not send a model's tokenizer."""
+
+DEFAULT_RULES = DefaultRules()
 
 FetchFiles = Callable[[], Awaitable[dict[str, bytes]]]
 """Fetches the files of a worker's tokenizer. Raises MotetError."""
@@ -126,8 +129,18 @@ class Tokenizers:
 class GatewayModels:
     """The models for the API; a `motet.api.served.Models`."""
 
-    def __init__(self, router: Router, tokenizers: Tokenizers, *, texts: TextRouter, first_name: str = "") -> None:
-        """`texts`: routes requests for models of text upstreams; `first_name`: name of the first model for clients."""
+    def __init__(
+        self,
+        router: Router,
+        tokenizers: Tokenizers,
+        *,
+        texts: TextRouter,
+        first_name: str = "",
+        defaults: DefaultRules = DEFAULT_RULES,
+    ) -> None:
+        """`texts`: routes requests for models of text upstreams; `first_name`: name of the first model for clients;
+        `defaults`: the settings for the defaults of sampling fields."""
+        self._defaults = defaults
         self._router = router
         self._tokenizers = tokenizers
         self._texts = texts
@@ -150,6 +163,7 @@ class GatewayModels:
                 raise EngineError(f"it has a vocabulary of {size}, and the tokenizer of {model} here is for {known}")
             if probe.check_tokenizer is not None:
                 await probe.check_tokenizer(loaded.tokenizer, model)
+        self._compare_defaults(report.info, server.url)
         if self._first is None:
             self._first = model
 
@@ -161,6 +175,19 @@ class GatewayModels:
             self._models = {model.name: model for model in made if model is not None}
             self._known = known
         return self._models
+
+    def _compare_defaults(self, info: EngineInfo, url: str) -> None:
+        """Logs the defaults of sampling fields of a new model, and a warning if another worker has other defaults."""
+        if self._defaults.unknown(info.default_sampling_params):
+            return
+        view = self._router.of(info.model)
+        known = view.info.default_sampling_params if self._router.fleet.catalog.ready(info.model) else None
+        if known is None:
+            if values := self._defaults.values(info.default_sampling_params):
+                logger.info("%s: default sampling parameters %s", info.model, values)
+        elif known != info.default_sampling_params and self._defaults.replaced is None:
+            shown = (info.model, url, info.default_sampling_params, known)
+            logger.warning("%s: the worker at %s has the default sampling parameters %s; %s are used", *shown)
 
     def tokenizer_files(self) -> dict[str, bytes]:
         """Returns the files of the first tokenizer. Only gateways with one model send them to other servers."""
@@ -197,6 +224,7 @@ class GatewayModels:
                 formats=loaded.formats,
                 root=root,
                 parent=parent,
+                default_rules=self._defaults,
             )
         if previous is None:
             return model

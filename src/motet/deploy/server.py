@@ -195,7 +195,8 @@ def make_gateway(plan: GatewayPlan, client: Client, *, tracer: Tracer = NO_TRACE
     fleet = Fleet(session_expiry_s=plan.routing.session_expiry_s)
     router = Router(fleet, plan.routing, cell=plan.cell, tickets=probes.tickets, tracer=tracer)
     texts = TextRouter(fleet)
-    models = GatewayModels(router, Tokenizers(plan.tokenizers), texts=texts, first_name=plan.server.served_model_name)
+    name, tokenizers = plan.server.served_model_name, Tokenizers(plan.tokenizers)
+    models = GatewayModels(router, tokenizers, texts=texts, first_name=name, defaults=plan.defaults)
     file = plan.gateway.workers_file
     gateway = Gateway(
         router,

@@ -11,9 +11,22 @@ from motet.deploy.remote_keeper import HEARTBEAT_S
 from motet.deploy.tls.certificates import Certificates, no_certificates
 from motet.deploy.worker_list import WorkerList
 from motet.errors import ConfigError
+from motet.models.folder import read_object
 from motet.models.model_source import public_name, resolve, resolve_tokenizer
 from motet.models.progress import Progress
-from motet.settings.engine_config import EngineConfig
+from motet.sampling_defaults import (
+    AUTO,
+    FIELD_NAMES,
+    GENERATION_CONFIG,
+    NO_OVERRIDE,
+    NONE,
+    DefaultRules,
+    Override,
+    merged,
+    read_defaults,
+    read_override,
+)
+from motet.settings.engine_config import EngineConfig, ModelConfig
 from motet.settings.gateway_config import GatewayConfig
 from motet.settings.record import Settings
 from motet.settings.server_config import CellConfig, KVEventsConfig, RoutingConfig, ServerConfig
@@ -63,7 +76,13 @@ def server_plan(settings: Settings, *, cache: Path, progress: Progress) -> Serve
     tokenizer = resolve_tokenizer(model.tokenizer or str(folder), cache=cache, progress=progress)
     root = public_name(model.model)
     named = settings.engine(model_path=folder, model_name=server.served_model_name, model_root=root)
-    engine = replace(named, tokenizer_path=str(tokenizer))
+    other = generation_folder(model)
+    engine = replace(
+        named,
+        tokenizer_path=str(tokenizer),
+        generation_path="" if other is None else str(other),
+        default_sampling_params=default_sampling_params(model, other or folder),
+    )
     return ServerPlan(
         engine,
         server,
@@ -85,6 +104,8 @@ class GatewayPlan:
     server: ServerConfig
     """If its `served_model_name` is empty, models have the names that their workers report."""
     tokenizers: TokenizerRules = field(default=TokenizerRules({}))
+    defaults: DefaultRules = field(default=DefaultRules())
+    """The defaults of sampling fields."""
     find_tokenizer: FindTokenizer | None = None
     """Finds the tokenizer of a model whose workers only report its source; None if this is not allowed."""
     routing: RoutingConfig = field(default=RoutingConfig())
@@ -103,6 +124,8 @@ def gateway_plan(settings: Settings, *, cache: Path, progress: Progress) -> Gate
     """Finds or downloads the tokenizers that the settings name, as `server_plan` does. Raises StartupError."""
     model = settings.model
     named = (text.partition("=") for text in settings.gateway.tokenizer_of)
+    other = generation_folder(model)
+    replaced = {} if model.generation_config in NONE else None if other is None else read_generation_config(other)
     return GatewayPlan(
         settings.gateway,
         settings.server(served_model_name=model.served_model_name or ""),
@@ -114,11 +137,46 @@ def gateway_plan(settings: Settings, *, cache: Path, progress: Progress) -> Gate
             chat_template=read_template(model.chat_template),
             parsers=parser_names(settings),
         ),
+        defaults=DefaultRules(replaced=replaced, override=_override(model)),
         find_tokenizer=partial(resolve_tokenizer, cache=cache),
         routing=settings.routing,
         cell=settings.cell,
         certificates=Certificates(settings.tls),
     )
+
+
+def generation_folder(model: ModelConfig) -> Path | None:
+    """Returns the folder that `--generation-config` names; None if it names none. Raises ConfigError."""
+    if model.generation_config in (AUTO, *NONE):
+        return None
+    folder = Path(model.generation_config).expanduser()
+    if not (folder / GENERATION_CONFIG).is_file():
+        why = f"there is no {GENERATION_CONFIG} in this folder; give {AUTO}, {NONE[0]} or a folder that has one"
+        raise ConfigError(f"--generation-config {model.generation_config}: {why}")
+    return folder
+
+
+def default_sampling_params(model: ModelConfig, folder: Path) -> dict[str, int | float]:
+    """Returns the defaults of sampling fields for the model of a server. `folder` has its `generation_config.json`, if
+    there is one. Raises StartupError."""
+    has_file = model.generation_config not in NONE and (folder / GENERATION_CONFIG).is_file()
+    return merged(read_generation_config(folder, override=_override(model)) if has_file else {}, _override(model))
+
+
+def read_generation_config(folder: Path, *, override: Override = NO_OVERRIDE) -> dict[str, int | float]:
+    """Reads the defaults of sampling fields, without the fields that are overridden. Raises StartupError."""
+    file = folder / GENERATION_CONFIG
+    values = {name: value for name, value in read_object(file).items() if FIELD_NAMES.get(name) not in override}
+    try:
+        return read_defaults(values)
+    except ConfigError as exc:
+        advice = f"--override-generation-config can replace it, and --generation-config {NONE[0]} ignores the file"
+        raise ConfigError(f"{file}: {exc.message}; {advice}") from exc
+
+
+def _override(model: ModelConfig) -> Override:
+    given = model.override_generation_config
+    return NO_OVERRIDE if given is None else read_override([given])
 
 
 def engine_configs(plan: ServerPlan, *, cores: int, available_bytes: int | None = None) -> dict[str, EngineConfig]:

@@ -51,6 +51,7 @@ from motet.errors import (
 )
 from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
+from motet.sampling_defaults import faulty_default
 from motet.types import GroupDelta
 
 PROTOCOL = 7
@@ -177,9 +178,7 @@ def _faults(report: EngineReport, *, texts: bool) -> Iterator[str]:
         if not minimum <= (size := getattr(info, name)) <= maximum:
             yield f"{name} {size}; {minimum} to {maximum} is allowed"
     yield from _model_faults(report)
-    ends = info.eos_token_ids
-    if len(ends) > MAX_NUMBERS or not all(0 <= token < info.vocab_size for token in ends):
-        yield "end-of-sequence tokens that are not in its vocabulary"
+    yield from _generation_faults(info)
     if odd := next((text for text in _texts(report) if len(text) > MAX_TEXT_CHARS or not text.isprintable()), None):
         yield f"{odd[:40]!r}; a text has at most {MAX_TEXT_CHARS} printable characters"
     for figure in fields(EngineStats) if report.stats is not None else ():
@@ -195,6 +194,14 @@ def _model_faults(report: EngineReport) -> Iterator[str]:
         yield "a model without a name, or without a possible max_model_len"
     if not all(adapter.name and adapter.digest for adapter in adapters):
         yield "an adapter without a name, or without a digest"
+
+
+def _generation_faults(info: EngineInfo) -> Iterator[str]:
+    ends, defaults = info.eos_token_ids, info.default_sampling_params or {}
+    if len(ends) > MAX_NUMBERS or not all(0 <= token < info.vocab_size for token in ends):
+        yield "end-of-sequence tokens that are not in its vocabulary"
+    if (faulty := faulty_default(defaults)) is not None:
+        yield f"a default of the sampling field {faulty[:40]!r} that no request could have"
 
 
 def _texts(report: EngineReport) -> Iterator[str]:

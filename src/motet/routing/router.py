@@ -268,6 +268,9 @@ def common_info(infos: Sequence[EngineInfo]) -> EngineInfo:
         bytes_per_block=smallest.bytes_per_block,
         vocab_size=min(info.vocab_size for info in infos),
         eos_token_ids=next((info.eos_token_ids for info in infos if info.eos_token_ids), ()),
+        default_sampling_params=next(
+            (info.default_sampling_params for info in infos if info.default_sampling_params is not None), None
+        ),
         max_num_seqs=min(info.max_num_seqs for info in infos),
         fingerprint=first.fingerprint if len({info.fingerprint for info in infos}) == 1 else MIXED,
         model_digest=first.model_digest if len({info.model_digest for info in infos}) == 1 else "",

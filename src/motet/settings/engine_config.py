@@ -1,9 +1,11 @@
 """The settings of a model and of an engine, declared in the manner of `motet.settings.server_config`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from motet.log import LogFormat
+from motet.sampling_defaults import AUTO, read_override
 from motet.settings.declaration import (
     EVERY,
     GATEWAY,
@@ -59,6 +61,28 @@ class ModelConfig:
         commands=EVERY,
         unset="the model's chat template",
     )
+    generation_config: str = setting(
+        AUTO,
+        "Defaults of sampling fields: auto takes the model's generation_config.json, none takes none, and a folder has "
+        "another generation_config.json, also for end tokens.",
+        commands=EVERY,
+        differs={
+            GATEWAY: {
+                "help": "Defaults of sampling fields: auto takes the workers', none takes none, and a folder has a "
+                "generation_config.json for all models."
+            }
+        },
+        pattern=NOT_BLANK,
+        must="auto, none or a folder",
+    )
+    override_generation_config: str | None = setting(
+        None,
+        "Values that replace the defaults of sampling fields, as a JSON object; null removes one.",
+        commands=EVERY,
+        unit="JSON",
+        unset="none",
+        read=read_override,
+    )
     tool_parser: str = common(
         "auto", "Format of tool calls: a name, none, or auto, which detects it from the chat template.", commands=EVERY
     )
@@ -78,6 +102,10 @@ class EngineConfig:
     """Name on the hub or path that the model was loaded from."""
     tokenizer_path: str = ""
     """Folder of the tokenizer, which grammars need; empty for `model_path`."""
+    generation_path: str = ""
+    """Folder of the `generation_config.json` with the end tokens; empty for `model_path`."""
+    default_sampling_params: Mapping[str, int | float] = field(default_factory=dict)
+    """Values of sampling fields that requests omit, which the engine reports."""
     available_bytes: int | None = None
     """Available memory when the server started. None means that the engine reads it when it starts."""
     num_engines: int = 1

@@ -51,6 +51,7 @@ def fake_info(
     eos_token_ids: tuple[int, ...] = (0,),
     role: Role = Role.BOTH,
     transfer: TransferAddress | None = None,
+    default_sampling_params: dict[str, int | float] | None = None,
 ) -> EngineInfo:
     return EngineInfo(
         model=ModelName("fake"),
@@ -63,6 +64,7 @@ def fake_info(
         role=role,
         shares_prompts=True,
         eos_token_ids=eos_token_ids,
+        default_sampling_params=default_sampling_params or {},
         dtype="none",
         device="none",
         fingerprint="fake-same",

@@ -23,7 +23,7 @@ from motet.text.choice import ChoiceEvent
 from motet.text.parts import Content, Part, Reasoning
 from motet.text.text_group import GroupStep
 from motet.text.tokenizer import Tokenizer
-from motet.types import FinishReason, Usage
+from motet.types import FinishReason, SamplingParams, Usage
 from tests.api.generation.test_chunks import chat
 from tests.api.one_answer import REASONING_AND_TEXT, TWO_CALLS, steps
 from tests.api.responding import checked, final, plain, read_events
@@ -36,7 +36,8 @@ def writer(tokenizer: Tokenizer, request: ChatRequest | None = None, *, stream: 
     request = request or chat()
     num_top, shown = request.num_logprobs, request.include_reasoning
     output = ResponseOutput("5c0a", tokenizer, num_top=num_top, reasoning_shown=shown, origins={})
-    return response_writer(head, ResponsesRequest.model_validate({"input": "hi", "stream": stream}), output=output)
+    body = ResponsesRequest.model_validate({"input": "hi", "stream": stream})
+    return response_writer(head, body, sampling=SamplingParams(max_tokens=1), output=output)
 
 
 def both_ways(

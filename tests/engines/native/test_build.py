@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from motet.engines.native.build import build_parts
 from motet.engines.native.kv.cache_size import kv_cache_gb_for, num_blocks_for
 from motet.engines.native.kv.pool import blocks_for
+from motet.engines.native.model import read_config, read_shape
 from motet.errors import ConfigError, KVMemoryError, ModelLoadError, UnsupportedModelError
 from motet.transfer.ticket import is_loopback
 from motet.types import Role
@@ -65,6 +66,24 @@ def test_a_broken_value_is_an_error_of_one_line(
     with pytest.raises(ModelLoadError) as caught:
         build_parts(engine_config(folder, dtype="auto"))
     assert why in caught.value.message and "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("model", "other", "ends"),
+    [(None, None, (2,)), ([2, 7], None, (2, 7)), ([2, 7], {"eos_token_id": 9}, (9,)), ([2, 7], {}, (2,))],
+    ids=["config", "generation config", "another folder", "another folder without end tokens"],
+)
+def test_end_tokens_are_those_of_the_generation_config_even_if_its_defaults_are_not_used(
+    tiny: Tiny, tmp_path: Path, model: list[int] | None, other: dict[str, object] | None, ends: tuple[int, ...]
+) -> None:
+    folder = with_config(tiny("llama"), tmp_path)
+    if model is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": model}))
+    generation = tmp_path / "other" if other is not None else folder
+    if other is not None:
+        generation.mkdir()
+        (generation / "generation_config.json").write_text(json.dumps(other))
+    assert read_shape(folder, read_config(folder), generation=generation).eos_token_ids == ends
 
 
 def test_an_unknown_architecture_is_refused_with_its_name(tiny: Tiny, tmp_path: Path) -> None:

@@ -486,3 +486,14 @@ def test_a_child_has_the_seed_of_a_single_request_unless_the_seeds_wrap_around(s
     single = signed_seed((seed + child) % 2**64)
     counted = signed_seed(seed) + child
     assert single in (counted, counted - (2**63 - 2**32)) or seed + child >= 2**64
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_fields_that_the_client_omits_are_not_sent_so_that_the_servers_defaults_apply(dialect: Dialect) -> None:
+    unset = ("min_p", "temperature", "top_k", "top_p")
+    request = msgspec.structs.replace(group(sampling=SamplingParams(max_tokens=9)), unset_fields=unset)
+    (planned,) = plan_requests(request).rest
+    assert not {*unset} & sampling_of(dialect, planned).keys()
+    assert sampling_of(dialect, planned)["repetition_penalty"] == 1.0
+    # Requests whose tokens are discarded are greedy, whatever the client sent.
+    assert sampling_of(dialect, prefill_request(planned))["temperature"] == 0.0

@@ -139,7 +139,10 @@ class RouteOptions:
     num_choices: int
     """Number of choices of each prompt."""
     default_max_tokens: int | None = None
-    """Maximum number of output tokens if the request has none; None for the model's limit."""
+    """Maximum number of output tokens if the request has none; None for the model's default, or its limit."""
+    ignores_defaults: bool = False
+    """True if sampling fields that the request omits are neutral, whatever the model's defaults are. Only `max_tokens`
+    has its default. For routes of token ids, as in vLLM and SGLang."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_repeats: int = 1
@@ -179,6 +182,7 @@ def make_plan(
     client = rights.client_id or client_id_of(caller.work_client)
     caps = service.config.max_tokens_policy == "cap"
     sampling_of = _sampling_of(sampling, options=options, logit_bias=bias, policy=policy, caps=caps)
+    unset = _unset_fields(sampling, options)
     groups = tuple(
         GenerateRequest(
             request_id=answer_id if len(prompts) == 1 else RequestId(f"{answer_id}-{number}"),
@@ -193,6 +197,7 @@ def make_plan(
             ticket=context.ticket,
             trace=caller.trace,
             session_id=caller.session_id or (answer_id if request.keep_s else ""),
+            unset_fields=unset,
             seeded=sampling.seed is not None,
             stops=bool(sampling.stop) or policy is not None,
         )
@@ -349,12 +354,13 @@ def _sampling_of(
     bad_word_ids = _bad_word_ids(fields.bad_words, served.tokenizer)
     if fields.allowed_token_ids and {(token,) for token in fields.allowed_token_ids} <= {*bad_word_ids}:
         raise invalid_value(f"{options.param}bad_words", "they are all tokens of 'allowed_token_ids'")
+    defaults = _defaults(fields, options)
     params = SamplingParams(
         max_tokens=0,
         bad_words=tuple(fields.bad_words),
         bad_word_ids=bad_word_ids,
         extra_args=schema_text(fields.extra_args) if fields.extra_args else "",
-        top_k=min(max(fields.top_k, 0), served.info.vocab_size),
+        top_k=min(max(int(defaults.get("top_k", fields.top_k)), 0), served.info.vocab_size),
         logit_bias=logit_bias,
         allowed_token_ids=tuple(fields.allowed_token_ids or ()),
         min_tokens=fields.min_tokens,
@@ -364,15 +370,18 @@ def _sampling_of(
         logprobs_mode=(options.logprobs_mode if has_logprobs else None) or LogprobsMode.RAW,
         prompt_logprobs=options.prompt_logprobs,
         grammar=options.grammar,
-        **{name: getattr(fields, name) for name in VERBATIM_FIELDS},
+        **{name: defaults.get(name, getattr(fields, name)) for name in VERBATIM_FIELDS},
     )
+    default_max_tokens = options.default_max_tokens
+    if default_max_tokens is None and (of_model := served.default_sampling_params.get("max_tokens")) is not None:
+        default_max_tokens = max(int(of_model), fields.min_tokens)
 
     @cache
     def of_length(prompt_len: int) -> SamplingParams:
         max_tokens = served.preparer.max_tokens(
             prompt_len,
             fields.requested_max_tokens,
-            default=options.default_max_tokens,
+            default=default_max_tokens,
             param=options.prompt_param,
             scored=options.prompt_only,
             caps=caps,
@@ -383,6 +392,19 @@ def _sampling_of(
         return msgspec.structs.replace(params, max_tokens=max_tokens)
 
     return of_length
+
+
+def _defaults(fields: SamplingFields, options: RouteOptions) -> dict[str, int | float]:
+    """Returns the model's defaults of the fields that the request omits."""
+    defaults = {} if options.ignores_defaults else options.context.served.default_sampling_params
+    return {name: value for name, value in defaults.items() if name not in fields.model_fields_set}
+
+
+def _unset_fields(fields: SamplingFields, options: RouteOptions) -> tuple[str, ...]:
+    """Returns the fields that the request omits and whose default only the worker knows."""
+    served = options.context.served
+    unknown = served.default_rules.unknown(served.info.default_sampling_params)
+    return () if options.ignores_defaults else tuple(sorted(unknown - fields.model_fields_set - {"max_tokens"}))
 
 
 def _bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

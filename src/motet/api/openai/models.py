@@ -36,6 +36,7 @@ class ModelObject(TypedDict):
     parent: str | None
     max_model_len: int | None
     weight_version: str | None
+    default_sampling_params: dict[str, int | float] | None
 
 
 class TokenizeBody(ChatPrompt):
@@ -126,13 +127,15 @@ def _as_anthropic(card: ModelObject) -> dict[str, object]:
 
 def _card(model: ServedModel | TextModel) -> ModelObject:
     """Returns a model in OpenAI's shape. Its length depends on its current workers; None if it has none."""
-    length, version = None, None
+    length, version, defaults = None, None, None
     if isinstance(model, TextModel):
         root, length = model.root, model.max_model_len
     else:
         root = model.source
         with suppress(NoWorkerError):
             length, version = model.info.max_model_len, model.info.weight_version
+            unknown = model.default_rules.unknown(model.info.default_sampling_params)
+            defaults = model.default_sampling_params or (None if unknown else {})
     return {
         "id": model.name,
         "object": "model",
@@ -142,6 +145,7 @@ def _card(model: ServedModel | TextModel) -> ModelObject:
         "parent": model.parent,
         "max_model_len": length,
         "weight_version": version,
+        "default_sampling_params": defaults,
     }
 
 

@@ -12,7 +12,7 @@ from motet.api.http.failure import error_body, invalid_value
 from motet.api.openai.response_output import INCOMPLETE, ItemStatus, Members, ResponseOutput
 from motet.api.openai.responses_schema import BuiltInTool, NamespaceTool, ResponsesRequest, shown
 from motet.text.text_group import GroupStep
-from motet.types import FinishReason, Usage
+from motet.types import FinishReason, SamplingParams, Usage
 
 
 class ResponseObject:
@@ -128,10 +128,10 @@ def _state_event(state: str, json: EncodedJson) -> NamedEvent:
 
 
 def response_writer(
-    head: AnswerHead, body: ResponsesRequest, *, output: ResponseOutput
+    head: AnswerHead, body: ResponsesRequest, *, sampling: SamplingParams, output: ResponseOutput
 ) -> ResponseBody | ResponseEvents:
     """Returns the writer of a Response. Raises the errors of `echo_json`."""
-    response = ResponseObject(head, echo_json(body), output=output)
+    response = ResponseObject(head, echo_json(body, sampling), output=output)
     return ResponseEvents(response) if body.stream else ResponseBody(response)
 
 
@@ -145,9 +145,10 @@ def response_usage(usage: Usage) -> Members:
     }
 
 
-def echo_json(body: ResponsesRequest) -> bytes:
-    """Returns the members of the request that a Response repeats, and constants for fields that this server does not
-    have. Raises `RequestError` for a lone surrogate, which JSON can escape but an answer cannot repeat."""
+def echo_json(body: ResponsesRequest, sampling: SamplingParams) -> bytes:
+    """Returns the members of the request that a Response repeats, with defaults where the request omits them, and
+    constants for fields that this server does not have. Raises `RequestError` for a lone surrogate, which JSON can
+    escape but an answer cannot repeat."""
     form, choice = body.text.format, body.tool_choice
     text = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
     chosen = {name: value for name, value in (choice or {"type": "auto"}).items() if value is not None}
@@ -157,7 +158,7 @@ def echo_json(body: ResponsesRequest) -> bytes:
         "metadata": body.metadata,
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
-        "temperature": body.temperature,
+        "temperature": sampling.temperature,
         "text": {"format": text, "verbosity": body.text.verbosity},
         "tool_choice": chosen if len(chosen) > 1 else chosen["type"],
         "tools": [
@@ -166,7 +167,7 @@ def echo_json(body: ResponsesRequest) -> bytes:
             if not isinstance(tool, BuiltInTool)
         ],
         "top_logprobs": body.top_logprobs,
-        "top_p": body.top_p,
+        "top_p": sampling.top_p,
         "background": False,
         "max_tool_calls": None,
         "previous_response_id": None,

@@ -73,7 +73,7 @@ def responses_router(service: Service) -> APIRouter:
                 origins=origins(body),
                 custom=frozenset(name for name, tool, _ in _functions(body) if isinstance(tool, CustomTool)),
             )
-            return response_writer(plan.head, body, output=output)
+            return response_writer(plan.head, body, sampling=plan.groups[0].sampling, output=output)
 
         return await as_chat(body).answer(service, request, prefix=ID_PREFIX, writer=writer)
 

@@ -90,6 +90,7 @@ async def _plan(service: Service, body: SglangRequest, *, context: RequestContex
         prompt_param=body.prompt_param,
         num_choices=body.n,
         count_param="sampling_params.n",
+        ignores_defaults=True,
         logprobs=body.top_logprobs_num if body.return_logprob else None,
         logprobs_param="top_logprobs_num",
         prompt_logprobs=body.top_logprobs_num if body.scores_prompt else None,

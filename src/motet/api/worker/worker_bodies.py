@@ -72,11 +72,8 @@ def check_group(served: ServedModel, request: GenerateRequest) -> None:
     """Raises RequestError, which names the field, for a group that this worker cannot run."""
     _check_envelope(served, request)
     served.preparer.check_prompt(request.prompt, param="prompt")
-    sampling = request.sampling
-    if sampling.max_tokens < 1:
-        raise invalid_value("max_tokens", f"{sampling.max_tokens}; at least 1 is allowed")
-    served.preparer.max_tokens(len(request.prompt), sampling.max_tokens, default=None, param="prompt")
     _check_sampling(served, request)
+    served.preparer.max_tokens(len(request.prompt), request.sampling.max_tokens, default=None, param="prompt")
     _check_choices(served, request)
     if request.ticket is not None:
         if served.info.role is not Role.DECODE:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from motet.deploy.ray.worker import WorkerPlan, side_channel_ports
 from motet.deploy.server_plan import GatewayPlan, gateway_plan, server_config, server_plan
 from motet.models.progress import Lines
+from motet.sampling_defaults import DefaultRules
 from motet.session_ids import headers_on_ray
 from motet.settings.ray_config import Ingress
 from motet.settings.record import Settings
@@ -101,6 +102,7 @@ def gateway_replica_plan(settings: Settings, place: ReplicaPlace, *, environ: Ma
             worker_key=engine_key(settings),
             session_headers=headers_on_ray(server.session_headers, environ),
         ),
+        defaults=DefaultRules(),  # replicas with engines report their defaults
         find_tokenizer=None,  # replicas are Motet's own servers, which send their tokenizer
         cell=replace(plan.cell, prefill_may_come=bool(plan.cell.prefill)),
         connects_workers=False,

@@ -127,7 +127,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     folder = Path(config.model_path)
     hf_config = read_config(folder)
     device, dtype = resolve_device(config.device), resolve_dtype(config.dtype, hf_config)
-    shape = read_shape(folder, hf_config)
+    shape = read_shape(folder, hf_config, generation=Path(config.generation_path or folder))
     max_model_len = max_model_len_of(config.max_model_len, shape.max_model_len)
     layout = KVLayout(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
     needs = MemoryNeeds(max_model_len, weights_in_memory(folder, hf_config, dtype=dtype))
@@ -157,6 +157,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         role=config.role,
         shares_prompts=config.prefix_cache,
         eos_token_ids=shape.eos_token_ids,
+        default_sampling_params=dict(config.default_sampling_params),
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         kernels=backend.kernels,

@@ -23,6 +23,7 @@ from motet.log import cut
 from motet.models.file_reading import FileReading
 from motet.models.folder import read_object, weight_files
 from motet.models.weight_digest import read_headers
+from motet.sampling_defaults import GENERATION_CONFIG
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +98,9 @@ def _check_rope(config: PreTrainedConfig, folder: Path) -> None:
             )
 
 
-def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:
-    """Returns the sizes of a model. As in transformers, the end tokens of generation_config.json take precedence.
-    Raises ModelLoadError for a value that is not a size."""
+def read_shape(folder: Path, config: PreTrainedConfig, *, generation: Path | None = None) -> ModelShape:
+    """Returns the sizes of a model. As in transformers, the end tokens of generation_config.json take precedence, which
+    is in the folder `generation` if it is not in the model's. Raises ModelLoadError for a value that is not a size."""
 
     def size(name: str, unset: int | None = None) -> int:
         value = getattr(config, name, None)
@@ -115,7 +116,7 @@ def read_shape(folder: Path, config: PreTrainedConfig) -> ModelShape:
         head_dim=size("head_dim", size("hidden_size") // heads),
         vocab_size=size("vocab_size"),
         max_model_len=size("max_position_embeddings"),
-        eos_token_ids=_eos_token_ids(folder, config),
+        eos_token_ids=_eos_token_ids(folder, config, generation=generation or folder),
     )
 
 
@@ -272,12 +273,10 @@ def _saved_dtype(config: PreTrainedConfig) -> torch.dtype:
     return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
 
 
-def _eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:
+def _eos_token_ids(folder: Path, config: PreTrainedConfig, *, generation: Path) -> tuple[int, ...]:
     file, found = folder / "config.json", config.eos_token_id
-    if (generation := folder / "generation_config.json").exists() and (
-        ids := read_object(generation).get("eos_token_id")
-    ):
-        file, found = generation, ids
+    if (other := generation / GENERATION_CONFIG).exists() and (ids := read_object(other).get("eos_token_id")):
+        file, found = other, ids
     if found is None:
         return ()
     tokens = tuple(found) if isinstance(found, list | tuple) else (found,)

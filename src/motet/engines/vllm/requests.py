@@ -26,8 +26,9 @@ A server takes requests on one of two routes:
     GENERATE      /inference/v1/generate   for token ids; exists with `--enable-scale-out` or `--tokens-only`
     COMPLETIONS   /v1/completions          always exists; also generates text, which costs the server and is not read
 
-If a request omits temperature, top_p, top_k, min_p or a penalty, `/v1/completions` takes it from the model's
-`generation_config.json`, so all of them are always sent.
+If a request omits temperature, top_p, top_k, min_p or a repetition penalty, `/v1/completions` takes it from the model's
+`generation_config.json`, so they are omitted only if the client did (`GenerateRequest.unset_fields`). GENERATE takes
+neutral values then.
 """
 
 import struct
@@ -67,6 +68,7 @@ TRANSLATED_FIELDS = (
 )
 """Fields of `SamplingParams` that have other names in vLLM, or differ on the two routes."""
 
+NEUTRAL = SamplingParams(max_tokens=1)
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0)
 
 _SEEDS = 2**63 - 2**32
@@ -103,6 +105,8 @@ class VLLMRequest:
     trace: str = ""
     traceparent: TraceContext | None = None
     session_id: str = ""
+    unset_fields: tuple[str, ...] = ()
+    """Sampling fields that are omitted, unless `sampling` has another value than the neutral one."""
     choices: tuple[tuple[int, ...], ...] = ()
     """Choices that get the tokens of each child; a scout's child has none."""
 
@@ -220,6 +224,7 @@ def _vllm_request(
         trace=request.trace,
         traceparent=request.traceparent,
         session_id=request.session_id,
+        unset_fields=request.unset_fields,
         choices=choices,
     )
 
@@ -306,7 +311,9 @@ def _sampling_fields(vllm_request: VLLMRequest) -> dict[str, object]:
     """Returns the sampling fields. `SamplingParams` and both routes of vLLM have the same names."""
     sampling = vllm_request.sampling
     grammar = sampling.grammar
-    same = {name: getattr(sampling, name) for name in SamplingParams.__struct_fields__ if name not in TRANSLATED_FIELDS}
+    unset = {name for name in vllm_request.unset_fields if getattr(sampling, name) == getattr(NEUTRAL, name)}
+    omitted = {*TRANSLATED_FIELDS, *unset}
+    same = {name: getattr(sampling, name) for name in SamplingParams.__struct_fields__ if name not in omitted}
     changed: dict[str, object] = {
         "n": vllm_request.n,
         "seed": None if vllm_request.seed is None else signed_seed(vllm_request.seed),

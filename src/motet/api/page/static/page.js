@@ -8,6 +8,7 @@ import { keys, onKeyNeeded, read } from "./server.js";
 import { WorkersTab } from "./workers.js";
 
 const KEPT_S = 300;
+const TEMPERATURE = 0.8; // of models that have no default
 const MORE = 4;
 const SENDABLE = /^[ -~]*$/; // characters that a browser sends in a header unchanged
 const at = (id) => document.getElementById(id);
@@ -174,6 +175,7 @@ function openTab(tab) {
 }
 
 let openDialog = null;
+let defaults = new Map(); // the default values of sampling fields of each model
 
 // Opens the dialog for a key of this server, one at a time. Resolves to false if the reader cancels it.
 function requestKey(why, whose) {
@@ -210,6 +212,13 @@ async function listModels() {
   const { data } = await read("v1/models");
   const chosen = at("model").value;
   at("model").replaceChildren(...data.map(({ id }) => new Option(id, id, false, id === chosen)));
+  defaults = new Map(data.map((card) => [card.id, card.default_sampling_params ?? {}]));
+  showTemperature();
+}
+
+// Shows the default temperature of the chosen model, unless the reader has entered another.
+function showTemperature() {
+  at("temperature").defaultValue = defaults.get(at("model").value)?.temperature ?? TEMPERATURE;
 }
 
 function listen() {
@@ -217,6 +226,7 @@ function listen() {
   at("form").addEventListener("submit", handler(send));
   at("more").addEventListener("click", handler(sendMore));
   at("stop-all").addEventListener("click", handler(() => group.stopAll()));
+  at("model").addEventListener("change", showTemperature);
   at("stop").addEventListener("change", () => (at("k").disabled = at("stop").value === ""));
   at("prompt").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("form").requestSubmit();
