@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 
-def write_safetensors(file: Path, *, data_bytes: int = 8) -> None:
-    header = json.dumps({"w": {"dtype": "U8", "shape": [data_bytes], "data_offsets": [0, data_bytes]}}).encode()
+def write_safetensors(file: Path, *, data_bytes: int = 8, name: str = "w") -> None:
+    header = json.dumps({name: {"dtype": "U8", "shape": [data_bytes], "data_offsets": [0, data_bytes]}}).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(data_bytes))
 
 

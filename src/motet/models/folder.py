@@ -1,16 +1,20 @@
 """Checks a model folder before an engine starts with it. An error states in one line what is missing or broken."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from motet.errors import ModelLoadError
+from motet.log import cut
 from motet.models.regular_files import check_folder, read_regular
-from motet.models.safetensors_header import check_safetensors
+from motet.models.safetensors_header import MAX_NAME_CHARS, Header, check_safetensors
 
+WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth")
+"""Names of files with weights in Python's pickle format."""
 TOKENIZER = "tokenizer.json"
 MAX_JSON_BYTES = 16 * 2**20
 """Maximum size of a JSON file. The index of a model with 140,000 tensors has 15 MB."""
@@ -29,8 +33,7 @@ def check_model(folder: Path) -> None:
     if "model_type" not in config:
         raise ModelLoadError(f"{folder / 'config.json'} has no model_type: it is not a transformers model")
     _check_files(folder)
-    for file in weight_files(folder):
-        check_safetensors(file)
+    check_index(folder, {file: check_safetensors(file)[0] for file in weight_files(folder)})
 
 
 def check_tokenizer(folder: Path) -> None:
@@ -41,24 +44,53 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
-    """Yields the files with the weights: the files in the index, or all safetensors files."""
-    index = folder / INDEX
+    """Yields the files with the weights, as transformers chooses them: the files in the index, `model.safetensors`, or
+    all safetensors files."""
+    index, single = folder / INDEX, folder / WEIGHTS
     if index.exists():
-        try:
-            names = sorted(set(msgspec.json.decode(_content(index), type=WeightIndex).weight_map.values()))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise ModelLoadError(f"{index} has no weight_map with the file of each tensor: {exc}") from exc
+        names = sorted(set(_weight_map(index).values()))
         if not names:
             raise ModelLoadError(f"{index} has an empty weight_map")
+        if single.exists() and WEIGHTS not in names:
+            raise ModelLoadError(f"{folder} has {WEIGHTS} and {INDEX}, which does not name it: remove one of them")
         for name in names:
             if Path(name).name != name:
                 raise ModelLoadError(f"{index} names {name!r}, which is not the name of a file in its folder")
             yield folder / name
         return
-    files = sorted(folder.glob("*.safetensors"))
+    files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
     if not files:
+        pickled = [file.name for pattern in PICKLED for file in sorted(folder.glob(pattern))]
+        if pickled:
+            raise ModelLoadError(
+                f"{folder} has its weights in {pickled[0]}, a format that can contain code: convert it with "
+                f"`python -m motet.models.convert {folder} NEW_FOLDER`, and serve NEW_FOLDER"
+            )
         raise ModelLoadError(f"{folder} has no weights (*.safetensors)")
     yield from files
+
+
+def check_index(folder: Path, headers: Mapping[Path, Header]) -> None:
+    """Raises ModelLoadError if the index of a folder names a tensor that is not in its file: a shard was exchanged or
+    replaced."""
+    index = folder / INDEX
+    if not index.exists():
+        return
+    for tensor, name in _weight_map(index).items():
+        if tensor not in headers[folder / name]:
+            others = [file.name for file, header in headers.items() if tensor in header]
+            found = f"; it is in {others[0]}" if others else ""
+            raise ModelLoadError(
+                f"{folder / name} has no tensor {cut(tensor, MAX_NAME_CHARS)}, which {INDEX} names{found}: "
+                "download the model again"
+            )
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(_content(index), type=WeightIndex).weight_map
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ModelLoadError(f"{index} has no weight_map with the file of each tensor: {exc}") from exc
 
 
 def read_object(file: Path) -> dict[str, object]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from motet.errors import ModelLoadError
 from motet.models.checkpoint import checkpoint_files
 from motet.models.file_reading import FileReading
+from motet.models.folder import check_index
 from motet.models.safetensors_header import Header, check_safetensors
 from motet.system.threads import in_daemon_thread
 
@@ -54,10 +55,15 @@ def weights_digest(paths: Sequence[Path], cache: Path | None, *, reading: FileRe
 
 def read_headers(paths: Sequence[Path], reading: FileReading) -> dict[Path, tuple[Header, int]]:
     """Returns the header of each file of a checkpoint, and the offset of its data. Raises ModelLoadError."""
-    headers = {}
-    for file in checkpoint_files(paths):
-        reading.note(file)
-        headers[file] = check_safetensors(file)
+    headers: dict[Path, tuple[Header, int]] = {}
+    for path in paths:
+        found = {}
+        for file in checkpoint_files([path]):
+            reading.note(file)
+            found[file] = check_safetensors(file)
+        if path.is_dir():
+            check_index(path, {file: header for file, (header, _) in found.items()})
+        headers |= found
     return headers
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 
@@ -59,11 +60,18 @@ def read_config(folder: Path) -> PreTrainedConfig:
     """Returns the model's config. Raises ModelLoadError or UnsupportedModelError, before any weight is read."""
     try:
         # from_pretrained does not name the architecture if transformers does not know the model type.
-        architectures = PreTrainedConfig.get_config_dict(folder)[0].get("architectures") or []
+        fields = PreTrainedConfig.get_config_dict(folder)[0]
+        architectures = fields.get("architectures") or []
+        own_code = "; its code is in the folder (auto_map), and Motet does not run it" if "auto_map" in fields else ""
         if not set(architectures) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
             raise UnsupportedModelError(
                 f"{folder} contains {', '.join(architectures) or 'no architecture'}, which is not a decoder of "
-                f"transformers {transformers.__version__}"
+                f"transformers {transformers.__version__}{own_code}"
+            )
+        if own_code and fields.get("model_type") not in CONFIG_MAPPING:
+            raise UnsupportedModelError(
+                f"{folder} has the model type {_shown(fields.get('model_type'))}, which transformers "
+                f"{transformers.__version__} does not have{own_code}"
             )
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if (reason := _without_kv_cache(config)) is not None:
@@ -130,9 +138,12 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
     model: PreTrainedModel
     report: dict[str, list[str]]
     try:
-        empty = _empty_model(config)
         checkpoint = DequantizedCheckpoint.open(folder)
         stored = stored_tensors(read_headers([folder], FileReading())) if checkpoint is None else checkpoint.stored
+        if (layers := config.get_text_config().num_hidden_layers) > len(stored):  # to make them would take for ever
+            file = folder / "config.json"
+            raise ModelLoadError(f"{file} describes {layers} layers, and the files have {len(stored)} tensors")
+        empty = _empty_model(config)
         if checkpoint is not None:
             checkpoint = checkpoint.without_zero_biases(name for name, _ in empty.named_parameters())
             logger.info("%s", checkpoint.description(dtype))
