@@ -61,8 +61,14 @@ REQUESTS: dict[str, list[Sent]] = {
     "POST /tokenize": [{"json": {"prompt": "hi"}}, {"json": {**HI, "return_token_strs": True}}],
     "POST /detokenize": [{"json": {"tokens": [5]}}],
     "POST /v1/messages/render": [{"json": {**HI, "max_tokens": 9}}],
-    "POST /v1/chat/completions/derender": [{"json": {"generate_response": GENERATED}}],
-    "POST /v1/completions/derender": [{"json": {"generate_responses": [GENERATED]}}],
+    "POST /v1/chat/completions/derender": [
+        {"json": {"generate_response": GENERATED}},
+        {"json": {"generate_chunk": GENERATED, "stream": True}},
+    ],
+    "POST /v1/completions/derender": [
+        {"json": {"generate_responses": [GENERATED]}},
+        {"json": {"generate_chunk": GENERATED, "stream": True}},
+    ],
     "GET /v1/models": [{}, ANTHROPIC],
     "GET /v1/models/{model}": [{}, ANTHROPIC],
     "POST /v1/groups/{id}/more": [{"json": {"n": 1}}, {"json": {"n": 1, "stream": True}}],

@@ -75,7 +75,7 @@ MESSAGE = obj(
 )
 GENERATED = obj(
     request_id=TEXT,
-    choices=listed(obj(index=COUNT, token_ids=TOKENS, logprobs=nullable(OBJECT), finish_reason=FINISH)),
+    choices=listed(obj(index=COUNT, token_ids=IDS_OR_NULL, logprobs=nullable(OBJECT), finish_reason=FINISH)),
     prompt_logprobs=nullable(listed(nullable(OBJECT))),
     kv_transfer_params=nullable(OBJECT),
     usage=USAGE,
@@ -92,6 +92,8 @@ VERSION = obj(weight_version=TEXT)
 CHAT = _answer("chat.completion", message=ANSWER_MESSAGE, logprobs=nullable(OBJECT))
 COMPLETION = _answer("text_completion", text=TEXT, logprobs=nullable(OBJECT))
 
+DERENDERED_CHUNK = obj(chunk=obj(id=TEXT, object=TEXT, choices=listed(obj(index=COUNT))), stream_state=OBJECT)
+
 ANSWERS: Mapping[str, Json] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
@@ -105,8 +107,8 @@ ANSWERS: Mapping[str, Json] = {
     "/v1/chat/completions/render": RENDERED,
     "/v1/messages/render": RENDERED,
     "/v1/completions/render": listed(RENDERED),
-    "/v1/chat/completions/derender": CHAT,
-    "/v1/completions/derender": COMPLETION,
+    "/v1/chat/completions/derender": {"anyOf": [CHAT, DERENDERED_CHUNK]},
+    "/v1/completions/derender": {"anyOf": [COMPLETION, DERENDERED_CHUNK]},
     "/tokenize": obj(count=COUNT, max_model_len=COUNT, tokens=TOKENS, token_strs=nullable(listed(TEXT))),
     "/detokenize": obj(prompt=TEXT),
     "/tokenizer_info": obj(tokenizer_class=TEXT_OR_NULL, chat_template=TEXT_OR_NULL, model_max_length=COUNT),

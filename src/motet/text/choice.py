@@ -100,7 +100,7 @@ class ChoiceStream:
         self.index = start.index
         self.finish: FinishReason | None = None
         self.stop_reason: str | int | None = None
-        begin = _replay_from(start.output_tokens, tokenizer.special_ids, rules=rules)
+        begin = replay_from(start.output_tokens, tokenizer.special_ids, rules=rules)
         self.num_tokens = begin
         """Number of tokens of the answer, up to the token that ended it."""
         self._rules = rules
@@ -126,6 +126,12 @@ class ChoiceStream:
     @property
     def ended(self) -> bool:
         return self.finish is not None
+
+    @property
+    def num_chars(self) -> int:
+        """Number of characters of the text that was read, including text that is held back. Correct only with
+        log-probabilities."""
+        return self._held.num_chars
 
     @property
     def last_event(self) -> ChoiceEvent:
@@ -259,7 +265,7 @@ class ChoiceStream:
         return msgspec.structs.replace(event, finish=finish, parts=tuple(parts))
 
 
-def _replay_from(output: tuple[int, ...], special_ids: frozenset[int], *, rules: TextRules) -> int:
+def replay_from(output: tuple[int, ...], special_ids: frozenset[int], *, rules: TextRules) -> int:
     """Returns the number of output tokens that need not be read again, since neither an incomplete character nor an
     incomplete stop string can reach back to them. It is 0 if all tokens have to be read: offsets of log-probabilities
     count from the start of the answer, and a parser reads complete answers."""

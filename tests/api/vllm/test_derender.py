@@ -8,10 +8,12 @@ import pytest
 
 from motet.api.http.caller import Caller
 from motet.api.vllm import derender
-from motet.api.vllm.derender import DerenderedAnswer, GeneratedChoice
+from motet.api.vllm.derender import DerenderedAnswer
+from motet.api.vllm.derender_schema import GeneratedChoice
 from tests.api.calling import PARIS, TIME, WEATHER, CallingServing
 from tests.api.serving import PROMPT, Served, Serving, saying
 from tests.error_response import assert_error
+from tests.tiny_tokenizer import fake_answer
 
 pytestmark = pytest.mark.anyio
 
@@ -157,6 +159,57 @@ async def test_without_the_request_the_text_is_the_content(serve: Serving) -> No
     assert served.engine.requests == []
 
 
+async def test_incomplete_log_probabilities_are_taken_as_they_are(serve: Serving) -> None:
+    served = await serve()
+    entry = {"token_id": 6, "logprob": -1.0, "rank": 1, "top_logprobs": [{"token_id": 7, "logprob": -2.0}]}
+    name = served.tokenizer.token_text
+    for entries in ([], [entry], [entry] * 3):
+        response = {"request_id": "r", "choices": [CHOICE | {"logprobs": {"content": entries}}]}
+        chat = (await served.http.post(f"{CHAT}/derender", json={"generate_response": response})).json()
+        (choice,) = chat["choices"]
+        assert choice["message"]["content"] == served.tokenizer.decode([5, 6])
+        assert [one["token"] for one in choice["logprobs"]["content"]] == [name(6)] * len(entries)
+        answer = (await served.http.post(f"{COMPLETIONS}/derender", json={"generate_responses": [response]})).json()
+        (choice,) = answer["choices"]
+        assert choice["text"] == served.tokenizer.decode([5, 6])
+        offsets = [number * len(name(6)) for number in range(len(entries))]
+        assert (choice["logprobs"] or {"text_offset": []})["text_offset"] == offsets
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_the_text_ends_at_the_stop_string_that_ended_the_choice(serve: Serving, path: str) -> None:
+    """Regression: the stop string, whose tokens an answer has, stayed in the text."""
+    served = await serve()
+    ids = fake_answer("one END two", eos=False)
+    cases: list[tuple[dict[str, object], dict[str, object], str]] = [
+        ({"stop_reason": "END"}, {}, "one "),
+        ({}, {"stop": ["END"]}, "one "),
+        ({}, {"stop": ["END"], "include_stop_str_in_output": True}, "one END"),
+        ({}, {"stop": ["END"], "min_tokens": 99}, "one END two"),
+        ({}, {}, "one END two"),
+    ]
+    for ended, request, text in cases:
+        choice = {"index": 0, "token_ids": ids, "finish_reason": "stop", **ended}
+        response = {"request_id": "r", "choices": [choice]}
+        chat = {"generate_response": response, "chat_request": {"messages": MESSAGES} | request}
+        completion = {"generate_responses": [response], "completion_request": {"prompt": "x"} | request}
+        answer = (await served.http.post(f"{path}/derender", json=chat if path == CHAT else completion)).json()
+        (choice,) = answer["choices"]
+        assert (choice["text"] if path == COMPLETIONS else choice["message"]["content"]) == text
+        assert choice["stop_reason"] == ("END" if text.startswith("one ") and "two" not in text else None)
+
+
+async def test_an_answer_with_parts_is_not_derendered_without_its_request(serve_tools: CallingServing) -> None:
+    served = await serve_tools(saying("hi"))
+    request = {"chat_request": {"messages": MESSAGES}}
+    for body, param in (
+        (wrong(), "chat_request"),
+        (chunk_of(), "chat_request"),
+        (chunk_of() | request, "prompt_token_ids"),
+    ):
+        assert_error(await served.http.post(f"{CHAT}/derender", json=body), status=400, param=param)
+
+
 async def test_what_tokens_do_not_show_comes_from_the_generated_answer(serve: Serving) -> None:
     served = await serve()
     scored, params = [None, {"5": {"logprob": -1.5, "rank": 2, "decoded_token": "a"}}], {"node": "abc"}
@@ -182,6 +235,11 @@ def wrong(**fields: object) -> dict[str, object]:
     return {"generate_response": {"request_id": "r", "choices": [CHOICE | fields]}}
 
 
+def chunk_of(**fields: object) -> dict[str, object]:
+    chunk = {"request_id": "r", "choices": [CHOICE | {"finish_reason": None}], **fields}
+    return {"stream": True, "generate_chunk": chunk}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
@@ -192,8 +250,13 @@ def wrong(**fields: object) -> dict[str, object]:
         (CHAT, wrong(token_ids=[9999]), 400, "token_ids"),
         (CHAT, wrong(token_ids=[5] * 5000), 400, "token_ids"),
         (CHAT, wrong(finish_reason="tired"), 400, "generate_response.choices[0].finish_reason"),
-        (CHAT, wrong(logprobs={"content": []}), 400, "generate_response.choices[0].logprobs.content"),
-        (CHAT, wrong() | {"stream": True}, 400, "stream"),
+        (CHAT, wrong() | {"stream": True}, 400, "generate_chunk"),
+        (CHAT, wrong() | {"stream_state": {}}, 400, "stream_state"),
+        (COMPLETIONS, {"stream": True}, 400, "generate_chunk"),
+        (COMPLETIONS, chunk_of(choices=[CHOICE] * 2), 400, "generate_chunk.choices"),
+        (CHAT, chunk_of() | {"stream_state": {"prev_tokens": ["a"]}}, 400, "stream_state.prev_tokens"),
+        (CHAT, chunk_of() | {"stream_state": {"output_token_ids": [9999]}}, 400, "stream_state"),
+        (CHAT, chunk_of() | {"stream_state": {"output_token_ids": [5] * 4095}}, 400, "stream_state"),
         (CHAT, wrong() | {"model": "other"}, 404, "model"),
         (CHAT, {"generate_response": {"request_id": "r", "choices": [CHOICE] * 2}}, 400, "generate_response.choices"),
         (CHAT, wrong() | {"chat_request": {"messages": []}}, 400, "chat_request.messages"),
@@ -243,7 +306,7 @@ async def test_clients_take_turns_while_a_long_answer_is_read(
 
     monkeypatch.setattr(Caller, "in_thread_if_long", in_thread_if_long)
     monkeypatch.setattr(DerenderedAnswer, "read", counted)
-    served = await serve_tools(saying("hi"))
+    served = await serve_tools(saying("hi"), reasoning=None)
     choices = [{"index": number, "token_ids": [5] * 30, "finish_reason": "length"} for number in range(9)]
     body = {"generate_response": {"request_id": "a", "choices": choices}}
     answer = (await served.http.post(f"{CHAT}/derender", json=body)).json()

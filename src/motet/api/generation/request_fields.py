@@ -58,7 +58,7 @@ TokenId = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)]
 
 
-def _token_ids(value: object) -> object:
+def check_token_ids(value: object) -> object:
     """Checks token ids in Python, which lets other threads run: pydantic would hold the GIL for 100 ms per million."""
     if not isinstance(value, list):
         raise FieldError(invalid_type, None, "an array of token ids, which are integers")
@@ -76,10 +76,10 @@ def _whole_token_ids(value: list[object]) -> object:
     for number, token in enumerate(whole):
         if type(token) is not int:
             raise FieldError(invalid_type, number, "a token id, which is an integer")
-    return _token_ids(whole)
+    return check_token_ids(whole)
 
 
-TokenIds = Annotated[list[int], PlainValidator(_token_ids, json_schema_input_type=list[TokenId])]
+TokenIds = Annotated[list[int], PlainValidator(check_token_ids, json_schema_input_type=list[TokenId])]
 
 
 def _check_biases(value: object) -> object:

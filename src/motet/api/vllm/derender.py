@@ -5,203 +5,46 @@ POST /v1/completions/derender           the answers to each of several rendered 
 
 The request that was rendered is planned again. Its plan reads the given tokens as if an engine had generated them, so
 the answer has the text, reasoning, tool calls and log-probabilities that the request would have had without rendering.
+With `stream`, a request has one chunk of a choice (`derender_stream`).
 """
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, ClassVar, Self
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from pydantic import Field, model_validator
 
 from motet.api.generation.collect import PROMPT_LOGPROBS, BodyShape, CollectedAnswer
 from motet.api.generation.kv_params import request_context
 from motet.api.generation.plan import Plan
-from motet.api.generation.request_fields import TokenIds
 from motet.api.http.caller import Caller, caller_of
-from motet.api.http.failure import FieldError, invalid_value
+from motet.api.http.failure import missing_parameter
 from motet.api.http.routes import new_router, post
-from motet.api.http.schema import Neutral, OpenSchema, Schema
 from motet.api.openai.chat_completions import ChatBody
 from motet.api.openai.chat_plan import plan_chat
-from motet.api.openai.chat_schema import ChatRequest
-from motet.api.openai.completions import CompletionBody, CompletionRequest, CompletionTexts, plan_completions
+from motet.api.openai.completions import CompletionBody, CompletionTexts, plan_completions
+from motet.api.served import ServedModel
 from motet.api.service import Service
-from motet.text.choice import ChoiceEvent
-from motet.text.group_choices import GroupChoices
-from motet.text.prepare import PromptPreparer
-from motet.text.text_group import GroupStep
-from motet.types import (
-    ChoiceDelta,
-    ChoiceStart,
-    Finish,
-    FinishReason,
-    GroupDelta,
-    TokenLogprob,
-    Usage,
+from motet.api.vllm.derender_schema import (
+    UNKNOWN_PROMPT,
+    ChatDerender,
+    CompletionDerender,
+    Generated,
+    GeneratedChoice,
+    GeneratedChunk,
 )
+from motet.api.vllm.derender_stream import ChatChunk, CompletionChunk, check_state, chunk_response
+from motet.text.choice import ChoiceEvent, ChoiceStream, TextRules, WeightSpan
+from motet.text.prepare import PromptPreparer
+from motet.text.stop_strings import StopStrings
+from motet.text.text_group import GroupStep
+from motet.types import ChoiceStart, TokenLogprob, Usage
 
-UNKNOWN_PROMPT = [0]
-"""Placeholder for a prompt that the client did not send, while the request is planned."""
-MAX_ID_CHARS = 200
 CHOICE_TOKENS = 32
 """Number of tokens that take as long as the other work for a choice."""
 PIECE_TOKENS = 2**14
 """Number of tokens after which a piece of work ends, and other clients have their turn. A million tokens take 2 s."""
-
-
-class GeneratedToken(OpenSchema):
-    token_id: int | None = Field(None, ge=0)
-    token: str = Field("", max_length=MAX_ID_CHARS)
-    """`token_id:N`, for servers that do not send `token_id`."""
-    logprob: float
-    rank: int | None = None
-
-    @model_validator(mode="after")
-    def check_id(self) -> Self:
-        number = self.token.removeprefix("token_id:")
-        if self.token_id is None and not (number != self.token and number.isascii() and number.isdigit()):
-            raise FieldError(invalid_value, "token_id", "it is missing, and there is no 'token' such as 'token_id:5'")
-        return self
-
-    @property
-    def id(self) -> int:
-        return int(self.token.removeprefix("token_id:")) if self.token_id is None else self.token_id
-
-
-class SampledToken(GeneratedToken):
-    top_logprobs: list[GeneratedToken] = Field(default_factory=list)
-
-
-class GeneratedLogprobs(OpenSchema):
-    content: list[SampledToken] | None = None
-
-
-class GeneratedChoice(OpenSchema):
-    index: int = Field(ge=0, lt=2**31)
-    token_ids: TokenIds
-    finish_reason: Annotated[FinishReason, Field(strict=False)] | None = None
-    stop_reason: str | int | None = None
-    logprobs: GeneratedLogprobs | None = None
-
-    @model_validator(mode="after")
-    def check_tokens(self) -> Self:
-        if not self.token_ids:
-            raise FieldError(invalid_value, "token_ids", "the array is empty; at least one token is needed")
-        if (entries := self.entries) is not None and len(entries) != len(self.token_ids):
-            why = f"expected {len(self.token_ids)} entries, one for each token, but got {len(entries)}"
-            raise FieldError(invalid_value, "logprobs.content", why)
-        return self
-
-    @property
-    def entries(self) -> list[SampledToken] | None:
-        return None if self.logprobs is None else self.logprobs.content
-
-    def deltas(self, end_tokens: Container[int]) -> Iterator[ChoiceDelta]:
-        """Yields the tokens and the end of the choice as an engine reports them. `end_tokens`: tokens that can end the
-        choice and have no text; any other last token belongs to the text."""
-        logprobs = None
-        if self.entries is not None:
-            logprobs = tuple(
-                TokenLogprob(
-                    one.id, one.logprob, one.rank or 0, tuple((top.id, top.logprob) for top in one.top_logprobs)
-                )
-                for one in self.entries
-            )
-        stop_token = self.stop_reason if isinstance(self.stop_reason, int) else None
-        finish = Finish(self.finish_reason or FinishReason.STOP, stop_token)
-        last = self.token_ids[-1]
-        ends_in_text = isinstance(self.stop_reason, str) or (last != stop_token and last not in end_tokens)
-        yield ChoiceDelta(self.index, tuple(self.token_ids), logprobs, None if ends_in_text else finish)
-        if ends_in_text:
-            yield ChoiceDelta(self.index, (), () if logprobs else None, finish)
-
-
-class Generated(OpenSchema):
-    """An answer of `/inference/v1/generate`."""
-
-    request_id: str = Field(max_length=MAX_ID_CHARS)
-    choices: list[GeneratedChoice] = Field(min_length=1)
-    prompt_token_ids: TokenIds | None = None
-    prompt_logprobs: list[dict[str, object] | None] | None = None
-    kv_transfer_params: object = None
-
-    @model_validator(mode="after")
-    def check_indices(self) -> Self:
-        if len({choice.index for choice in self.choices}) < len(self.choices):
-            raise FieldError(invalid_value, "choices", "two choices have the same index")
-        return self
-
-    @property
-    def num_top(self) -> int | None:
-        """Maximum number of alternatives to a token; None without log-probabilities."""
-        entries = [one for choice in self.choices for one in choice.entries or ()]
-        return max(len(one.top_logprobs) for one in entries) if entries else None
-
-
-class DerenderFields(Schema):
-    has_token_ids = True
-    neutral: ClassVar[Neutral] = {"stream": (False,)}
-
-    model: str | None = None
-
-
-class ChatDerender(DerenderFields):
-    generate_response: Generated
-    prompt_tokens: int | None = Field(None, ge=0)
-    prompt_token_ids: TokenIds | None = None
-    chat_request: ChatRequest | None = None
-
-    @property
-    def planned_request(self) -> ChatRequest:
-        generated = self.generate_response
-        chat = self.chat_request or ChatRequest.model_construct(messages=[])
-        prompt = self.prompt_token_ids or generated.prompt_token_ids or chat.prompt_token_ids
-        if prompt is None and self.chat_request is None:
-            prompt = UNKNOWN_PROMPT
-        update: dict[str, object] = {"model": self.model or chat.model, "prompt_token_ids": prompt}
-        if self.chat_request is None and generated.num_top is not None:
-            update |= {"logprobs": True, "top_logprobs": generated.num_top}
-        unused = {"stream": False, "group": None, "kv_transfer_params": None}
-        return chat.model_copy(update=update | unused | {"n": len(generated.choices)})
-
-
-class CompletionDerender(DerenderFields):
-    generate_responses: list[Generated] = Field(min_length=1)
-    prompt_tokens: list[Annotated[int, Field(ge=0)]] | None = None
-    prompt_token_ids: list[TokenIds] | None = None
-    completion_request: CompletionRequest | None = None
-    """Only `skip_special_tokens` is used."""
-
-    @model_validator(mode="after")
-    def check_lengths(self) -> Self:
-        num_prompts = len(self.generate_responses)
-        for field, given in (("prompt_tokens", self.prompt_tokens), ("prompt_token_ids", self.prompt_token_ids)):
-            if given is not None and len(given) != num_prompts:
-                why = f"expected {num_prompts} entries, one for each response, but got {len(given)}"
-                raise FieldError(invalid_value, field, why)
-        n = len(self.generate_responses[0].choices)
-        for number, one in enumerate(self.generate_responses):
-            if sorted(choice.index for choice in one.choices) != list(range(n)):
-                why = f"expected {n} choices, as in the first response, with the indices from 0 to {n - 1}"
-                raise FieldError(invalid_value, f"generate_responses[{number}].choices", why)
-        return self
-
-    @property
-    def planned_request(self) -> CompletionRequest:
-        request, responses = self.completion_request, self.generate_responses
-        prompts: Sequence[list[int] | None] = self.prompt_token_ids or [one.prompt_token_ids for one in responses]
-        fields = {
-            "model": self.model or (request.model if request else None),
-            "prompt": [ids or UNKNOWN_PROMPT for ids in prompts],
-            "n": len(responses[0].choices),
-            "max_tokens": 1,
-            "skip_special_tokens": request is None or request.skip_special_tokens,
-            "logprobs": max((one.num_top for one in responses if one.num_top is not None), default=None),
-        }
-        return CompletionRequest.model_validate(fields)
 
 
 def derender_router(service: Service) -> APIRouter:
@@ -209,35 +52,58 @@ def derender_router(service: Service) -> APIRouter:
 
     @post(router, "/v1/chat/completions/derender", body=ChatDerender, summary="Token ids as an answer to a chat")
     async def chat(body: ChatDerender, request: Request) -> Response:
-        caller, responses = caller_of(request), [body.generate_response]
+        caller, responses = caller_of(request), body.responses
         planned = await caller.in_thread_if_long(lambda: body.planned_request)
         async with request_context(service, planned, caller=caller, num_choices=planned.n) as context:
-            await caller.in_thread_if_long(partial(_check, context.served.preparer, responses))
-            plan = _with_choices(await plan_chat(service, planned, context=context), responses)
+            _check_parsed(context.served, body)
+            await caller.in_thread_if_long(partial(_check, context.served.preparer, body))
+            plan = await plan_chat(service, planned, context=context, generated=True)
+        if body.stream:
+            return await chunk_response(ChatChunk(plan, planned, body=body), caller=caller)
         counts = None if body.prompt_tokens is None else [body.prompt_tokens]
-        shape = ChatBody(plan, planned)
+        plan, shape = _with_choices(plan, responses), ChatBody(plan, planned)
         return await _response(plan, responses, prompt_tokens=counts, shape=shape, caller=caller)
 
     @post(router, "/v1/completions/derender", body=CompletionDerender, summary="Token ids as answers to prompts")
     async def completions(body: CompletionDerender, request: Request) -> Response:
-        caller, responses = caller_of(request), body.generate_responses
+        caller, responses = caller_of(request), body.responses
         planned = await caller.in_thread_if_long(lambda: body.planned_request)
         async with request_context(service, planned, caller=caller, num_choices=planned.n) as context:
-            await caller.in_thread_if_long(partial(_check, context.served.preparer, responses))
-            plan = _with_choices(await plan_completions(service, planned, context=context), responses)
+            await caller.in_thread_if_long(partial(_check, context.served.preparer, body))
+            plan = await plan_completions(service, planned, context=context)
+        if (asked := body.completion_request) is not None:
+            plan = replace(plan, rules=msgspec.structs.replace(plan.rules, min_tokens=asked.min_tokens))
+        if body.stream:
+            return await chunk_response(CompletionChunk(plan, planned, body=body), caller=caller)
+        plan = _with_choices(plan, responses)
         shape = CompletionBody(planned, CompletionTexts(plan, planned))
         return await _response(plan, responses, prompt_tokens=body.prompt_tokens, shape=shape, caller=caller)
 
     return router
 
 
-def _check(preparer: PromptPreparer, responses: Sequence[Generated]) -> None:
+def _check_parsed(served: ServedModel, body: ChatDerender) -> None:
+    """Raises RequestError for an answer that has to be parsed without what its parser needs. A chunk needs the prompt,
+    since its messages would be rendered for each chunk again."""
+    if not served.formats.must_parse:
+        return
+    if body.chat_request is None:
+        raise missing_parameter("chat_request")
+    if body.stream and body.prompt_token_ids is None:
+        raise missing_parameter("prompt_token_ids")
+
+
+def _check(preparer: PromptPreparer, body: ChatDerender | CompletionDerender) -> None:
     """Raises RequestError for tokens that the model does not have, and for more tokens than its context can have."""
-    for choice in (choice for one in responses for choice in one.choices):
-        preparer.check_prompt(choice.token_ids, param="token_ids")
-        preparer.check_length(choice.token_ids, param="token_ids")
-        for entry in choice.entries or ():
-            preparer.check_prompt([entry.id, *(top.id for top in entry.top_logprobs)], param="token_id")
+    if body.stream:
+        check_state(preparer, body)
+    sources: Sequence[Generated | GeneratedChunk] = [body.chunk] if body.stream else body.responses
+    for choice in (choice for one in sources for choice in one.choices):
+        if choice.token_ids:
+            preparer.check_prompt(choice.token_ids, param="token_ids")
+            preparer.check_length(choice.token_ids, param="token_ids")
+        for entry in choice.logprob_entries or ():
+            preparer.check_prompt([entry.token_id, *(token_id for token_id, _ in entry.top)], param="token_id")
 
 
 def _with_choices(plan: Plan, responses: Sequence[Generated]) -> Plan:
@@ -259,28 +125,41 @@ class DerenderedAnswer(CollectedAnswer):
     def __init__(self, plan: Plan, responses: Sequence[Generated], *, shape: BodyShape) -> None:
         super().__init__(plan, shape.logprobs)
         self._responses = responses
-        self._plan = plan
-        self._choices = [
-            GroupChoices(group, tokenizer=plan.served.tokenizer, rules=plan.rules_of(number))
-            for number, group in enumerate(plan.groups)
-        ]
+        self._num_tokens = 0
+        self._reasoning_tokens = 0
         common = {*plan.served.info.eos_token_ids, *plan.served.tokenizer.special_ids}
         self._ends = [common.union(group.sampling.stop_token_ids) for group in plan.groups]
 
     def read(self, number: int, choice: GeneratedChoice) -> None:
         """Reads the tokens of one choice. `number`: the number of its response."""
-        for delta in choice.deltas(self._ends[number]):
-            events: list[ChoiceEvent] = []
-            self._choices[number].feed(GroupDelta(self._plan.groups[number].request_id, (delta,)), events)
-            self.feed([GroupStep(events, None, number)])
+        plan, entries = self.plan, choice.logprob_entries
+        complete = entries is not None and len(entries) == len(choice.token_ids)
+        rules = msgspec.structs.replace(_rules(plan.rules_of(number), choice), logprobs=complete)
+        start, prompt = ChoiceStart(choice.index, 0), plan.groups[number].prompt
+        stream = ChoiceStream(start, prompt, tokenizer=plan.served.tokenizer, rules=rules)
+        events = [stream.feed(delta) for delta in choice.deltas(self._ends[number], entries if complete else None)]
+        if entries is not None and not complete:
+            events = [self._unplaced(choice.index, entries), *events]
+        self.feed([GroupStep([_ended(event, choice)], None, number) for event in events if event is not None])
+        self._num_tokens += stream.num_tokens
+        self._reasoning_tokens += stream.reasoning_tokens
+
+    def _unplaced(self, index: int, entries: tuple[TokenLogprob, ...]) -> ChoiceEvent:
+        """Returns an event with log-probabilities of only some tokens, with the places that their texts would have
+        alone."""
+        offsets, start = list[int](), 0
+        for entry in entries:
+            offsets.append(start)
+            start += len(self.plan.served.tokenizer.token_text(entry.token_id))
+        return ChoiceEvent(index, "", (), entries, tuple(offsets))
 
     def usage(self, prompt_tokens: Sequence[int] | None) -> Usage:
         """`prompt_tokens`: number of tokens of each prompt; None for the prompts of the plan."""
-        lengths = [len(group.prompt) for group in self._plan.groups] if prompt_tokens is None else prompt_tokens
+        lengths = [len(group.prompt) for group in self.plan.groups] if prompt_tokens is None else prompt_tokens
         return Usage(
             prompt_tokens=sum(lengths),
-            completion_tokens=sum(sum(choices.num_tokens.values()) for choices in self._choices),
-            reasoning_tokens=sum(choices.reasoning_tokens for choices in self._choices),
+            completion_tokens=self._num_tokens,
+            reasoning_tokens=self._reasoning_tokens,
         )
 
     def prompt_logprobs(self, group: int, num_top: int | None) -> dict[str, object]:
@@ -292,13 +171,21 @@ class DerenderedAnswer(CollectedAnswer):
         more["kv_transfer_params"] = self._responses[0].kv_transfer_params
         return super().openai_body(kind, choices, usage=usage, **more)
 
-    def add_stop_reasons(self) -> None:
-        """Adds the given reasons to choices that ended without one."""
-        for group, response in zip(self.groups, self._responses, strict=True):
-            given = {choice.index: choice.stop_reason for choice in response.choices}
-            for choice in group.choices:
-                if choice.end is not None and choice.end.stop_reason is None:
-                    choice.end = msgspec.structs.replace(choice.end, stop_reason=given[choice.index])
+
+def _rules(rules: TextRules, choice: GeneratedChoice) -> TextRules:
+    """Returns the rules of a choice: its text ends at the stop string that was reported, if any."""
+    if (stop := choice.reported_stop) is None:
+        return rules
+    return msgspec.structs.replace(rules, stops=StopStrings([stop]))
+
+
+def _ended(event: ChoiceEvent, choice: GeneratedChoice) -> ChoiceEvent:
+    """Returns an event with what only the generated answer says about the end of the choice."""
+    if event.finish is None:
+        return event
+    spans = tuple(WeightSpan(span.version, span.start, span.end) for span in choice.weight_versions)
+    reason = choice.stop_reason if event.stop_reason is None else event.stop_reason
+    return msgspec.structs.replace(event, stop_reason=reason, weight_versions=spans)
 
 
 async def _response(
@@ -310,7 +197,7 @@ async def _response(
     caller: Caller,
 ) -> Response:
     """`prompt_tokens`: number of tokens of each prompt; None for the prompts of the plan."""
-    num_tokens = sum(CHOICE_TOKENS + len(choice.token_ids) for one in responses for choice in one.choices)
+    num_tokens = sum(_work_size(choice) for one in responses for choice in one.choices)
     num_tokens += sum(len(one.prompt_logprobs or ()) for one in responses)
     answer = await caller.in_thread_if_long(partial(DerenderedAnswer, plan, responses, shape=shape), num_tokens)
 
@@ -319,12 +206,15 @@ async def _response(
             answer.read(number, choice)
 
     def body() -> bytes:
-        answer.add_stop_reasons()
         return b"".join(shape.body(answer, answer.usage(prompt_tokens)))
 
     for piece in _pieces(responses):
         await caller.in_thread_if_long(partial(read, piece), num_tokens)
     return Response(await caller.in_thread_if_long(body, num_tokens), media_type="application/json")
+
+
+def _work_size(choice: GeneratedChoice) -> int:
+    return CHOICE_TOKENS + len(choice.token_ids) + len(choice.reported_stop or "")
 
 
 def _pieces(responses: Sequence[Generated]) -> Iterator[list[tuple[int, GeneratedChoice]]]:
@@ -333,7 +223,7 @@ def _pieces(responses: Sequence[Generated]) -> Iterator[list[tuple[int, Generate
     for number, response in enumerate(responses):
         for choice in response.choices:
             piece.append((number, choice))
-            size += CHOICE_TOKENS + len(choice.token_ids)
+            size += _work_size(choice)
             if size >= PIECE_TOKENS:
                 yield piece
                 piece, size = [], 0
