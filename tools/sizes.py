@@ -49,8 +49,12 @@ MAX_DEPTH = 2
 EXCUSE = "# sizes: "
 
 ERRORS = "motet.errors"
-LIBRARY_BASES = ("motet.api.http.schema.Schema", "motet.api.http.schema.OpenSchema")
-"""Pydantic's BaseModel with the project's settings: not a level of inheritance."""
+LIBRARY_BASES = (
+    *("motet.api.http.schema.Schema", "motet.api.http.schema.OpenSchema"),
+    "motet.api.openai.openai_request.OpenAIRequest",
+)
+"""Bases that are not a level of inheritance: pydantic's BaseModel with the project's settings, and the list of bases
+that the bodies of chats and completions share."""
 PROPERTIES = ("property", "cached_property", "functools.cached_property")
 VALIDATORS = ("model_validator", "field_validator", "model_serializer", "field_serializer")
 

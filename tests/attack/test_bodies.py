@@ -98,7 +98,9 @@ async def test_levels_of_a_body_have_a_limit_that_does_not_depend_on_the_version
 
     assert (await post(MAX_LEVELS)).status_code == 200
     for levels in (MAX_LEVELS + 1, 950, 1050, 9000):  # Python 3.11 reads 990 levels, Python 3.13 reads 9000
-        message = f"Invalid 'chat_template_kwargs': the body may have {MAX_LEVELS} levels of objects and arrays."
+        message = (
+            f"Invalid 'chat_template_kwargs': the body can have at most {MAX_LEVELS} levels of objects and arrays."
+        )
         assert_error(await post(levels), status=400, message=message)
 
 

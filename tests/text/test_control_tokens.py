@@ -240,7 +240,7 @@ def test_the_marks_of_one_request_are_limited(monkeypatch: pytest.MonkeyPatch, r
 
     assert render("<s>" * 4, "<s>" * 6).as_text == frozenset(range(0, 30, 3))
     for contents in (["<s>" * 11], ["<s>" * 6, "<s>" * 5], ["x<s>"] * 11, ["<s>" * 10, "<"]):
-        with pytest.raises(RequestError, match="may have 10 texts of control tokens") as refused:
+        with pytest.raises(RequestError, match="can have at most 10 texts of control tokens") as refused:
             render(*contents)
         assert refused.value.param == "messages"
 

@@ -154,7 +154,7 @@ class Service:
             raise above_maximum(count_param, n, maximum=max_n, flag=flag)
         config, total = self.config, num_prompts * n
         if total > config.max_choices:
-            numbers = f"{num_prompts} prompts x {n} = {total}, while one request may have at most {config.max_choices}"
+            numbers = f"{num_prompts} prompts x {n} = {total}, while one request can have at most {config.max_choices}"
             advice = "(--max-choices). Send fewer prompts at a time, or a smaller 'n'."
             raise RequestError(f"Too many choices: {numbers} {advice}", param=prompt_param, code="too_many_choices")
         if num_prompts > config.max_waiting_groups:

@@ -46,7 +46,9 @@ class CheckpointUpload:
             if again := sorted(names & self._names):
                 raise RequestError(f"tensor {again[0]} was already received", code=INVALID_WEIGHTS)
             if len(self.files) >= MAX_FILES:
-                raise RequestError(f"an update may have {MAX_FILES} bodies: send more tensors in each", code="too_many")
+                raise RequestError(
+                    f"an update can have at most {MAX_FILES} bodies: send more tensors in each", code="too_many"
+                )
         except BaseException:
             file.close()
             raise

@@ -120,7 +120,7 @@ async def test_log_probabilities_that_an_answer_has_in_any_case_are_refused_befo
 
 @every_route
 async def test_a_long_maximum_alone_refuses_nothing(serve: Serving, path: str) -> None:
-    """Few answers have as many tokens as they may have, and without a maximum it is the model's limit."""
+    """Few answers have as many tokens as they can have, and without a maximum it is the model's limit."""
     served = await serve(max_open_answer_bytes=100_000)
     for fields in ({}, {"max_tokens": 4000}, {"max_tokens": 4000, "ignore_eos": True, "stop": "hello"}):
         answer = await served.http.post(path, json=with_logprobs(path, n=8, num_top=20, **fields))
@@ -142,7 +142,7 @@ async def test_prompts_that_each_choice_repeats_count_for_each_choice(refusing: 
 async def test_a_stream_repeats_fewer_log_probabilities_of_prompts(refusing: Served) -> None:
     answer = await refusing.complete([5] * 2000, n=5, echo=True, logprobs=20, stream=True, max_tokens=1)
     assert_error(answer, status=400, param="prompt")
-    assert "a streamed request may have 200000" in answer.json()["error"]["message"]
+    assert "a streamed request can have at most 200000" in answer.json()["error"]["message"]
 
 
 async def test_the_memory_of_one_client_is_free_when_it_leaves(serve: Serving) -> None:

@@ -188,7 +188,7 @@ def test_json_in_a_string_has_the_limits_of_a_body(kind: str) -> None:
         check_json_strings({"before": others["before"], "field": make(limit + 1), "after": others["after"]})
     error = raised.value.at(())
     assert error.param == "field"
-    assert f"JSON in strings may have {limit} {words}" in error.message
+    assert f"JSON in strings can have at most {limit} {words}" in error.message
 
 
 def test_the_limits_count_the_json_in_all_strings_together() -> None:
@@ -207,7 +207,7 @@ async def test_arguments_with_too_many_parts_are_refused_on_every_route(serve_to
         error = (await served.http.post(path, json=chat)).json()["error"]
         assert (error["param"], error["code"]) == (field, "invalid_value")
         assert error["message"] == (
-            f"Invalid '{field}': JSON in strings may have {MAX_CONTAINERS} objects and arrays in one request."
+            f"Invalid '{field}': JSON in strings can have at most {MAX_CONTAINERS} objects and arrays in one request."
         )
     response = await served.http.post("/v1/responses", json={"input": [*items(arguments), MESSAGE]})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "input")

@@ -83,7 +83,7 @@ def sglang_form(regex: str | None, ebnf: str | None) -> AnswerForm | None:
 
 def _check_choices(value: object) -> object:
     if isinstance(value, list) and sum(len(text) for text in value if isinstance(text, str)) > MAX_SOURCE_CHARS:
-        raise FieldError(invalid_value, None, f"the choices may have {MAX_SOURCE_CHARS} characters together")
+        raise FieldError(invalid_value, None, f"the choices can have at most {MAX_SOURCE_CHARS} characters together")
     return value
 
 

@@ -287,7 +287,7 @@ def check_prompt_logprobs(
         each = f", for each of {repeats} choices," if repeats > 1 else ""
         why = f"log-probabilities of {num_tokens} tokens with {num_top} alternatives{each} are {num_logprobs}"
         request = "a streamed request" if streamed else "a request"
-        raise invalid_value(prompt_param, f"{why}, and {request} may have {maximum}; send fewer prompts")
+        raise invalid_value(prompt_param, f"{why}, and {request} can have at most {maximum}; send fewer prompts")
 
 
 def _check_scores(prompts: Sequence[Sequence[int]], options: RouteOptions) -> None:
@@ -387,7 +387,7 @@ def _sampling_of(
             caps=caps,
         )
         if fields.min_tokens > max_tokens:
-            why = f"{fields.min_tokens} is more than the {max_tokens} tokens that a choice may have"
+            why = f"{fields.min_tokens} is more than the {max_tokens} tokens that a choice can have"
             raise invalid_value(f"{options.param}min_tokens", why)
         return msgspec.structs.replace(params, max_tokens=max_tokens)
 

@@ -42,7 +42,9 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 def _stop_strings(value: object) -> object:
     if isinstance(value, list) and sum(len(text) for text in value if isinstance(text, str)) > MAX_TOTAL_STOP_CHARS:
-        raise FieldError(invalid_value, None, f"the strings may have {MAX_TOTAL_STOP_CHARS} characters together")
+        raise FieldError(
+            invalid_value, None, f"the strings can have at most {MAX_TOTAL_STOP_CHARS} characters together"
+        )
     return [value] if isinstance(value, str) else value
 
 
@@ -84,7 +86,7 @@ TokenIds = Annotated[list[int], PlainValidator(check_token_ids, json_schema_inpu
 
 def _check_biases(value: object) -> object:
     if isinstance(value, dict) and len(value) > MAX_BIASES:
-        raise FieldError(invalid_value, None, f"it may have {MAX_BIASES} tokens, and has {len(value)}")
+        raise FieldError(invalid_value, None, f"it can have at most {MAX_BIASES} tokens, and has {len(value)}")
     return value
 
 
@@ -113,7 +115,7 @@ def _check_bad_words(words: list[str]) -> list[str]:
         if not word.strip():
             raise FieldError(invalid_value, number, "a word cannot be empty")
     if sum(map(len, words)) > MAX_BAD_WORD_CHARS:
-        raise FieldError(invalid_value, None, f"the words may have {MAX_BAD_WORD_CHARS} characters together")
+        raise FieldError(invalid_value, None, f"the words can have at most {MAX_BAD_WORD_CHARS} characters together")
     return words
 
 
@@ -121,7 +123,7 @@ def _check_extra_args(values: dict[str, object]) -> dict[str, object]:
     if names := TRANSFER_PARAMS & values.keys():
         raise FieldError(invalid_value, None, f"it cannot have {' or '.join(sorted(names))}")
     if len(schema_text(values)) > MAX_EXTRA_CHARS:
-        raise FieldError(invalid_value, None, f"its JSON may have {MAX_EXTRA_CHARS} characters")
+        raise FieldError(invalid_value, None, f"its JSON can have at most {MAX_EXTRA_CHARS} characters")
     return values
 
 

@@ -155,19 +155,19 @@ def json_value(raw: bytes) -> object:
 
 
 def check_counts(raw: bytes, *, max_values: int) -> None:
-    """Raises RequestError for more parts than a request may have. The error names the field with the first part that
+    """Raises RequestError for more parts than a request can have. The error names the field with the first part that
     exceeds a limit. `max_values`: `MAX_VALUES`, or `MAX_TOKEN_IDS` if the body can have token ids."""
     if _is_small(raw, max_values):
         return
     text = _without_escapes(raw)
     if (excess := _excess(text, max_values)) is not None:
-        why = f"the body may have {excess.limit}"
+        why = f"the body can have at most {excess.limit}"
         field = _field_at(text, excess.place)
         raise invalid_value(field, why) if field else RequestError(f"Invalid body: {why}.", code="invalid_value")
 
 
 def check_json_strings(texts: Mapping[str, str]) -> None:
-    """Raises FieldError if JSON in strings of a body has more parts, all strings together, than a body may have.
+    """Raises FieldError if JSON in strings of a body has more parts, all strings together, than a body can have.
     `texts`: the strings by the names of their fields. The error names the field that exceeds the limit."""
     raw = "\n".join(texts.values()).encode()
     if is_short(raw) or _is_small(raw, MAX_VALUES):
@@ -179,7 +179,7 @@ def check_json_strings(texts: Mapping[str, str]) -> None:
     if (excess := _excess(b"\n".join(pieces), MAX_VALUES)) is not None:
         ends = list(accumulate(len(piece) + 1 for piece in pieces))
         field = list(texts)[bisect_right(ends, excess.place)]
-        raise FieldError(invalid_value, field, f"JSON in strings may have {excess.limit} in one request")
+        raise FieldError(invalid_value, field, f"JSON in strings can have at most {excess.limit} in one request")
 
 
 def _is_small(raw: bytes, max_values: int) -> bool:

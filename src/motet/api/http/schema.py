@@ -188,7 +188,7 @@ def check_num_values(value: T) -> T:
         if isinstance(part, dict | list):
             left -= len(part)
             if left < 0:
-                raise FieldError(invalid_value, None, f"it may have {MAX_VALUES} values")
+                raise FieldError(invalid_value, None, f"it can have at most {MAX_VALUES} values")
             parts += part.values() if isinstance(part, dict) else part
     return value
 

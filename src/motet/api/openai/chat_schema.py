@@ -7,23 +7,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from motet.api.generation.answer_form import FormattedFields, check_named_logprobs
-from motet.api.generation.extensions import NamedRequest, NvExtFields
-from motet.api.generation.group_schema import SteeredFields, check_keep
-from motet.api.generation.request_fields import (
-    IGNORED_FIELDS,
-    NO_REPETITION_DETECTION,
-    SAMPLING_NAMES,
-    RequestFields,
-    ReturnedTokens,
-    SamplingFields,
-    StreamingFields,
-    TokenIds,
-    TokenNames,
-    TruncationFields,
-    in_range,
-    neutral_except,
-)
+from motet.api.generation.answer_form import check_named_logprobs
+from motet.api.generation.group_schema import check_keep
+from motet.api.generation.request_fields import TokenIds, in_range, neutral_except
 from motet.api.http.body import check_json_strings
 from motet.api.http.failure import (
     FieldError,
@@ -33,6 +19,7 @@ from motet.api.http.failure import (
     unsupported_parameter,
 )
 from motet.api.http.schema import UNICODE, JsonObject, Neutral, OpenSchema, Schema, TextOrObject, check_num_values
+from motet.api.openai.openai_request import OpenAIRequest
 from motet.errors import RequestError
 from motet.text.tools.tool_format import Tool, ToolMode, ToolRules
 
@@ -360,24 +347,13 @@ class ChatPrompt(Schema):
 MAX_BUDGET = 2**31 - 1
 
 
-class ChatRequest(
-    ChatPrompt,
-    FormattedFields,
-    SamplingFields,
-    TruncationFields,
-    SteeredFields,
-    RequestFields,
-    NamedRequest,
-    NvExtFields,
-    StreamingFields,
-    ReturnedTokens,
-    TokenNames,
-):
-    aliases: ClassVar[Mapping[str, str]] = {**ChatPrompt.aliases, **SAMPLING_NAMES, "rid": "request_id"}
-    ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
-    refused = frozenset(
-        {"audio", "moderation", "prediction", "prompt_cache_options", "web_search_options"} | {"repetition_detection"}
-    )
+class ChatRequest(ChatPrompt, OpenAIRequest):
+    has_token_ids = True
+    aliases: ClassVar[Mapping[str, str]] = {**ChatPrompt.aliases, **OpenAIRequest.aliases}
+    ignored = OpenAIRequest.ignored
+    refused = OpenAIRequest.refused | {
+        *("audio", "moderation", "prediction", "prompt_cache_options", "web_search_options")
+    }
     neutral: ClassVar[Neutral] = {
         **neutral_except("return_token_offsets", "thinking_token_budget"),
         "best_of": (1,),
@@ -390,14 +366,12 @@ class ChatRequest(
     advice: ClassVar[Mapping[str, str]] = {
         "function_call": "use 'tool_choice'",
         "functions": "use 'tools'",
-        "repetition_detection": NO_REPETITION_DETECTION,
+        **OpenAIRequest.advice,
     }
 
-    has_token_ids = True
     messages: list[Message] = Field(min_length=1)
     prompt_token_ids: TokenIds | None = None
     """The prompt, in place of the rendered messages."""
-    max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = in_range("logprobs", None)
     thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_BUDGET)
@@ -406,10 +380,6 @@ class ChatRequest(
     """True if the answer has the model's reasoning."""
     separate_reasoning: bool = True
     """True if reasoning is separated from the content."""
-
-    @property
-    def requested_max_tokens(self) -> int | None:
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
     def thinking_budget(self) -> int | None:

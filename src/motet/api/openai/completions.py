@@ -8,34 +8,22 @@ from fastapi import APIRouter, Request, Response
 from msgspec.json import encode as json_bytes
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from motet.api.generation.answer_form import FormattedFields, check_named_logprobs
+from motet.api.generation.answer_form import check_named_logprobs
 from motet.api.generation.answer_writer import GroupsWriter, OncePerPrompt, num_listed, usage_json, usage_shape
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
-from motet.api.generation.extensions import NamedRequest, NvExtFields
-from motet.api.generation.group_schema import SteeredFields, check_keep
+from motet.api.generation.group_schema import check_keep
 from motet.api.generation.json_pieces import JsonArray, encode_arrays, encode_json
 from motet.api.generation.known_answers import answer_plan
 from motet.api.generation.kv_params import RequestContext, request_context
 from motet.api.generation.plan import GROUP_CHARS, Plan, RouteOptions, check_size, make_plan, with_grammar
 from motet.api.generation.prompts import Prompt, completion_prompts, parse_prompts, truncated
-from motet.api.generation.request_fields import (
-    IGNORED_FIELDS,
-    NO_REPETITION_DETECTION,
-    SAMPLING_NAMES,
-    RequestFields,
-    ReturnedTokens,
-    SamplingFields,
-    StreamingFields,
-    TokenNames,
-    TruncationFields,
-    in_range,
-    neutral_except,
-)
+from motet.api.generation.request_fields import in_range, neutral_except
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import FieldError, invalid_value
 from motet.api.http.routes import PostRoute, drop_body, new_router, read_body
 from motet.api.http.schema import Neutral
+from motet.api.openai.openai_request import OpenAIRequest
 from motet.api.service import Service
 from motet.api.texts.text_requests import answer_from_texts, pass_through
 from motet.engines.upstream.text_source import TextRoute
@@ -52,23 +40,7 @@ def _as_count(value: object) -> object:
     return (1 if value else None) if isinstance(value, bool) else value
 
 
-class CompletionRequest(
-    FormattedFields,
-    SamplingFields,
-    TruncationFields,
-    SteeredFields,
-    RequestFields,
-    NamedRequest,
-    NvExtFields,
-    StreamingFields,
-    ReturnedTokens,
-    TokenNames,
-):
-    aliases: ClassVar[Mapping[str, str]] = {**SAMPLING_NAMES, "rid": "request_id"}
-    refused = frozenset({"repetition_detection"})
-    advice: ClassVar[Mapping[str, str]] = {"repetition_detection": NO_REPETITION_DETECTION}
-    has_token_ids = True
-    ignored = IGNORED_FIELDS | {"routed_experts_prompt_start"}
+class CompletionRequest(OpenAIRequest):
     neutral: ClassVar[Neutral] = {
         **neutral_except("return_token_offsets"),
         "modalities": (["text"], []),
@@ -78,8 +50,6 @@ class CompletionRequest(
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts)]
     max_tokens: int | None = Field(None, ge=0)
     """0, with `echo`, returns only the prompt and its log-probabilities."""
-    max_completion_tokens: int | None = Field(None, ge=1)
-    """The same limit under its name in chats, where it takes precedence too: llm-d's sidecar sends both."""
     best_of: int | None = Field(None, ge=1)
     echo: bool = False
     logprobs: Annotated[int | None, BeforeValidator(_as_count, json_schema_input_type=int | bool)] = in_range(
@@ -105,9 +75,7 @@ class CompletionRequest(
     @property
     def requested_max_tokens(self) -> int | None:
         """The maximum number of output tokens, at least one: sampling it from the prompt's logits costs no step."""
-        if self.prompt_only:
-            return 1
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return 1 if self.prompt_only else super().requested_max_tokens
 
     @property
     def prompt_only(self) -> bool:

@@ -135,7 +135,7 @@ def _named_tokens(value: object) -> NamedTokens:
         if not all(type(token) is int and 0 <= token < 2**63 for token in ids):
             raise FieldError(invalid_type, None, "an array of token ids, or an array of such arrays")
         if len(ids) > MAX_NAMED_LOGPROBS:
-            raise FieldError(invalid_value, None, f"a list may have {MAX_NAMED_LOGPROBS} tokens")
+            raise FieldError(invalid_value, None, f"a list can have at most {MAX_NAMED_LOGPROBS} tokens")
     return NamedTokens(tuple(map(tuple, lists)), per_prompt)
 
 

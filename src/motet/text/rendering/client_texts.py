@@ -56,7 +56,7 @@ class ClientTexts:
                 left -= self._num_marks(text, at_most=left + 1)
                 if left < 0:
                     what = "texts of control tokens, or characters with which such texts start"
-                    raise RequestError(f"messages and tools may have {MAX_MARKS} {what}", param="messages")
+                    raise RequestError(f"messages and tools can have at most {MAX_MARKS} {what}", param="messages")
         if left == MAX_MARKS:
             return variables
         for text in texts:

@@ -54,7 +54,7 @@ class ToolRules:
     """Tools that may be called. The template can show more tools to the model."""
     mode: ToolMode
     parallel: bool = True
-    """True if an answer may have more than one call."""
+    """True if an answer can have more than one call."""
 
 
 class ParsedCall(msgspec.Struct, frozen=True):
