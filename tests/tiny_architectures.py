@@ -1,11 +1,13 @@
-"""Tiny random models of architectures without compiled kernels. Each has the properties that distinguish it."""
+"""Tiny random models of many architectures. Each has the properties that distinguish it."""
 
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.tiny_models import SIZES, save_model_of
+from tests.tiny_models import SIZES
 
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 _WINDOWED: dict[str, Any] = {"sliding_window": 16, "layer_types": _KINDS}
@@ -21,6 +23,7 @@ _ROUTED: dict[str, Any] = {
 }
 _FACTORS: dict[str, Any] = {"embedding_multiplier": 3.0, "attention_multiplier": 0.1, "residual_multiplier": 0.4}
 _NO_HEADS: dict[str, Any] = {"head_dim": None, "num_key_value_heads": None}
+_ROWS: dict[str, Any] = {"head_dim": None, "hidden_size": 128}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "SmolLM3": {"no_rope_layers": [1, 1, 1, 0]},
     "Granite": {**_FACTORS, "logits_scaling": 2.0},
@@ -28,38 +31,97 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Olmo2": {},
     "Cohere2": {**_WINDOWED, "logit_scale": 0.3},
     "Qwen3Moe": {**_EXPERTS, "norm_topk_prob": True},
-    "GPTNeoX": {**_NO_HEADS, "rotary_pct": 0.25},
+    "GPTNeoX": {**_ROWS, "num_key_value_heads": None, "rotary_pct": 0.25},
     "Glm4": {"partial_rotary_factor": 0.5},
     "Apertus": {},
     "Arcee": {},
-    "Cohere": {"logit_scale": 0.3},
+    "Cohere": {**_ROWS, "logit_scale": 0.3, "use_qk_norm": True},
     "Dots1": {**_ROUTED, **_WINDOWED, "n_shared_experts": 1},
     "Ernie4_5": {},
     "Ernie4_5_Moe": {"moe_num_experts": 16, "moe_k": 3, "moe_intermediate_size": 32, "moe_layer_start_index": 1},
     "Exaone4": _WINDOWED,
     "FlexOlmo": _EXPERTS,
     "GPT2": {**_NO_HEADS, "n_positions": 1024},
-    "Glm": {"partial_rotary_factor": 0.5},
+    "Glm": {"partial_rotary_factor": 0.5, "attention_bias": True},
     "Glm4Moe": _ROUTED,
+    "GptOss": {**_WINDOWED, "num_local_experts": 8, "num_experts_per_tok": 3},
     "GraniteMoe": {**_FACTORS, "num_local_experts": 8, "num_experts_per_tok": 3},
-    "Helium": {"head_dim": 16},
+    "Helium": {"hidden_size": 128},
     "HunYuanDenseV1": {},
     "Mixtral": {"num_local_experts": 8},
+    "Nemotron": {"partial_rotary_factor": 0.5},
     "OPT": {**_NO_HEADS, "word_embed_proj_dim": 64, "ffn_dim": 128},
     "Olmo": {},
     "Olmo3": _WINDOWED,
     "Olmoe": {**_EXPERTS, "head_dim": None},
-    "Persimmon": _NO_HEADS,
-    "Phi": {"partial_rotary_factor": 0.5},
+    "Persimmon": {**_ROWS, "num_key_value_heads": None, "partial_rotary_factor": 0.5},
+    "Phi": {**_ROWS, "partial_rotary_factor": 0.5, "qk_layernorm": True},
     "Qwen2Moe": {**_EXPERTS, "shared_expert_intermediate_size": 32},
+    "SeedOss": {"attention_bias": True},
+    "StableLm": {**_ROWS, "partial_rotary_factor": 0.25, "use_qkv_bias": True, "use_parallel_residual": True},
     "Starcoder2": {"sliding_window": 16},
     "VaultGemma": _WINDOWED,
 }
 """Fields of the configuration by the name of the architecture. None leaves out a field of `SIZES`."""
 
+_OTHER_EXPERTS = "experts"
+WITHOUT_KERNELS: dict[str, str] = {
+    "Apertus": "the activation XIELUActivation",
+    "Dots1": _OTHER_EXPERTS,
+    "Ernie4_5_Moe": _OTHER_EXPERTS,
+    "FlexOlmo": _OTHER_EXPERTS,
+    "GPT2": "the part transformer.wpe",
+    "Glm4Moe": _OTHER_EXPERTS,
+    "GptOss": _OTHER_EXPERTS,
+    "GraniteMoe": _OTHER_EXPERTS,
+    "Mixtral": _OTHER_EXPERTS,
+    "OPT": "the part model.decoder.embed_positions",
+    "Olmoe": _OTHER_EXPERTS,
+    "Qwen2Moe": _OTHER_EXPERTS,
+    "Qwen3Moe": _OTHER_EXPERTS,
+}
+"""Part of the reason why the compiled kernels do not run an architecture. They run all others of `ARCHITECTURES`."""
 
-def save_tiny_architecture(name: str, folder: Path, **fields: object) -> Path:
-    """Writes config and random float32 weights of a model with four layers."""
+
+MODELS: dict[str, str] = {
+    "Llama": "Llama 2 and 3, SmolLM 1 and 2, TinyLlama",
+    "SmolLM3": "SmolLM 3",
+    "GPTNeoX": "GPT-NeoX, Pythia",
+    "Glm": "GLM 4 (9B)",
+    "Glm4": "GLM 4 0414",
+    "Olmo": "OLMo 1",
+    "Olmo2": "OLMo 2",
+    "Olmo3": "OLMo 3",
+    "Cohere": "Command R",
+    "Cohere2": "Command R7B, Command A",
+    "Phi": "Phi 1 to 2",
+    "Phi3": "Phi 3 and 4",
+    "Exaone4": "EXAONE 4",
+    "HunYuanDenseV1": "HunYuan",
+    "Ernie4_5": "ERNIE 4.5",
+    "SeedOss": "Seed-OSS",
+    "StableLm": "StableLM",
+    "Qwen2": "Qwen 2 and 2.5",
+    "Qwen3": "Qwen 3",
+    "Gemma2": "Gemma 2",
+    "Gemma3": "Gemma 3",
+    "GptOss": "GPT-OSS",
+    "Starcoder2": "StarCoder 2",
+}
+"""Names of models whose names differ from the name of their architecture."""
+
+
+def save_tiny_architecture(name: str, folder: Path, *, seed: int = 3, **fields: object) -> Path:
+    """Writes config and random float32 weights of a model with four layers. Biases and norms are random too: their
+    initial zeros and ones would hide that one is not used."""
     given = {**SIZES, "num_hidden_layers": 4, **ARCHITECTURES.get(name, {}), **fields}
     kind = getattr(transformers, f"{name}Config")
-    return save_model_of(kind(**{key: value for key, value in given.items() if value is not None}), folder)
+    torch.manual_seed(seed)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        kind(**{key: value for key, value in given.items() if value is not None}), dtype=torch.float32
+    )
+    for path, parameter in model.named_parameters():
+        if "norm" in path or parameter.dim() == 1:
+            parameter.data.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
+    model.save_pretrained(folder)
+    return folder

@@ -1,7 +1,6 @@
 """A model is served only by a backend that computes the logits of transformers."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-import motet
 from motet.engines.native import model
 from motet.engines.native.build import build_parts
 from motet.engines.native.checks import reference
 from motet.engines.native.checks.reference import in_float32
-from motet.engines.native.cpu import packed_weights
 from motet.engines.native.model import read_config
 from motet.errors import UnsupportedModelError
 from motet.settings.engine_config import EngineConfig
-from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
-from tests.tiny_architectures import ARCHITECTURES, save_tiny_architecture
+from tests.engines.native.drive import gb_of, make_core
+from tests.tiny_architectures import save_tiny_architecture
 from tests.tiny_engine import engine_config
 from tests.tiny_models import FAMILIES, Reference, save_tiny_model
 
@@ -73,30 +70,6 @@ def test_a_difference_in_bfloat16_is_compared_with_that_of_transformers(
     assert compared[0].logits < 2 * roundings[0] < 0.2
 
 
-IN_SHORT = 8
-"""Number of architectures of `make test`; the others are in `make test-long`."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *[*ARCHITECTURES][:IN_SHORT],
-        *(pytest.param(name, marks=pytest.mark.long) for name in [*ARCHITECTURES][IN_SHORT:]),
-    ],
-)
-def test_other_architectures_are_computed_by_torch_and_equal_transformers(name: str, tmp_path: Path) -> None:
-    """The compiled kernels used to generate wrong tokens for factors and layers that they do not have."""
-    folder, prompt = save_tiny_architecture(name, tmp_path), prompt_of(10)
-    core = make_core(folder)
-    assert core.info.kernels == "torch"
-    assert "cannot run this model (" in core.info.kernels_note
-    request = group("g", prompt, n=2, temperature=0.0, max_tokens=30)
-    outcome = run(core, [request])["g"]
-    assert outcome.tokens[0] == outcome.tokens[1] == Reference(folder).greedy(prompt, 30)
-    # The sigmoid of one number per row has other bits at the end of a vector.
-    assert core.info.fingerprint.endswith("-similar" if name == "Qwen2Moe" else "-same")
-
-
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
@@ -116,23 +89,9 @@ def test_models_without_a_kv_cache_are_refused_before_their_weights_are_read(
         read_config(tmp_path)
 
 
-def test_the_reason_for_torch_is_the_part_that_the_kernels_lack(tmp_path: Path) -> None:
-    assert "the logits differ from transformers' in float32 by" in note_of("Granite", tmp_path / "1")
-    assert "from layer 0 on" in note_of("Granite", tmp_path / "1")
-    assert "a layer without the part input_layernorm (layer 0)" in note_of("Olmo2", tmp_path / "2")
-    assert "the norm OlmoLayerNorm" in note_of("Olmo", tmp_path / "3")
-    assert "a layer without mlp act_fn (layer 0)" in note_of("Qwen3Moe", tmp_path / "4")
-
-
-def note_of(name: str, folder: Path) -> str:
-    return make_core(folder if folder.exists() else save_tiny_architecture(name, folder)).info.kernels_note
-
-
 @pytest.mark.parametrize(
     ("name", "fields", "reason"),
     [
-        ("GptOss", {"num_local_experts": 4}, "the attention of this model has s_aux, which is not implemented"),
-        ("Nemotron", {}, "the layers of this model do not pass the arguments of a step to attention"),
         ("DiffLlama", {}, "cannot be served: the logits differ from transformers' in float32 by .* from layer 0 on"),
         (
             "Lfm2",
@@ -143,7 +102,7 @@ def note_of(name: str, folder: Path) -> str:
     ],
 )
 def test_models_that_no_backend_computes_are_refused_with_the_reason(
-    name: str, fields: dict[str, object], reason: str, tmp_path: Path
+    name: str, fields: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     """Attention sinks, the second call of attention in a layer, and states were ignored, and tokens were wrong."""
     folder = save_tiny_architecture(name, tmp_path, **fields)
@@ -182,11 +141,3 @@ def test_weights_are_converted_for_a_moment_and_are_unchanged_afterwards(tmp_pat
     with torch.inference_mode():
         expected = rounded(torch.tensor([found.tokens])).logits[0]
     assert reference.difference_of(found.logits, expected) < 1e-3
-    assert packed_weights.obstacle(None, loaded, dtype=torch.float32, device=torch.device("cpu")) is not None
-
-
-def test_the_page_of_models_names_every_architecture_that_is_compared() -> None:
-    compared = {f"{name}ForCausalLM" for name in ARCHITECTURES} - {"GPT2ForCausalLM"} | {"GPT2LMHeadModel"}
-    compared |= {f"{family.title()}ForCausalLM" for family in FAMILIES}
-    page = (Path(motet.__file__).parents[2] / "docs" / "models.md").read_text()
-    assert set(re.findall(r"`(\w+(?:ForCausalLM|LMHeadModel))`", page)) == compared

@@ -26,7 +26,8 @@ from motet.engines.native.checks.reference import (
 from motet.engines.native.compiled_kernels import digest, library, missing_kernels, running_kind
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.cpu.cpu_runner import CpuRunner, PackedWeights, chunks_agree
-from motet.engines.native.cpu.packed_weights import PackedModel, obstacle
+from motet.engines.native.cpu.norm_reader import StructureError
+from motet.engines.native.cpu.packed_weights import PackedModel, structure_for
 from motet.engines.native.cuda.cuda_runner import cuda_backend
 from motet.engines.native.kv.cache_size import DEFAULT_GB, CacheSize, cache_size, kv_cache_gb_for, num_blocks_for
 from motet.engines.native.kv.pool import blocks_for
@@ -235,7 +236,13 @@ def _backend(
 ) -> Backend:
     quantization = config.quantization
     if storage.keys.device.type == "cuda" and kernels == "auto" and quantization == "none":
-        return cuda_backend(model, storage, config=config, max_model_len=max_model_len)
+        try:
+            return cuda_backend(model, storage, config=config, max_model_len=max_model_len)
+        except StructureError as error:
+            kernels, note = "torch", f"The GPU kernels do not implement {error}, so torch's operators run instead."
+            logger.warning("%s", note)
+            found = choose_backend(model, storage, kernels=kernels, max_model_len=max_model_len)
+            return replace(found, note=note)
     return choose_backend(model, storage, kernels=kernels, max_model_len=max_model_len, quantization=quantization)
 
 
@@ -249,7 +256,10 @@ def choose_backend(
     kernels are required and cannot run the model."""
     dtype, device = storage.keys.dtype, storage.keys.device
     found = library()
-    reason = obstacle(found, model, dtype=dtype, device=device)
+    structure = None
+    if kernels != "torch":
+        structure = structure_for(found, model, max_positions=max_model_len, dtype=dtype, device=device)
+    reason = structure if isinstance(structure, str) else None
     if kernels == "compiled" and reason is not None:
         raise ConfigError(f"--kernels compiled: {reason}; use auto or torch")
     int8 = quantization == "int8"
@@ -257,7 +267,7 @@ def choose_backend(
         reason = f"with int8 weights the kernels compute in bfloat16, not in {str(dtype).removeprefix('torch.')}"
     if int8 and (reason is not None or kernels == "torch"):
         raise ConfigError(f"--quantization int8 needs the compiled kernels: {reason or '--kernels torch was given'}")
-    if kernels == "torch" or reason is not None or found is None:
+    if structure is None or isinstance(structure, str) or found is None:
         note = _note(reason) if kernels == "auto" and device.type == "cpu" else ""
         same = has_padded_experts(model) and operators_agree(
             model, head_dim=storage.keys.shape[-1], dtype=dtype, device=device
@@ -266,7 +276,7 @@ def choose_backend(
         operators = f"torch-{torch.__version__}{sampling}"
         by_torch = TorchRunner(model, storage)
         return Backend(by_torch, operators, same, TensorWeights.of(model), "torch", by_torch.adapters, note)
-    packed = PackedModel(model, storage, max_positions=max_model_len, kernels=found, int8=int8)
+    packed = PackedModel(model, storage, max_positions=max_model_len, kernels=found, structure=structure, int8=int8)
     runner = CpuRunner(packed, storage, num_threads=torch.get_num_threads(), kernels=found)
     same = chunks_agree(runner, packed.vocab_size, storage=storage)
     operators = f"kernels-{digest()}{'-int8' if int8 else ''}"

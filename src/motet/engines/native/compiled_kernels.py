@@ -135,7 +135,7 @@ def missing_kernels() -> str | None:
 
     The kernels are optional, so neither pip nor the server fails without them, and pip hides what a build prints. The
     end of set-up, the start of a server, `/status` and `motet doctor` therefore show this sentence. It does not cover
-    models that the kernels do not support (see `obstacle`)."""
+    models that the kernels do not support (see `structure_for`)."""
     if library() is not None:
         return None
     if (reason := _unsupported_machine()) is not None:

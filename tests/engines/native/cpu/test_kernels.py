@@ -1,6 +1,7 @@
 """The compiled kernels compute what transformers computes, in bf16 more exactly than torch's operators do, and the same
 bits on any number of threads."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -14,16 +15,17 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from bench.accuracy import prompt_logits
 from motet.engines.native.build import build_parts
-from motet.engines.native.compiled_kernels import KINDS, library
+from motet.engines.native.compiled_kernels import KINDS
 from motet.engines.native.core import EngineCore
 from motet.engines.native.cpu.cpu_runner import CpuRunner, chunks_agree
-from motet.engines.native.cpu.packed_weights import PackedModel, obstacle
+from motet.engines.native.cpu.packed_weights import PackedModel, structure_for
 from motet.engines.native.model import load_model, read_config
+from motet.engines.native.step.run import ATTENTION_NAME
 from motet.errors import ConfigError
 from motet.types import ChoiceStart, TokenLogprob
 from tests.engines.native.drive import build_core, group, make_core, prompt_of, run
 from tests.engines.native.recorder import recorded
-from tests.kernels import kernels_of
+from tests.kernels import best_kernels, kernels_of
 from tests.tiny_engine import engine_config
 from tests.tiny_models import FAMILIES, config_of
 
@@ -176,19 +178,23 @@ def test_bits_do_not_depend_on_the_number_of_threads(name: str, dtype: str, made
         assert all(torch.equal(other[key], row) for key, row in rows[0].items())
 
 
-def test_the_obstacle_names_what_the_kernels_cannot_run(tiny: Made) -> None:
-    cpu, model = torch.device("cpu"), AutoModelForCausalLM.from_config(config_of("gemma3"))  # type: ignore[no-untyped-call]
-    found = library()
-    assert obstacle(found, model, dtype=torch.bfloat16, device=cpu) is None
-    assert obstacle(found, model, dtype=torch.float32, device=cpu) is None
-    assert "were not built" in str(obstacle(None, model, dtype=torch.bfloat16, device=cpu))
-    assert "not in float16 on cpu" in str(obstacle(found, model, dtype=torch.float16, device=cpu))
-    assert "on cuda" in str(obstacle(found, model, dtype=torch.bfloat16, device=torch.device("cuda:0")))
-    model.config.hidden_activation = "relu"
-    assert "'relu'" in str(obstacle(found, model, dtype=torch.bfloat16, device=cpu))
-    model.config.hidden_activation = "gelu_pytorch_tanh"
-    model.config.intermediate_size = 100
-    assert "(64, 100, 32)" in str(obstacle(found, model, dtype=torch.bfloat16, device=cpu))
+def obstacle(kernels: ctypes.CDLL | None, dtype: torch.dtype, device: str = "cpu", **fields: object) -> str:
+    """Returns the reason why the kernels do not run a tiny Gemma 3 with these fields; "" if they do."""
+    config = config_of("gemma3")
+    config.update(fields)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)  # type: ignore[no-untyped-call]
+    found = structure_for(kernels, model, max_positions=100, dtype=dtype, device=torch.device(device))
+    return found if isinstance(found, str) else ""
+
+
+def test_the_obstacle_names_what_the_kernels_cannot_run() -> None:
+    found, bf16 = best_kernels(), torch.bfloat16
+    assert obstacle(found, bf16) == obstacle(found, torch.float32) == ""
+    assert "were not built" in obstacle(None, bf16)
+    assert "not in float16 on cpu" in obstacle(found, torch.float16)
+    assert "on cuda" in obstacle(found, bf16, device="cuda:0")
+    assert "the activation PReLU (layer 0)" in obstacle(found, bf16, hidden_activation="prelu")
+    assert "the size 100 of hidden states" in obstacle(found, bf16, intermediate_size=100)
 
 
 @pytest.mark.slow

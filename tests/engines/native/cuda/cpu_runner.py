@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from motet.engines.native.build import Parts, build_parts
+from motet.engines.native.cpu.model_reader import read_structure
 from motet.engines.native.cuda.cuda_runner import CudaRunner, Replay
 from motet.engines.native.cuda.launch import Operators
 from motet.engines.native.cuda.layers import fuse
@@ -43,7 +44,7 @@ def cuda_parts(
     """Builds the parts of an engine core with a tiny model and the GPU's runner."""
     parts = build_parts(engine_config(folder, kernels="torch", **changes))
     model = load_model(folder, read_config(folder), dtype=parts.storage.keys.dtype, device=torch.device("cpu"))
-    weights = fuse(model, operators)
+    weights = fuse(model, operators, structure=read_structure(model, max_positions=1000))
     runner = CudaRunner(
         model,
         parts.storage,

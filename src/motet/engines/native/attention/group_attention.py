@@ -8,7 +8,7 @@ this order, independent of the rows that share them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -61,6 +61,8 @@ class Scores:
     """Number of keys that a query sees, including its own. None if it sees all previous keys."""
     softcap: float | None = None
     """Cap c of the scores s, c * tanh(s / c). None if they are not capped."""
+    sinks: Tensor | None = field(default=None, compare=False)
+    """Attention sinks [num_heads]: the score of each head for a key without a value (GPT-OSS). None without them."""
 
 
 class StepAttention:
@@ -122,14 +124,18 @@ class StepAttention:
         heads_per_kv_head = num_heads // num_kv_heads
         # [kv heads, query heads of each, keys, head_dim]: keys are expanded without a copy.
         shared = (num_kv_heads, heads_per_kv_head, read.num_keys, head_dim)
-        output, _ = kernel_for(self._device, scores.softcap)(
+        output, lse = kernel_for(self._device, scores.softcap)(
             rows.view(count, num_kv_heads, heads_per_kv_head, head_dim).permute(1, 2, 0, 3),
             keys[0].transpose(0, 1).unsqueeze(1).expand(shared),
             values[0].transpose(0, 1).unsqueeze(1).expand(shared),
             self._mask(read, scores.window, heads_per_kv_head=1, dtype=rows.dtype),
             scores.scale,
         )
-        return output.permute(2, 0, 1, 3).reshape(count, num_heads, head_dim)
+        output = output.permute(2, 0, 1, 3).reshape(count, num_heads, head_dim)
+        if scores.sinks is None:
+            return output
+        lse = lse.permute(2, 0, 1).reshape(1, count, num_heads)
+        return merge(*with_sinks(output.unsqueeze(0), lse, scores.sinks))
 
     def _tails(self, layer: int, scores: Scores, *, rows: Tensor) -> Tensor:
         """Returns the attention [rows, num_heads, head_dim] of tail rows of this shape over their trunks and tails."""
@@ -145,7 +151,7 @@ class StepAttention:
                 layer, scores, read=tail, rows=rows[ids].view(len(tail.tables), -1, *shape[2:])
             )
             parts[-1, ids], lse[-1, ids] = output.flatten(0, 1), weight.flatten(0, 1)
-        return merge(parts, lse)
+        return merge(parts, lse) if scores.sinks is None else merge(*with_sinks(parts, lse, scores.sinks))
 
     def _folded(
         self, layer: int, scores: Scores, *, read: StretchRead | TailRead, rows: Tensor
@@ -271,6 +277,12 @@ def merge(parts: Tensor, lse: Tensor) -> Tensor:
     for part, weight in zip(weighted[1:], weights[1:], strict=True):
         output, total = output + part, total + weight
     return (output / total).to(parts.dtype)
+
+
+def with_sinks(parts: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Adds a part without values, with the sinks [heads] as its scores, to the arguments of `merge`."""
+    weights = sinks.detach().float().expand_as(lse[:1])
+    return torch.cat([parts, torch.zeros_like(parts[:1])]), torch.cat([lse, weights])
 
 
 def _regroup(x: Tensor, heads_per_kv_head: int) -> Tensor:

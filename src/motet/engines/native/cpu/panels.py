@@ -7,8 +7,9 @@ int8 is symmetric with one scale per column, which is multiplied with the column
 
 import ctypes
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -189,8 +190,46 @@ class TensorLocation:
     read: Read
 
 
+@dataclass(frozen=True, eq=False)
+class PackedPiece:
+    """Rows of a checkpoint's tensor that are adjacent columns of a fused product."""
+
+    rows: slice | Tensor
+    columns: Columns
+    count: int
+
+
+class WritePiece(Protocol):
+    """Writes rows of a tensor to adjacent columns of a product."""
+
+    def __call__(self, memory: PackedMemory, rows: Tensor, /, *, columns: Columns) -> None: ...
+
+
+class ReadPiece(Protocol):
+    """Returns what a product has for `count` rows of a tensor."""
+
+    def __call__(self, memory: PackedMemory, columns: Columns, *, count: int) -> list[Tensor]: ...
+
+
+def write_pieces(memory: PackedMemory, tensor: Tensor, *, write: WritePiece, pieces: Sequence[PackedPiece]) -> None:
+    """Writes the weight or bias of a product."""
+    for piece in pieces:
+        write(memory, tensor[piece.rows], columns=piece.columns)
+
+
+def read_pieces(memory: PackedMemory, *, read: ReadPiece, pieces: Sequence[PackedPiece]) -> list[Tensor]:
+    """Returns what the product has of a weight or bias, in the order of the checkpoint."""
+    found = [read(memory, piece.columns, count=piece.count) for piece in pieces]
+    total = sum(piece.count for piece in pieces)
+    results = [torch.empty((total, *one.shape[1:]), dtype=one.dtype) for one in found[0]]
+    for piece, tensors in zip(pieces, found, strict=True):
+        for result, tensor in zip(results, tensors, strict=True):
+            result[piece.rows] = tensor
+    return results
+
+
 def write_columns(
-    memory: PackedMemory, weight: Tensor, *, kernels: ctypes.CDLL, product: int, columns: Columns
+    memory: PackedMemory, weight: Tensor, *, columns: Columns, kernels: ctypes.CDLL, product: int
 ) -> None:
     """Packs a weight into its columns of a fused product."""
     fused, lanes = memory.products[product], c.PANEL // 2
@@ -208,7 +247,7 @@ def write_columns(
     fused.scales.view(-1, 2, lanes)[in_product, sides] = scales.view(-1, 2, lanes)[:, sides]
 
 
-def read_columns(memory: PackedMemory, *, product: int, columns: Columns, count: int) -> list[Tensor]:
+def read_columns(memory: PackedMemory, columns: Columns, *, count: int, product: int) -> list[Tensor]:
     """Returns the columns of a weight in a fused product, [columns, depth]; for int8 also their scales [columns]."""
     fused = memory.products[product]
     in_product = slice(columns.first, columns.first + columns.every * -(-count // (c.PANEL // 2)), columns.every)
@@ -220,7 +259,7 @@ def read_columns(memory: PackedMemory, *, product: int, columns: Columns, count:
     return [numbers, fused.scales.view(-1, c.PANEL // 2)[in_product].flatten()[:count]]
 
 
-def write_bias(memory: PackedMemory, bias: Tensor, *, kept: int, columns: Columns) -> None:
+def write_bias(memory: PackedMemory, bias: Tensor, *, columns: Columns, kept: int) -> None:
     fused, lanes = memory.kept[kept], c.PANEL // 2
     if columns.side is None:
         fused.view(-1)[columns.begin : columns.begin + len(bias)] = bias
@@ -228,7 +267,7 @@ def write_bias(memory: PackedMemory, bias: Tensor, *, kept: int, columns: Column
         fused.view(-1, 2, lanes)[:, columns.side] = bias.view(-1, lanes)
 
 
-def read_bias(memory: PackedMemory, *, kept: int, columns: Columns, count: int) -> list[Tensor]:
+def read_bias(memory: PackedMemory, columns: Columns, *, count: int, kept: int) -> list[Tensor]:
     """Returns the bias of a weight, [columns] float32."""
     fused = memory.kept[kept]
     if columns.side is None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from motet.engines.native.attention.attention_plan import Ints
+from motet.engines.native.cpu.model_reader import read_structure
 from motet.engines.native.cuda import work
 from motet.engines.native.cuda.launch import CudaStep, Operators, StepScratch, views
 from motet.engines.native.cuda.layers import fuse
@@ -180,7 +181,8 @@ def cuda_backend(
     model: PreTrainedModel, storage: KVStorage, *, config: EngineConfig, max_model_len: int, share_trunks: bool = True
 ) -> Backend:
     """Returns the backend for a GPU. Records the graphs, which takes seconds. Does not promise equal bits: the library
-    of matrix products selects its algorithm by the number of rows, so a row's bits depend on the rest of the batch."""
+    of matrix products selects its algorithm by the number of rows, so a row's bits depend on the rest of the batch.
+    Raises StructureError, without a change of the model, if there are no kernels for it."""
     device, dtype = storage.keys.device, storage.keys.dtype
     torch.cuda.set_device(device)  # Triton and graphs use the current device
     geometry = work.Geometry(
@@ -191,7 +193,7 @@ def cuda_backend(
         widest=work.NARROW if dtype is torch.float32 else work.WIDE,
         share_trunks=share_trunks,
     )
-    weights = fuse(model, Operators())
+    weights = fuse(model, Operators(), structure=read_structure(model, max_positions=max_model_len))
     runner = CudaRunner(
         model,
         storage,

@@ -10,46 +10,97 @@ The rest of the decoder is unchanged: its order of layers, embeddings, RoPE tabl
 two products are rounded once instead of after every operation, so they are closer to float32 than with separate
 operators."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from motet.engines.native.attention.group_attention import Scores
-from motet.engines.native.cpu.packed_weights import activation_of, layer_scores, norm_offset, norm_weight
+from motet.engines.native import compiled_kernels as c
+from motet.engines.native.cpu.model_reader import AttentionRead, LayerRead, MLPRead, Structure
+from motet.engines.native.cpu.norm_reader import NormRead, StructureError
 from motet.engines.native.cuda.launch import Activation, CudaStep, Norms, Operators
 from motet.engines.native.model_weights import Slot, TensorWeights, names_of, tied_names
 
+Paths = Mapping[nn.Module, str]
 
-def fuse(model: PreTrainedModel, operators: Operators) -> TensorWeights:
-    """Replaces the model's layers by the layers of this file, and returns the locations of the checkpoint's tensors in
-    them. An MLP whose activation has no kernel is not replaced."""
-    epsilon = model.config.rms_norm_eps
+ACTIVATIONS = {c.SILU: Activation.SILU, c.GELU_TANH: Activation.GELU_TANH}
+"""The GPU's activations by the codes of the compiled kernels."""
+
+
+def fuse(model: PreTrainedModel, operators: Operators, *, structure: Structure) -> TensorWeights:
+    """Replaces parts of the model's layers by the modules of this file, and returns the locations of the checkpoint's
+    tensors in them. MLPs and norms that have no kernel are not replaced. Raises StructureError, without a change of the
+    model, if there is no kernel for a layer's attention."""
+    for read in structure.layers:
+        check_attention(read.attention)
     slots = Slots(model)
-    activation = activation_of(model.config)
-    for index, (layer, scores) in enumerate(zip(model.model.layers, layer_scores(model), strict=True)):
-        old, norms = layer.self_attn, None
-        if getattr(old, "q_norm", None) is not None:  # Qwen 3 and Gemma 3
-            norms = Norms(norm_weight(old.q_norm), norm_weight(old.k_norm), epsilon)
-            slots.norm(old.q_norm, norms.query)
-            slots.norm(old.k_norm, norms.key)
-        layer.self_attn = Attention(old, index, scores=scores, norms=norms, operators=operators)
-        slots.fused(layer.self_attn.qkv, old.q_proj, old.k_proj, old.v_proj)
-        slots.same(old.o_proj)
-        if activation in {known.value for known in Activation}:
-            gated = layer.mlp
-            layer.mlp = GatedMLP(gated, Activation(activation), operators=operators)
-            slots.fused(layer.mlp.gate_up, gated.gate_proj, gated.up_proj)
-            slots.same(gated.down_proj)
-    for name, module in list(model.named_modules()):
-        if type(module).__name__.endswith("RMSNorm"):
-            norm = Norm(norm_weight(module), epsilon, operators=operators)
-            slots.norm(module, norm.weight)
-            model.set_submodule(name, norm)
-        elif isinstance(module, nn.Linear | nn.Embedding):
-            slots.same(module)
+    paths = {module: name for name, module in model.named_modules()}
+    for index, read in enumerate(structure.layers):
+        _replace_attention(model, paths, index=index, read=read.attention, operators=operators, slots=slots)
+        _replace_mlp(model, paths, read=read, operators=operators, slots=slots)
+    for norm in structure.norms:
+        weight = norm.weight
+        if not norm.centered and norm.bias is None and weight is not None and norm.width == weight.numel():
+            replaced = Norm(norm_factors(norm), norm.epsilon, operators=operators)
+            slots.norm(norm, replaced.weight)
+            model.set_submodule(paths[norm.module], replaced)
+    for module in model.modules():
+        slots.same(module)
     return slots.weights(model.dtype)
+
+
+def check_attention(read: AttentionRead) -> None:
+    """Raises StructureError for attention that `Attention` cannot compute."""
+    rotary, norms = read.rotary, [norm for norm in (read.query_norm, read.key_norm) if norm is not None]
+    if len(read.qkv.parts) != 3:
+        raise StructureError("a single product of queries, keys and values")
+    if rotary is None or rotary.adjacent or rotary.dims != read.head_dim or read.rotates_first:
+        raise StructureError("RoPE that is not of complete heads in two halves")
+    if any(norm.centered or norm.bias is not None or norm.stride or norm.width != read.head_dim for norm in norms):
+        raise StructureError("another norm of heads than the root mean square norm of each")
+    if read.scores.sinks is not None:
+        raise StructureError("attention sinks")
+
+
+def _replace_attention(
+    model: nn.Module, paths: Paths, *, index: int, read: AttentionRead, operators: Operators, slots: "Slots"
+) -> None:
+    norms = None
+    if read.query_norm is not None and read.key_norm is not None:  # Qwen 3 and Gemma 3
+        norms = Norms(norm_factors(read.query_norm), norm_factors(read.key_norm), read.query_norm.epsilon)
+        slots.norm(read.query_norm, norms.query)
+        slots.norm(read.key_norm, norms.key)
+    attention = Attention(read, index, norms=norms, operators=operators)
+    slots.fused(attention.qkv, *read.qkv.parts)
+    slots.same(read.out)
+    model.set_submodule(paths[read.out].rpartition(".")[0], attention)
+
+
+def _replace_mlp(model: nn.Module, paths: Paths, *, read: LayerRead, operators: Operators, slots: "Slots") -> None:
+    """Does nothing for an MLP that `GatedMLP` cannot compute."""
+    mlp = read.mlp
+    activation, parts = ACTIVATIONS.get(mlp.activation), mlp.up.parts
+    if (
+        activation is None
+        or not mlp.gated
+        or len(parts) != 2
+        or any(one.bias is not None for one in (*parts, mlp.down))
+    ):
+        return
+    gated = GatedMLP(mlp, activation, operators=operators)
+    slots.fused(gated.gate_up, *parts)
+    slots.same(mlp.down)
+    model.set_submodule(paths[mlp.down].rpartition(".")[0], gated)
+
+
+def norm_factors(norm: NormRead) -> Tensor:
+    """Returns the factors of a norm, [width] float32: its weight, or 1 + weight in Gemma."""
+    weight = norm.weight
+    if weight is None:
+        raise TypeError(f"{type(norm.module).__name__} has no weight")
+    return weight.detach().float() + norm.offset
 
 
 class Slots:
@@ -62,12 +113,12 @@ class Slots:
 
     def same(self, module: nn.Module) -> None:
         """Records the parameters of a module that is not replaced. Ignores new modules: the checkpoint has none."""
-        for parameter in module.parameters():
+        for parameter in module.parameters(recurse=False):
             self._record(parameter, parameter)
 
-    def norm(self, old: nn.Module, factors: Tensor) -> None:
+    def norm(self, old: NormRead, factors: Tensor) -> None:
         """Records `factors` as the location of a norm's weight."""
-        self._record(old.weight, factors, offset=norm_offset(old))
+        self._record(old.weight, factors, offset=old.offset)
 
     def fused(self, product: nn.Linear, *parts: nn.Linear) -> None:
         """Records the rows of a fused product as the locations of the weights of `parts`."""
@@ -90,12 +141,12 @@ class Slots:
 class Attention(nn.Module):
     """Replaces a decoder layer's `self_attn`; the runner passes `step` through the model's forward."""
 
-    def __init__(self, old: Any, layer: int, *, scores: Scores, norms: Norms | None, operators: Operators) -> None:
+    def __init__(self, old: AttentionRead, layer: int, *, norms: Norms | None, operators: Operators) -> None:
         super().__init__()
-        self.qkv = fused(old.q_proj, old.k_proj, old.v_proj)
-        self.out: nn.Linear = old.o_proj
+        self.qkv = fused(*old.qkv.parts)
+        self.out = old.out
         self._layer = layer
-        self._scores = scores
+        self._scores = old.scores
         self._norms = norms
         self._operators = operators
 
@@ -117,10 +168,10 @@ class Attention(nn.Module):
 class GatedMLP(nn.Module):
     """Computes down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, old: Any, activation: Activation, *, operators: Operators) -> None:
+    def __init__(self, old: MLPRead, activation: Activation, *, operators: Operators) -> None:
         super().__init__()
-        self.gate_up = fused(old.gate_proj, old.up_proj)
-        self.down: nn.Linear = old.down_proj
+        self.gate_up = fused(*old.up.parts)
+        self.down = old.down
         self._activation = activation
         self._operators = operators
 

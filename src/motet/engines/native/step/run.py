@@ -4,7 +4,9 @@ The runner of the compiled kernels is in `cpu.cpu_runner`, the runner for GPUs i
 one of the three.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,6 +80,20 @@ class Backend:
     """Reason why the compiled kernels do not run, with the remedy; empty if they run or were not requested."""
 
 
+_STEP: ContextVar[LayerAttention | None] = ContextVar("step", default=None)
+
+
+@contextmanager
+def step_attention(attention: LayerAttention) -> Iterator[None]:
+    """Sets the attention function that `attend` calls. It is not an argument of the model's forward, because not all
+    families pass unknown arguments on to attention."""
+    token = _STEP.set(attention)
+    try:
+        yield
+    finally:
+        _STEP.reset(token)
+
+
 def attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -86,25 +102,25 @@ def attend(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    step: LayerAttention | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """Implements the attention interface of transformers. `step` is the keyword that the runner passes to the model's
-    forward. There is no mask to apply: an attention without a mask function gets `attention_mask=None`
-    (documentation of `AttentionInterface`), and `step` knows which keys each row reads.
+    """Implements the attention interface of transformers. There is no mask to apply: an attention without a mask
+    function gets `attention_mask=None` (documentation of `AttentionInterface`), and the function of `step_attention`
+    knows which keys each row reads. `s_aux` are attention sinks, one per head.
 
-    Raises UnsupportedModelError for any other argument, such as attention sinks, which could change the result, and for
-    layers that do not pass `step` on."""
+    Raises UnsupportedModelError for any other argument, which could change the result."""
     if unknown := sorted(name for name, given in others.items() if name not in WITHOUT_EFFECT and given is not None):
         raise UnsupportedModelError(f"the attention of this model has {', '.join(unknown)}, which is not implemented")
+    step = _STEP.get()
     if step is None:
-        raise UnsupportedModelError("the layers of this model do not pass the arguments of a step to attention")
+        raise RuntimeError("attention was called outside of `step_attention`")
     layer = module.layer_idx
     if not isinstance(layer, int):
         raise TypeError(f"{type(module).__name__} has no layer index")
-    return step(layer, query, key, value, Scores(scaling, sliding_window, softcap)), None
+    return step(layer, query, key, value, Scores(scaling, sliding_window, softcap, s_aux)), None
 
 
 AttentionInterface.register(ATTENTION_NAME, attend)
@@ -126,13 +142,12 @@ class TorchRunner:
     def run(self, inputs: StepInputs) -> Tensor:
         """Returns logits [len(inputs.logit_rows), vocab_size] in the model's dtype, with the rows of padding."""
         attention = StepAttention(inputs.attention, self._ints(inputs.slots), storage=self.storage)
-        with self.adapters.step(inputs.adapters, num_rows=len(inputs.token_ids)):
+        with step_attention(attention.attend), self.adapters.step(inputs.adapters, num_rows=len(inputs.token_ids)):
             output = self._model(
                 input_ids=self._ints(inputs.token_ids).unsqueeze(0),
                 position_ids=self._ints(inputs.positions).unsqueeze(0),
                 use_cache=False,
                 logits_to_keep=self._ints(inputs.logit_rows),
-                step=attention.attend,
             )
         self._non_finite = attention.non_finite
         self.trunk_tokens_saved = attention.trunk_tokens_saved

@@ -1,0 +1,150 @@
+"""Every architecture of the table equals transformers, with the backend that the table names."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers.activations import ACT2FN
+from transformers.models.seed_oss import modeling_seed_oss
+
+from bench.accuracy import prompt_logits
+from motet.engines.native.build import Parts, build_parts
+from motet.engines.native.checks.reference import difference_of
+from motet.engines.native.compiled_kernels import KINDS
+from motet.engines.native.cpu.cpu_runner import CpuRunner, PackedWeights
+from motet.engines.native.cpu.model_reader import read_structure
+from motet.engines.native.cpu.norm_reader import StructureError
+from motet.engines.native.cpu.packed_weights import PackedModel
+from motet.engines.native.model import load_model, read_config
+from motet.models.checkpoint import CheckpointKind
+from motet.types import GenerateRequest
+from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
+from tests.engines.native.recorder import RowKey, recorded_over
+from tests.kernels import kernels_of
+from tests.tiny_architectures import ARCHITECTURES, WITHOUT_KERNELS, save_tiny_architecture
+from tests.tiny_engine import engine_config
+from tests.tiny_models import Reference
+from tools.models_page import PAGE, page
+
+pytestmark = [pytest.mark.slow, pytest.mark.kernels]
+
+IN_SHORT = {"SmolLM3", "Granite", "Phi3", "Olmo2", "Cohere", "GPTNeoX", "Glm4", "GptOss", "Nemotron"}
+"""Architectures of `make test`; the others are in `make test-long`."""
+NAMES = [pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.long) for name in ARCHITECTURES]
+WITH_KERNELS = [case for case in NAMES if case.values[0] not in WITHOUT_KERNELS]
+PROMPT, OTHER, LENGTH = prompt_of(40), prompt_of(30, 7), 24
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_tokens_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    folder = save_tiny_architecture(name, tmp_path)
+    core = make_core(folder, blocks=1024)
+    assert (core.info.kernels == "torch") == (name in WITHOUT_KERNELS)
+    assert WITHOUT_KERNELS.get(name, "") in core.info.kernels_note
+    outcome = run(core, [group("g", PROMPT, n=2, temperature=0.0, max_tokens=LENGTH)])["g"]
+    assert outcome.tokens[0] == outcome.tokens[1] == Reference(folder).greedy(PROMPT, LENGTH)
+    # The sigmoid of one number per row has other bits at the end of a vector.
+    assert core.info.fingerprint.endswith("-similar" if name == "Qwen2Moe" else "-same")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [*WITH_KERNELS, "GptOss"])
+def test_a_choice_has_the_same_bits_alone_as_in_a_group_whose_prompt_is_cut(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    parts = build_parts(engine_config(save_tiny_architecture(name, tmp_path), dtype=dtype, kv_cache_gb=gb_of(512)))
+    rows = [
+        rows_of(parts, [group("a", PROMPT, seed=5, max_tokens=12)], budget=512),
+        rows_of(
+            parts,
+            [
+                group("b", prompt_of(30, 7), n=2, seed=900, max_tokens=20),
+                group("a", PROMPT, n=3, seed=5, max_tokens=12),
+            ],
+            budget=28,
+        ),
+    ]
+    assert len(rows[0]) == 12
+    assert all(torch.equal(rows[1][key], row) for key, row in rows[0].items())
+
+
+def rows_of(parts: Parts, requests: list[GenerateRequest], *, budget: int) -> dict[RowKey, torch.Tensor]:
+    """Returns the logits of all sampled tokens."""
+    options = replace(parts.options, max_num_batched_tokens=budget)
+    core, recorder = recorded_over(replace(parts, options=options))
+    run(core, requests, stagger=2)
+    return recorder.rows
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}]
+)
+@pytest.mark.parametrize("name", ["Persimmon", "Phi3", "Phi", "Cohere"])
+def test_new_weights_are_written_to_every_form_of_packing(name: str, numbers: dict[str, str], tmp_path: Path) -> None:
+    """Fused products grouped by head, fused gates, plain products with biases, and norms of each head."""
+    folders = [save_tiny_architecture(name, tmp_path / f"{seed}", seed=seed) for seed in (3, 4)]
+    parts, expected = (build_parts(engine_config(folder, kv_cache_gb=gb_of(256), **numbers)) for folder in folders)
+    assert parts.info.kernels != "torch"
+    loaded = parts.weights.prepare(CheckpointKind.FILES, [folders[1]])
+    loaded.staged.apply()
+    request = group("g", PROMPT, seed=5, max_tokens=6)
+    rows, expected_rows = (rows_of(one, [request], budget=512) for one in (parts, expected))
+    assert all(torch.equal(rows[key], row) for key, row in expected_rows.items())
+    assert isinstance(parts.runner, CpuRunner)
+    weights = PackedWeights(parts.runner)
+    for path, tensor in load_file(folders[1] / "model.safetensors").items():
+        if numbers["dtype"] == "float32":
+            assert torch.equal(weights.numbers(path)[0], tensor), path
+        assert weights.numbers(path)[0].shape == tensor.shape
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["GPTNeoX", "Cohere", "Glm4", "HunYuanDenseV1"])
+def test_each_kind_of_kernels_computes_partial_and_adjacent_rotation_and_norms_of_heads(
+    name: str, kind: str, dtype: str, tmp_path: Path
+) -> None:
+    kernels, folder = kernels_of(kind), save_tiny_architecture(name, tmp_path)
+    parts = build_parts(engine_config(folder, dtype=dtype, kernels="torch"))
+    model = load_model(folder, read_config(folder), dtype=parts.storage.keys.dtype, device=torch.device("cpu"))
+    packed = PackedModel(model, parts.storage, max_positions=512, kernels=kernels)
+    runner = CpuRunner(packed, parts.storage, num_threads=2, kernels=kernels)
+    found, expected = prompt_logits(replace(parts, runner=runner), list(PROMPT)), Reference(folder).logits(PROMPT)
+    assert difference_of(found, expected) < (1e-5 if dtype == "float32" else 0.05)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_every_activation_of_transformers_is_computed(gated: bool, tmp_path: Path) -> None:
+    """Except those with weights, and one that is not defined everywhere."""
+    for activation in sorted(set(ACT2FN) - {"prelu", "xielu", "sqrtsoftplus"}):
+        name = "Ernie4_5" if gated else "Arcee"
+        folder = save_tiny_architecture(name, tmp_path / activation, hidden_act=activation, num_hidden_layers=1)
+        parts = build_parts(engine_config(folder, dtype="float32"))
+        assert parts.info.kernels != "torch", activation
+        found, expected = prompt_logits(parts, list(PROMPT)), Reference(folder).logits(PROMPT)
+        assert difference_of(found, expected) < 1e-5, activation
+
+
+def test_queries_that_depend_on_the_position_otherwise_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A factor that starts at a position after the tokens that are compared at load, as in Ministral 3."""
+    folder = save_tiny_architecture("SeedOss", tmp_path)
+    original = modeling_seed_oss.apply_rotary_pos_emb
+
+    def scaled(q: torch.Tensor, *given: torch.Tensor, **named: object) -> tuple[torch.Tensor, torch.Tensor]:
+        query, key = original(q, *given, **named)
+        row = q.shape[2] - 1
+        query[:, :, row] *= 1.5 if row else 1.0
+        return query, key
+
+    monkeypatch.setattr(modeling_seed_oss, "apply_rotary_pos_emb", scaled)
+    model = load_model(folder, read_config(folder), dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(StructureError, match="otherwise than by RoPE"):
+        read_structure(model, max_positions=1000)
+
+
+def test_the_page_of_models_has_the_table_of_this_test() -> None:
+    assert PAGE.read_text() == page(), "run python -m tools.models_page"

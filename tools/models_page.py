@@ -1,0 +1,51 @@
+"""Generates the table of families in docs/models.md from `tests.tiny_models` and `tests.tiny_architectures`, whose
+models the tests compare with transformers.
+
+Run: python -m tools.models_page          writes the table
+     python -m tools.models_page --check  fails if it is out of date
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tests.tiny_architectures import ARCHITECTURES, MODELS, WITHOUT_KERNELS
+from tests.tiny_models import FAMILIES
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
+BEGIN, END = "<!-- table of families: python -m tools.models_page -->\n", "<!-- end of the table -->\n"
+HEAD = """\
+| family | architecture | backend on a CPU | dtypes | int8 weights | LoRA adapters |
+|---|---|---|---|---|---|
+"""
+ADAPTERS = {"compiled": "no", "torch": "yes"}
+"""The cell of each backend in the column of adapters."""
+
+
+def rows() -> Iterator[str]:
+    """Yields the rows of the table: architectures with compiled kernels first, each group in alphabetical order."""
+    known = {name.lower(): name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}
+    names = {*(family.title() for family in FAMILIES), *ARCHITECTURES}
+    for name in sorted(names, key=lambda name: (name in WITHOUT_KERNELS, name.lower())):
+        architecture = known.get(f"{name}ForCausalLM".lower()) or known[f"{name}LMHeadModel".lower()]
+        reason = WITHOUT_KERNELS.get(name)
+        backend = "compiled kernels" if reason is None else f"torch's operators: {reason}"
+        dtypes = "bfloat16, float32" if reason is None else "bfloat16, float16, float32"
+        adapters = ADAPTERS["compiled" if reason is None else "torch"]
+        cells = MODELS.get(name, name), f"`{architecture}`", backend, dtypes, "no" if reason else "yes", adapters
+        yield f"| {' | '.join(cells)} |\n"
+
+
+def page() -> str:
+    """Returns the text of the page with the table as it should be."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    return f"{before}{BEGIN}{HEAD}{''.join(rows())}{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    if "--check" not in sys.argv:
+        PAGE.write_text(page())
+    elif PAGE.read_text() != page():
+        sys.exit("docs/models.md is out of date; run python -m tools.models_page")
