@@ -49,8 +49,10 @@ class ServerEngine(Generic[G]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take_facts(self, report: EngineReport) -> bool:
-        """Stores the facts of a report. Returns True if the server has other weights than at the last report."""
-        new = report.info.model_digest != self.info.model_digest
+        """Stores the facts of a report. Returns True if the server has other weights or adapters than at the last
+        report."""
+        here, there = self.info, report.info
+        new = (here.model_digest, here.adapters) != (there.model_digest, there.adapters)
         if new:
             self.info = msgspec.structs.replace(report.info, pid=None)
         return new

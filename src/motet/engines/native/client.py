@@ -19,7 +19,7 @@ from itertools import count
 
 import msgspec
 
-from motet.engine_info import FIRST_VERSION, EngineInfo
+from motet.engine_info import FIRST_VERSION, EngineInfo, adapter_in, version_of
 from motet.engine_orders import EngineFacts, EngineFigures, EngineOrder, OrderAnswer, ReadStats
 from motet.engines.native import protocol
 from motet.engines.native.protocol import Pipes
@@ -79,8 +79,8 @@ class NativeEngine:
 
     def generate(self, request: GenerateRequest) -> "PipeStream":
         resumed = any(start.output_tokens for start in request.choices)  # perhaps after tokens of other weights
-        version = self.info.weight_version if resumed or self.info.weight_version != FIRST_VERSION else ""
-        stream = PipeStream(request, self._abort, version=version)
+        version = version_of(self.info, request.model)
+        stream = PipeStream(request, self._abort, version=version, is_new=resumed or version != FIRST_VERSION)
         if self._over is not None:
             stream.fail(self._over)
             return stream
@@ -186,7 +186,7 @@ class NativeEngine:
                 if isinstance(answer, EngineFacts):
                     self.info = answer.info
                     for stream in self._streams.values():
-                        stream.version = self.info.weight_version
+                        stream.use_version_of(answer.info)
                 if answer is not None:
                     self._pending.answer(number, answer)
                 elif error is not None:
@@ -250,10 +250,20 @@ class PipeStream:
     """The deltas of one group, between the pipe and their reader: a `GroupStream` that the engine feeds. If the reader
     is slow, the stream stores at most the complete answers: `max_tokens` for each choice."""
 
-    def __init__(self, request: GenerateRequest, abort: Callable[[RequestId], None], *, version: str = "") -> None:
-        self.version = version
+    def __init__(
+        self,
+        request: GenerateRequest,
+        abort: Callable[[RequestId], None],
+        *,
+        version: str = FIRST_VERSION,
+        is_new: bool = False,
+    ) -> None:
+        """`version`: version of the weights. `is_new`: True if the first delta must report it."""
+        self._version = version
+        self._new_version = version if is_new else ""
         """Version of the weights if the next delta is the first with these weights, otherwise empty."""
         self._request_id = request.request_id
+        self._model = request.model
         self._abort = abort
         self._open = {start.index for start in request.choices}
         self._deltas: deque[GroupDelta] = deque()
@@ -266,9 +276,16 @@ class PipeStream:
     def ended(self) -> bool:
         return not self._open or self._error is not None
 
+    def use_version_of(self, info: EngineInfo) -> None:
+        """Called with new facts about the engine. A group of an adapter that was unloaded keeps its version."""
+        if self._model in ("", info.model) or adapter_in(info, self._model) is not None:
+            version = version_of(info, self._model)
+            if version != self._version:
+                self._version = self._new_version = version
+
     def feed(self, delta: GroupDelta) -> None:
-        if self.version:
-            delta, self.version = msgspec.structs.replace(delta, weight_version=self.version), ""
+        if self._new_version:
+            delta, self._new_version = msgspec.structs.replace(delta, weight_version=self._new_version), ""
         self._deltas.append(delta)
         for choice in delta.choices:
             if choice.finish is not None:

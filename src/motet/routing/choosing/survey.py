@@ -18,7 +18,7 @@ from motet.engine_info import EngineKind
 from motet.routing.choosing.cost import Candidate, GroupNeeds, has_capacity
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
-from motet.routing.workers.serving import Roster, WorkKind, roster
+from motet.routing.workers.serving import BlockKind, Roster, WorkKind, block_kind, roster
 from motet.routing.workers.worker_load import PromptBacklog
 from motet.routing.workers.worker_share import WaitingWeights
 from motet.transfer.ticket import Ticket
@@ -32,7 +32,7 @@ LONGEST = 16
 GOLDEN_RATIO = 0.618033988749895
 """The window of a turn starts at (turn x this) modulo 1, as a share of the workers. So the starts of any number of
 turns are evenly spread and never repeat."""
-NO_WORKERS = roster(())
+NO_WORKERS = roster((), "")
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,14 @@ def survey(
 
 def _overlaps(fleet: Fleet, request: GenerateRequest, *, able: Roster) -> list[PromptOverlap]:
     """Returns the blocks of the prompt that workers have cached, and the blocks that they hold for open groups. The
-    name of a block depends on its size and on the weights, so each combination is looked up separately."""
+    name of a block depends on its size, the weights and the adapter, so each kind is looked up separately."""
     overlaps = []
-    for size, weights in able.block_kinds if fleet.cached_blocks or fleet.open_blocks else ():
-        names = _names(request, fleet, size=size, weights=weights)
-        usable = names[: (len(request.prompt) - 1) // size]  # the last token is computed whatever is cached
+    for kind in able.block_kinds if fleet.cached_blocks or fleet.open_blocks else ():
+        names = _names(request, fleet, kind=kind)
+        usable = names[: (len(request.prompt) - 1) // kind.size]  # the last token is computed whatever is cached
         overlaps += [
-            PromptOverlap(size, fleet.cached_blocks.overlap(usable)),
-            PromptOverlap(size, fleet.open_blocks.overlap(names)),
+            PromptOverlap(kind.size, fleet.cached_blocks.overlap(usable)),
+            PromptOverlap(kind.size, fleet.open_blocks.overlap(names)),
         ]
     return [overlap for overlap in overlaps if overlap.blocks]
 
@@ -107,12 +107,13 @@ def trunk_of(request: GenerateRequest, fleet: Fleet, *, member: Member) -> Seque
     if not member.facts.shares_prompts or request.sampling.prompt_logprobs is not None:
         own = f"{request.request_id}/".encode()
         return [own + str(block).encode() for block in range(-(-len(request.prompt) // member.facts.block_size))]
-    return _names(request, fleet, size=member.facts.block_size, weights=member.facts.block_weights)
+    return _names(request, fleet, kind=block_kind(member, request.model))
 
 
-def _names(request: GenerateRequest, fleet: Fleet, *, size: int, weights: str) -> Sequence[BlockName]:
-    adapter = fleet.catalog.adapter(request.model)
-    return fleet.last_prompt.names(request.prompt, size, salt=request.cache_salt, adapter=adapter, weights=weights)
+def _names(request: GenerateRequest, fleet: Fleet, *, kind: BlockKind) -> Sequence[BlockName]:
+    return fleet.last_prompt.names(
+        request.prompt, kind.size, salt=request.cache_salt, adapter=kind.adapter, weights=kind.weights
+    )
 
 
 def _candidate(member: Member, worker: Worker, *, cached_tokens: int, has_session: bool) -> Candidate:
@@ -151,11 +152,11 @@ def readers_of(ticket: Ticket, fleet: Fleet, *, model: str) -> Roster:
     its maker is a Motet engine that is not a member, any Motet engine may read it."""
     serving = fleet.catalog.serving(model)
     maker = fleet.catalog.maker(ticket.remote_engine_id)
-    if maker is not None and maker.facts.pair_key is not None:
-        return serving.readers.get(maker.facts.pair_key, NO_WORKERS)
+    if maker is not None and (key := maker.pair_key(model)) is not None:
+        return serving.readers.get(key, NO_WORKERS)
     if ticket.foreign:  # the maker has been restarted, or has left: the blocks are gone
         return NO_WORKERS
-    return roster(member for member in serving.generate.members if member.facts.kind is EngineKind.MOTET)
+    return roster((one for one in serving.generate.members if one.facts.kind is EngineKind.MOTET), model)
 
 
 def shortlist(

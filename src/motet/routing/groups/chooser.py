@@ -68,9 +68,10 @@ class WorkerChooser:
         members = [
             member for member in self.fleet.members if not member.facts.takes_texts and member.models.may_have(model)
         ]
+        differs = [model_digest and not member.has_weights(model_digest, model=model) for member in members]
         states = [
-            f"{member.state}" + (" with other weights" if model_digest and not member.has_weights(model_digest) else "")
-            for member in members
+            f"{member.state}{' with other weights' if other else ''}"
+            for member, other in zip(members, differs, strict=True)
         ]
         named = ", ".join(f"{member.id} is {state}" for member, state in zip(members, states, strict=True))
         error = NoWorkerError(f"no worker can {work.name.lower()} now: {named or 'there is none'}")

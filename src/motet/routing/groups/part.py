@@ -14,6 +14,7 @@ from itertools import islice
 
 import msgspec
 
+from motet.engine_info import weights_of
 from motet.errors import EngineDiedError, MotetError, OverloadedError
 from motet.ids import RequestId
 from motet.merge import Merge, deliver
@@ -116,7 +117,8 @@ class Part(AsyncIterator[GroupDelta]):
         worker = placement.member.id if placement.renamed or not placement.started else ""
         if not placement.started:
             self._mover.resumed()
-            unfinished.model_digest = unfinished.model_digest or placement.worker.engine.info.model_digest
+            if not unfinished.model_digest:
+                unfinished.model_digest = weights_of(placement.worker.engine.info, unfinished.request.model)
             prompt = unfinished.prompt.first(prompt)
             unfinished.started = True
         return GroupDelta(unfinished.reader_id, delta.choices, prompt, worker, delta.weight_version)

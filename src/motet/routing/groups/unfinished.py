@@ -5,6 +5,7 @@ the tokens that it would have got without the move."""
 
 import msgspec
 
+from motet.engine_info import EngineInfo, adapter_in, weights_of
 from motet.ids import RequestId
 from motet.merge import PromptOnce
 from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, GenerateRequest, GroupDelta
@@ -55,10 +56,12 @@ class Unfinished:
     def output_tokens(self) -> int:
         return sum(len(choice.output) for choice in self.choices.values())
 
-    def use_weights(self, model_digest: str) -> None:
+    def use_weights(self, info: EngineInfo) -> None:
         """Records that the worker has new weights, with which it continues the choices."""
-        if self.model_digest:
-            self.model_digest = model_digest
+        model = self.request.model
+        unloaded = model not in ("", info.model) and adapter_in(info, model) is None
+        if self.model_digest and not unloaded:  # an engine continues its groups with an adapter that it has unloaded
+            self.model_digest = weights_of(info, model)
 
     def abort(self) -> GroupDelta | None:
         """Ends all choices early. Returns the delta that reports this to the reader, or None if no choice is left."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from motet.block_names import LastPrompt
 from motet.engine import ANSWERING, Worker, WorkerReport, WorkerState
-from motet.engine_info import EngineKind, ModelCard
+from motet.engine_info import EngineKind, ModelCard, adapted
 from motet.errors import EngineSilentError, MotetError
 from motet.routing.workers.affinity import SESSION_TTL_S, Affinity
 from motet.routing.workers.client_holdings import ClientTotal
@@ -144,21 +144,42 @@ class Fleet:
         """Records that all members with the old weights have the new weights now, so that groups which started with the
         old weights continue with the new ones. `old`, `new`: `model_digest` of the weights."""
         self.successors.replace(old, new)
+        for adapter in self._adapters():
+            self.successors.replace(adapted(old, adapter), adapted(new, adapter))
+        self.refresh_facts()
+
+    def record_replaced_adapter(self, old: str, new: str) -> None:
+        """Records that all members with an adapter have another one under the same name now, with which its groups
+        continue. `old`, `new`: digests of the two."""
+        infos = [member.worker.engine.info for member in self._members.values() if member.worker is not None]
+        for digest in {info.model_digest for info in infos}:
+            self.successors.replace(adapted(digest, old), adapted(digest, new))
+        self.refresh_facts()
+
+    def refresh_facts(self) -> None:
+        """Reads the facts about all engines again, after engines of this server have new weights or adapters."""
         for member in self._members.values():
             if member.worker is not None:
                 member.refresh_facts()
         self._record_change()
 
+    def _adapters(self) -> set[str]:
+        """Returns the digests of all adapters."""
+        infos = [member.worker.engine.info for member in self._members.values() if member.worker is not None]
+        return {adapter.digest for info in infos for adapter in info.adapters}
+
     def record_worker_weights(self, id: str) -> None:
-        """Records new weights of a worker on another server. Its groups continue with them, there or elsewhere."""
+        """Records new weights or adapters of a worker on another server. Its groups continue with them, there or
+        elsewhere."""
         member = self._members.get(id)
         if member is None or member.worker is None:
             return
+        info, known = member.worker.engine.info, member.facts.pair_key
         member.refresh_facts()
-        info = member.worker.engine.info
         for group in member.groups:
-            group.use_weights(info.model_digest)
-        logger.warning("%s has new weights, version %s", id, info.weight_version)
+            group.use_weights(info)
+        if known != member.facts.pair_key:
+            logger.warning("%s has new weights, version %s", id, info.weight_version)
         self._record_change()
 
     async def evict(self, id: str, error: MotetError) -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 import msgspec
 
 from motet.engine import Worker, WorkerReport, WorkerState
-from motet.engine_info import EngineInfo, EngineKind, ModelCard
+from motet.engine_info import AdapterInfo, EngineInfo, EngineKind, ModelCard, adapter_in, version_of, weights_of
 from motet.ids import ModelName
 from motet.routing.workers.open_groups import OpenGroups
-from motet.routing.workers.worker_facts import WorkerFacts, WorkerModels, facts_of, models_of
+from motet.routing.workers.worker_facts import PairKey, WorkerFacts, WorkerModels, facts_of, models_of
 from motet.routing.workers.worker_load import WorkerLoad
 
 REFUSAL_S = 0.5
@@ -82,10 +82,28 @@ class Member:
         self.last_decision: str | None = None
         """The reason why the worker got its last group."""
 
-    def has_weights(self, model_digest: str) -> bool:
-        """Returns True unless the worker's engine reports weights with another digest."""
-        present = "" if self.worker is None else self.worker.engine.info.model_digest
+    def has_weights(self, model_digest: str, *, model: str) -> bool:
+        """Returns True unless the worker's engine reports weights with another digest (`weights_of`) for the model."""
+        present = "" if self.worker is None else weights_of(self.worker.engine.info, model)
         return not present or present == model_digest
+
+    def pair_key(self, model: str) -> PairKey | None:
+        """Returns what must be equal on the worker with which this one exchanges KV of the model. None if the worker
+        has not been reached yet."""
+        key, adapter = self.facts.pair_key, self._adapter(model)
+        return key if key is None or adapter is None else key._replace(adapter=adapter.digest)
+
+    def adapter_in_names(self, model: str) -> str:
+        """Returns the adapter's part of the names of the engine's blocks (`block_names`); empty for a base model. Other
+        servers publish blocks with the name of the adapter, and not with its digest."""
+        adapter = self._adapter(model)
+        if adapter is not None and self.worker is not None and self.worker.local:
+            return adapter.digest
+        card = self.models.by_name.get(ModelName(model))
+        return "" if card is None or card.parent is None else model
+
+    def _adapter(self, model: str) -> AdapterInfo | None:
+        return None if self.worker is None else adapter_in(self.worker.engine.info, model)
 
     def info_of(self, model: str) -> EngineInfo | None:
         """Returns the engine's facts for this model. None if the worker has no engine, or does not serve the model."""
@@ -95,7 +113,10 @@ class Member:
         if not model or model == info.model:
             return info
         card = self.models.by_name[ModelName(model)]
-        return msgspec.structs.replace(info, model=card.name, max_model_len=card.max_model_len)
+        version = version_of(info, model)
+        return msgspec.structs.replace(
+            info, model=card.name, max_model_len=card.max_model_len, weight_version=version, adapters=()
+        )
 
     def returned(self, worker: Worker | None) -> None:
         """Records that the worker is available, for the first time or again. `worker`: None if it takes texts."""
@@ -106,17 +127,18 @@ class Member:
         if worker is not None:
             self.address = worker.address
         self.refresh_facts()
-        self.set_models(self.models.additional)
 
     def refresh_facts(self) -> None:
-        """Reads the facts about the engine, which change when the worker returns and when it gets new weights."""
+        """Reads the facts about the engine, which change when the worker returns and when it gets new weights or
+        adapters."""
         if self.worker is None:
             self.facts = replace(self.facts, kind=EngineKind.OPENAI)
         else:
             self.facts = facts_of(self.worker.engine.info, local=self.worker.local)
+        self.set_models(self.models.additional)
 
     def set_models(self, cards: Iterable[ModelCard]) -> None:
-        """Records the models that the worker serves from now on, in addition to its engine's own model."""
+        """Records the models that the worker serves from now on, in addition to the models in its engine's facts."""
         self.models = models_of(cards, None if self.worker is None else self.worker.engine.info)
 
     def report(self) -> WorkerReport:
@@ -129,6 +151,6 @@ class Member:
             last_decision=self.last_decision,
             note=self.note or None,
             kind=self.facts.kind,
-            models=tuple(card.name for card in self.models.additional),
+            models=self.models.others(None if self.worker is None else self.worker.engine.info.model),
             resumable=not self.facts.takes_texts,
         )

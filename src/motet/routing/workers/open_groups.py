@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 
 from motet.block_names import BlockName
+from motet.engine_info import EngineInfo
 from motet.errors import MotetError
 from motet.routing.workers.worker_load import UnfinishedPrompt, WorkerLoad
 
@@ -84,14 +85,14 @@ class OpenGroup:
         *,
         choices: int,
         end: Callable[[MotetError], Awaitable[None]],
-        use_weights: Callable[[str], None] | None = None,
+        use_weights: Callable[[EngineInfo], None] | None = None,
         client: str = "",
         weight: float = 1.0,
         trunk: Sequence[BlockName] = (),
         prompt_tokens: int | None = None,
     ) -> None:
-        """`end`: ends the group on this worker with an error. `use_weights`: called with the digest of new weights with
-        which the group continues. `client`, `weight`: `client` and `client_weight` of the request.
+        """`end`: ends the group on this worker with an error. `use_weights`: called with the facts about new weights
+        with which the group continues. `client`, `weight`: `client` and `client_weight` of the request.
         `prompt_tokens`: prompt tokens that the worker must compute; None if unknown."""
         self.evicted: MotetError | None = None
         """The error with which the worker's keeper has ended the group."""
@@ -172,6 +173,6 @@ class OpenGroup:
         self._silent_polls += self.waits
         return self._silent_polls
 
-    def use_weights(self, model_digest: str) -> None:
+    def use_weights(self, info: EngineInfo) -> None:
         if self._use_weights is not None:
-            self._use_weights(model_digest)
+            self._use_weights(info)

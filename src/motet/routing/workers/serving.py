@@ -7,6 +7,7 @@ first query, and a decision does not iterate over thousands of members."""
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from motet.engine import WorkerState
 from motet.engine_info import ModelCard
@@ -23,6 +24,17 @@ class WorkKind(Enum):
     GENERATE = auto()
 
 
+class BlockKind(NamedTuple):
+    """What the names of a prompt's blocks on one worker depend on, in addition to the prompt."""
+
+    size: int
+    """Number of tokens of a block."""
+    weights: str
+    """`EngineInfo.block_weights`."""
+    adapter: str
+    """See `Member.adapter_in_names`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Roster:
     """Workers that may get the same work. Made by `roster`."""
@@ -30,30 +42,37 @@ class Roster:
     members: tuple[Member, ...]
     ids: tuple[str, ...]
     by_id: dict[str, Member]
-    block_kinds: frozenset[tuple[int, str]]
-    """(block size, `EngineInfo.block_weights`) of the members: prompts have other block names for each combination."""
+    model: str
+    """The model for which the members may get work; empty for any model."""
+    block_kinds: frozenset[BlockKind]
+    """Kinds of the members' blocks: a prompt has other block names for each kind."""
 
     def without(self, ids: Collection[str]) -> "Roster":
         """Returns the roster without these members. Ids that are not in it change nothing."""
         if not any(id in self.by_id for id in ids):
             return self
-        return roster(member for member in self.members if member.id not in ids)
+        return roster((member for member in self.members if member.id not in ids), self.model)
 
     def with_weights(self, model_digest: str) -> "Roster":
         """Returns the members that report no weights or these weights. An empty digest returns all."""
-        others = [member.id for member in self.members if not member.has_weights(model_digest)] if model_digest else []
-        return self.without(others)
+        if not model_digest:
+            return self
+        return self.without([one.id for one in self.members if not one.has_weights(model_digest, model=self.model)])
 
 
-def roster(members: Iterable[Member]) -> Roster:
+def roster(members: Iterable[Member], model: str) -> Roster:
     by_id = {member.id: member for member in members}
-    facts = [member.facts for member in by_id.values()]
     return Roster(
         members=tuple(by_id.values()),
         ids=tuple(by_id),
         by_id=by_id,
-        block_kinds=frozenset((each.block_size, each.block_weights) for each in facts if each.block_size),
+        model=model,
+        block_kinds=frozenset(block_kind(member, model) for member in by_id.values() if member.facts.block_size),
     )
+
+
+def block_kind(member: Member, model: str) -> BlockKind:
+    return BlockKind(member.facts.block_size, member.facts.block_weights, member.adapter_in_names(model))
 
 
 @dataclass(frozen=True)
@@ -87,15 +106,15 @@ def serving(members: Iterable[Member], model: str) -> ModelServing:
     prefill = [member for member in ready if member.facts.role is Role.PREFILL]
     readers: dict[PairKey, list[Member]] = {}
     for member in ready:
-        if member.facts.can_fetch and member.facts.pair_key is not None:
-            readers.setdefault(member.facts.pair_key, []).append(member)
-    paired = [member for member in prefill if member.facts.pair_key in readers]
-    generate = roster(member for member in ready if not has_decode or member.facts.role is not Role.PREFILL)
+        if member.facts.can_fetch and (key := member.pair_key(model)) is not None:
+            readers.setdefault(key, []).append(member)
+    paired = [member for member in prefill if member.pair_key(model) in readers]
+    generate = roster((member for member in ready if not has_decode or member.facts.role is not Role.PREFILL), model)
     return ModelServing(
-        prefill=roster(prefill),
+        prefill=roster(prefill, model),
         generate=generate,
-        paired_prefill=roster(paired),
-        readers={key: roster(members) for key, members in readers.items()},
+        paired_prefill=roster(paired, model),
+        readers={key: roster(members, model) for key, members in readers.items()},
         ticket_readers=min((member.facts.ticket_readers for member in paired), default=1),
         shares_prompts=bool(generate.members) and all(member.facts.shares_prompts for member in generate.members),
         has_decode=has_decode,
@@ -166,11 +185,6 @@ class Catalog:
             if member.worker is not None and model and member.models.has(model):
                 return member.worker.engine.info.model
         return None
-
-    def adapter(self, model: ModelName) -> str:
-        """Returns the name that distinguishes KV blocks of this model from its base model's; empty without a base."""
-        card = self.models().get(model) if model else None
-        return model if card is not None and card.parent is not None else ""
 
     def maker(self, engine_id: str) -> Member | None:
         """Returns the member that makes tickets with this engine id, or None if no member does."""

@@ -17,7 +17,7 @@ class PairKey(NamedTuple):
     """The facts that must be equal on a prefill and a decode worker that exchange KV. A reader cannot use blocks of
     other weights, of another size or numeric format, or of another kind of engine, even if the model has the same name,
     and cannot fetch blocks that move by other means.
-    An adapter has the key of its base model, which decides the layout of the blocks."""
+    Requests for an adapter need workers that have loaded the same adapter, too."""
 
     kind: EngineKind
     model: ModelName
@@ -26,6 +26,8 @@ class PairKey(NamedTuple):
     block_size: int
     bytes_per_block: int
     transfer_backend: TransportKind | None
+    adapter: str = ""
+    """Digest of the adapter; empty for the base model, and for adapters of engines that do not report digests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +97,18 @@ class WorkerModels:
     """The models that a worker serves or, while it is not available, served last. Made by `models_of`."""
 
     additional: tuple[ModelCard, ...] = ()
-    """The models that it serves in addition to its engine's own model."""
+    """The models that it serves in addition to the models in its engine's facts."""
     by_name: Mapping[ModelName, ModelCard] = field(default_factory=dict)
-    """All its models, its engine's own model first. Empty if the worker has not reported its models yet."""
+    """All its models: its engine's own model, the adapters that its engine reports, and the additional models. Empty if
+    the worker has not reported its models yet."""
 
     def has(self, model: str) -> bool:
         """Returns True if the worker serves the model. A group without a model name is for any model."""
         return not model or model in self.by_name
+
+    def others(self, own: ModelName | None) -> tuple[ModelName, ...]:
+        """Returns the names of all models except the engine's own."""
+        return tuple(name for name in self.by_name if name != own)
 
     def may_have(self, model: str) -> bool:
         """Returns True if the worker serves the model, or has not reported its models yet."""
@@ -113,5 +120,11 @@ def models_of(additional: Iterable[ModelCard], info: EngineInfo | None) -> Worke
     additional = tuple(additional)
     by_name = {card.name: card for card in additional}
     if info is not None:
-        by_name = {info.model: ModelCard(name=info.model, root=info.root, max_model_len=info.max_model_len)} | by_name
+        length = info.max_model_len
+        own = ModelCard(name=info.model, root=info.root, max_model_len=length)
+        adapters = {
+            one.name: ModelCard(name=one.name, root=one.root, parent=info.model, max_model_len=length)
+            for one in info.adapters
+        }
+        by_name = adapters | {info.model: own} | by_name
     return WorkerModels(additional, by_name)
