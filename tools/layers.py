@@ -52,6 +52,7 @@ BELOW_API = (
     "engines.wire",
     "transfer.ticket",
     "metrics",
+    "models.adapter_file",
     "models.checkpoint",
     "models.folder",
     "models.memory_file",
@@ -90,6 +91,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "models.regular_files": (),
     "models.safetensors_header": ("models.regular_files",),
     "models.folder": ("models.regular_files", "models.safetensors_header"),
+    "models.adapter_file": ("models.regular_files", "models.safetensors_header"),
     "models.memory_file": ("models.regular_files",),
     "models.checkpoint": ("models.folder", "models.memory_file", "models.safetensors_header"),
     "engine_orders": ("models.checkpoint", "transfer.ticket"),
@@ -129,6 +131,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "kv_events",
         "grammar",
         "text.tokenizer",
+        "models.adapter_file",
         "models.checkpoint",
         "models.folder",
         "models.memory_file",
@@ -191,7 +194,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "__main__": ("cli",),
     "weights": ("models.checkpoint", "models.memory_file"),
-    "testing": ("engine", "transfer", "kv_events"),
+    "testing": ("engine", "engine_orders", "transfer", "kv_events", "models.adapter_file", "models.checkpoint"),
     "cli": ("deploy", "api", "text", "engine", "engines", "routing", "transfer", "metrics", "models", "tracing"),
 }
 

@@ -78,6 +78,19 @@ class ForgetPrefixes(msgspec.Struct, frozen=True, tag=True):
     """True if running groups must recompute their KV; otherwise they keep it."""
 
 
+INVALID_ADAPTER = "invalid_adapter"
+"""Code of the error about an adapter that an engine cannot use."""
+ADAPTER_NOT_FOUND = "adapter_not_found"
+"""Code of the error about a folder that does not exist, or has no adapter."""
+ADAPTER_EXISTS = "adapter_exists"
+"""Code of the error about an adapter that is already loaded, in answer to an order without `in_place`."""
+TOO_MANY_ADAPTERS = "too_many_adapters"
+"""Code of the error of an engine that has loaded its maximum number of adapters."""
+
+
+ADAPTER_CODES = frozenset({INVALID_ADAPTER, ADAPTER_NOT_FOUND, ADAPTER_EXISTS, TOO_MANY_ADAPTERS})
+
+
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
     """Loads a LoRA adapter while the engine serves, and uses it from the next step on. Answer: EngineFacts."""
 
@@ -180,6 +193,16 @@ ANSWERS: dict[type[EngineOrder], type[OrderAnswer]] = {
     ReadStats: EngineFigures,
 }
 """The type of the answer to each order; all other orders are answered by `Done`."""
+
+
+def memory_files(order: EngineOrder) -> tuple[str, ...]:
+    """Returns the paths of the files in memory that an engine reads to carry out the order."""
+    match order:
+        case PrepareWeights(CheckpointKind.MEMORY, paths):
+            return paths
+        case LoadAdapter(kind=CheckpointKind.MEMORY, path=path):
+            return (path,)
+    return ()
 
 
 def is_answer_to(order: EngineOrder, answer: OrderAnswer) -> bool:

@@ -5,15 +5,20 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from motet.engine_orders import Connect, Done, EngineOrder, OrderAnswer
+from motet.engine_orders import AdapterOrder, Connect, Done, EngineFacts, EngineOrder, LoadAdapter, OrderAnswer
 from motet.errors import EngineDiedError, MotetError
+from motet.ids import ModelName
+from motet.models.checkpoint import CheckpointKind
 from motet.settings.engine_config import EngineConfig
+from motet.settings.named_adapter import named_adapters
+from motet.testing.fake_adapters import with_adapters
 from motet.testing.fake_engine import FakeEngine, FakeGroup, FakeLeases, fake_info
 from motet.transfer.orders import FailureKind, TransferError
 from motet.transfer.ticket import TransferAddress
 from motet.types import ChoiceStart, GenerateRequest, Role
 from tests.tiny_tokenizer import fake_answer
 
+MAX_ADAPTERS = 2
 ANSWER = "the hand and the other hand"
 DEAD = EngineDiedError("the engine process ended")
 
@@ -34,11 +39,13 @@ class DyingEngine(FakeEngine):
         connects: bool = True,
     ) -> None:
         self.steps = asyncio.Semaphore(0)
-        super().__init__(script, info=fake_info(role=role, transfer=transfer), gate=self.steps, leases=leases)
+        info = fake_info(role=role, transfer=transfer, max_adapters=MAX_ADAPTERS)
+        super().__init__(script, info=info, gate=self.steps, leases=leases)
         self.died = asyncio.Event()
         self.submitted = asyncio.Event()
         self.connected: list[TransferAddress] = []
         self.has_connected = asyncio.Event()
+        self.adapter_orders: list[AdapterOrder] = []
         self._connects = connects
 
     def generate(self, request: GenerateRequest) -> FakeGroup:
@@ -51,6 +58,12 @@ class DyingEngine(FakeEngine):
                 raise TransferError("no server answers there", FailureKind.UNREACHABLE)
             self.connected.append(order.address)
             self.has_connected.set()
+        if isinstance(order, AdapterOrder):
+            if self.death is not None:
+                raise self.death
+            self.adapter_orders.append(order)
+            self.info = with_adapters(self.info, order)
+            return EngineFacts(self.info)
         return Done()
 
     def kill(self) -> None:
@@ -102,6 +115,9 @@ class Starter:
         transfer = None if config.role is Role.BOTH else TransferAddress(f"engine {number}", "127.0.0.1", number)
         engine = DyingEngine(role=config.role, transfer=transfer, leases=self._leases, connects=self._connect)
         engine.info = replace(engine.info, default_sampling_params=dict(config.default_sampling_params))
+        for adapter in named_adapters(config.adapters):
+            name, path = ModelName(adapter.name), adapter.path
+            await engine.send(LoadAdapter(name, CheckpointKind.FILES, path, root=path))
         self.engines.append(engine)
         self._started.release()
         return engine

@@ -120,3 +120,28 @@ async def test_without_a_worker_that_answers_adapters_are_refused_with_503(folde
         await server.kill()
         await gateway.until_state(server.url.removeprefix("http://"), WorkerState.DEAD)
         assert_error(await load(gateway), status=503)
+
+
+async def test_a_vllm_worker_that_restarts_gets_the_adapters_again_and_loses_the_unloaded_ones(folder: Path) -> None:
+    async with FakeVLLM(adapters=("mine",)) as server, gateway_of(folder, server) as gateway:
+        assert (await load(gateway)).status_code == 200
+        assert (await unload(gateway, "mine")).status_code == 200
+        worker = server.url.removeprefix("http://")
+        await server.kill()
+        await gateway.until_state(worker, WorkerState.DEAD)
+        server.adapters = ("mine",)  # as on its command line
+        server.adapter_paths.clear()
+        await server.start()
+        await gateway.until_state(worker, WorkerState.READY)
+        assert (server.adapters, server.adapter_paths) == (("poet",), {"poet": "/adapters/poet"})
+
+
+async def test_a_vllm_worker_that_does_not_answer_gets_an_adapter_when_it_returns(folder: Path) -> None:
+    async with FakeVLLM() as one, FakeVLLM() as two, gateway_of(folder, one, two) as gateway:
+        worker = two.url.removeprefix("http://")
+        await two.kill()
+        await gateway.until_state(worker, WorkerState.DEAD)
+        assert (await load(gateway)).status_code == 200
+        await two.start()
+        await gateway.until_state(worker, WorkerState.READY)
+        assert [server.adapter_paths for server in (one, two)] == [{"poet": "/adapters/poet"}] * 2

@@ -12,7 +12,7 @@ from motet.ids import RequestId
 from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import REFUSAL_S
-from motet.routing.workers.serving import BlockKind, WorkKind
+from motet.routing.workers.serving import NamedBlocks, WorkKind
 from motet.testing.fake_engine import FakeEngine, fake_info
 from motet.types import Role
 from tests.clock import Clock
@@ -292,7 +292,7 @@ def test_blocks_of_new_weights_have_new_names_only_on_engines_that_name_weights(
     fleet = Fleet()
     engine = FakeEngine(lambda _, start: [], info=msgspec.structs.replace(fake_info(), block_size=16))
     fleet.put(Worker("w", engine, "-", local=local))
-    assert fleet.catalog.serving().generate.block_kinds == {BlockKind(16, "", "")}
+    assert fleet.catalog.serving().generate.named_blocks == {NamedBlocks(16, "", "")}
     engine.info = msgspec.structs.replace(engine.info, model_digest="new", block_weights="new")
     fleet.record_worker_weights("w")
-    assert fleet.catalog.serving().generate.block_kinds == {BlockKind(*kind, "")}
+    assert fleet.catalog.serving().generate.named_blocks == {NamedBlocks(*kind, "")}

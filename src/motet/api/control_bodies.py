@@ -18,6 +18,8 @@ from motet.control.engine_control import NewRequests
 from motet.types import PauseMode
 
 MAX_LEVEL = 2
+Version = Annotated[str, Field(min_length=1, max_length=200)]
+"""The name of a weight version."""
 
 
 class NoOptions(Schema):

@@ -17,6 +17,7 @@ from motet import __version__
 from motet.api.answer_schemas import ERROR, MESSAGE_ERROR, TEXT, Json, answer_schema
 from motet.api.http.dialect import of_messages
 from motet.api.http.routes import PostRoute, json_response, new_router
+from motet.api.operators.adapter_routes import LoadAdapterBody
 from motet.api.service import Service
 from motet.api.trainers.weight_routes import UpdateWeightsBody
 from motet.engines.wire import TENSORS
@@ -58,7 +59,7 @@ def document_of(routes: Sequence[BaseRoute], *, keys: bool, root_path: str = "")
         routes=[route for route in routes if isinstance(route, APIRoute)],
     )
     posts = [route for route in routes if isinstance(route, PostRoute)]
-    documented: list[type[BaseModel]] = [*(route.body for route in posts), UpdateWeightsBody]
+    documented: list[type[BaseModel]] = [*(route.body for route in posts), *TENSOR_BODIES.values()]
     _, bodies = models_json_schema([(body, "validation") for body in documented], ref_template=REF_TEMPLATE)
     schemas = plain.pop("components", {}).get("schemas", {}) | bodies["$defs"]
     paths: Paths = plain["paths"]
@@ -89,6 +90,13 @@ def _operation(route: PostRoute) -> Json:
     }
 
 
+TENSOR_BODIES: Mapping[str, type[BaseModel]] = {
+    "/update_weights": UpdateWeightsBody,
+    "/v1/load_lora_adapter": LoadAdapterBody,
+}
+"""The JSON bodies of routes that also take tensors, by path."""
+
+
 def _content_of(body: type[BaseModel]) -> Json:
     return {"application/json": {"schema": {"$ref": REF_TEMPLATE.format(model=body.__name__)}}}
 
@@ -103,9 +111,9 @@ def _complete(operation: Json, method: str, *, path: str) -> None:
             parameters.append({"name": name, "in": "path", "required": True, "schema": TEXT})
     if parameters:
         operation["parameters"] = parameters
-    if path == "/update_weights":
+    if (body := TENSOR_BODIES.get(path)) is not None:
         tensors = {TENSORS: {"schema": {"type": "string", "format": "binary"}}}
-        operation["requestBody"] = {"required": True, "content": _content_of(UpdateWeightsBody) | tensors}
+        operation["requestBody"] = {"required": True, "content": _content_of(body) | tensors}
     ((status, answer),) = ((code, answer) for code, answer in operation["responses"].items() if code.startswith("2"))
     if "application/json" in answer["content"]:
         answer["content"]["application/json"] = {"schema": answer_schema(method, path)}

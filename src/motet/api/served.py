@@ -10,19 +10,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import msgspec
 
 from motet.api.http.long_work import WorkThread
 from motet.engine import Engine
-from motet.engine_info import EngineInfo
+from motet.engine_info import EngineInfo, ModelCard
 from motet.engines.upstream.text_source import TextGenerate
 from motet.errors import GrammarError, ModelNotFoundError, NoWorkerError, OverloadedError, RequestError
 from motet.grammar.compiled_grammar import Grammars
 from motet.grammar.limits import is_heavy
 from motet.grammar.trial import compile_in_process
+from motet.ids import ModelName
 from motet.sampling_defaults import DefaultRules
 from motet.settings.server_config import ServerConfig
 from motet.text.formats import ModelFormats
@@ -66,6 +67,8 @@ class ServedModel:
     """The name of the base model of an adapter; None for other models."""
     default_rules: DefaultRules = field(default=DefaultRules())
     """A gateway's settings for the defaults of sampling fields."""
+    base: "ServedModel | None" = field(default=None, compare=False, repr=False)
+    """The base model of an adapter, whose checks of grammars it shares; None for other models."""
     created: int = field(default_factory=now_s)
 
     @property
@@ -91,6 +94,8 @@ class ServedModel:
     @cached_property
     def grammars(self) -> "GrammarChecks":
         """The checks of grammars, made for the first request with a grammar."""
+        if self.base is not None:
+            return self.base.grammars
         size, eos = self.info.vocab_size, self.info.eos_token_ids
         grammars = Grammars(lambda: self.tokenizer, vocab_size=size, eos_token_ids=eos)
         compile_apart = partial(compile_in_process, tokenizer=self.tokenizer, vocab_size=size, eos_token_ids=eos)
@@ -112,8 +117,42 @@ class TextModel:
     parent: str | None = None
 
 
+EnginesOfAdapter = Callable[[ModelName], tuple[Engine, Engine]]
+"""Returns the engine of an adapter, and the engine for its groups that a gateway has placed (`ServedModel.placed`)."""
 Models = Callable[[], Mapping[str, ServedModel | TextModel]]
 """Returns the models of a server in the order in which they were added. On a gateway they change with its workers."""
+
+
+class ModelWithAdapters:
+    """The models of a server with engines of its own: the base model, and the adapters that its engines have loaded."""
+
+    def __init__(
+        self, base: ServedModel, *, cards: Callable[[], Mapping[ModelName, ModelCard]], engines_of: EnginesOfAdapter
+    ) -> None:
+        """`cards`: returns the models of the engines, the same object until they change."""
+        self._base = base
+        self._cards = cards
+        self._engines_of = engines_of
+        self._known: Mapping[ModelName, ModelCard] | None = None
+        self._models: dict[str, ServedModel | TextModel] = {base.name: base}
+
+    def __call__(self) -> Mapping[str, ServedModel | TextModel]:
+        known = self._cards()
+        if known is not self._known:
+            adapters = [self._adapter(card) for card in known.values() if card.parent is not None]
+            self._models = {model.name: model for model in (self._base, *adapters)}
+            self._known = known
+        return self._models
+
+    def _adapter(self, card: ModelCard) -> ServedModel:
+        """Returns the model of an adapter. An adapter that was replaced keeps its engine and the time of its start."""
+        base, previous = self._base, self._models.get(card.name)
+        root = card.root or card.name
+        if isinstance(previous, ServedModel) and previous.root == root:
+            return previous
+        engine, placed = self._engines_of(card.name)
+        model = replace(base, name=card.name, engine=engine, placed=placed, root=root, parent=base.name, base=base)
+        return replace(model, created=now_s() if previous is None else previous.created)
 
 
 def one_model(
@@ -125,16 +164,22 @@ def one_model(
     placed: Engine | None = None,
 ) -> Models:
     """Returns the models of a server that always has one model. `formats`: None to recognise them by the template."""
-    template = ChatTemplate.of(tokenizer)
-    model = ServedModel(
-        name=name,
-        engine=engine,
-        placed=placed,
-        tokenizer=tokenizer,
-        template=template,
-        formats=formats or ModelFormats.of(tokenizer, template.source),
-    )
+    model = served_model(name, engine, tokenizer=tokenizer, formats=formats, placed=placed)
     return lambda: {name: model}
+
+
+def served_model(
+    name: str,
+    engine: Engine,
+    *,
+    tokenizer: Tokenizer,
+    formats: ModelFormats | None = None,
+    placed: Engine | None = None,
+) -> ServedModel:
+    """Returns a model. `formats`: None to recognise them by the template."""
+    template = ChatTemplate.of(tokenizer)
+    formats = formats or ModelFormats.of(tokenizer, template.source)
+    return ServedModel(name=name, engine=engine, placed=placed, tokenizer=tokenizer, template=template, formats=formats)
 
 
 def model_named(models: Mapping[str, ServedModel | TextModel], name: str | None) -> ServedModel | TextModel:

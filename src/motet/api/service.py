@@ -31,11 +31,20 @@ from motet.api.http.failure import above_maximum
 from motet.api.known_groups import KnownGroups
 from motet.api.served import Models, ServedModel, TextModel, model_named
 from motet.api.tensor_bodies import TensorMemory
+from motet.control.adapters import NO_ADAPTERS
 from motet.control.engine_control import EngineControl
 from motet.control.nccl_receiver import NcclReceiver
 from motet.engine import ANSWERING, WorkerReport, WorkerState
 from motet.engine_info import EngineInfo
-from motet.errors import EngineError, EngineSilentError, NoSingleModelError, NotFoundError, PausedError, RequestError
+from motet.errors import (
+    EngineError,
+    EngineSilentError,
+    ModelGoneError,
+    NoSingleModelError,
+    NotFoundError,
+    PausedError,
+    RequestError,
+)
 from motet.metrics.prometheus import Metrics
 from motet.metrics.routing import RoutingFigures, with_client_names
 from motet.metrics.stats import EngineStats
@@ -43,6 +52,7 @@ from motet.settings.named_worker import NamedWorker
 from motet.settings.server_config import ServerConfig
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import TransferAddress
+from motet.types import GenerateRequest
 
 
 @dataclass(frozen=True)
@@ -135,14 +145,25 @@ class Service:
         return model
 
     def only_model(self) -> ServedModel:
-        """Returns the model of this server as the worker of a gateway. Raises NoSingleModelError."""
-        match [*self.models().values()]:
+        """Returns the base model of this server as the worker of a gateway. Raises NoSingleModelError."""
+        match [model for model in self.models().values() if model.parent is None]:
             case [ServedModel() as model]:
                 return model
         raise NoSingleModelError(
             f"This server has {', '.join(self.model_names) or 'no model'}; a worker is a server with one model of its "
             "own. Use the workers of this server instead."
         )
+
+    def model_of(self, request: GenerateRequest) -> ServedModel:
+        """Returns the model of a group that a gateway has placed on this server. Raises NoSingleModelError, and
+        ModelGoneError if this server does not have the model any more."""
+        base, name = self.only_model(), request.model
+        if name in ("", base.info.model):
+            return base
+        model = self.models().get(name)
+        if not isinstance(model, ServedModel) or model.parent != base.name:
+            raise ModelGoneError(f"This worker does not have {name!r}.")
+        return model
 
     def check_size(
         self, client: str, *, num_prompts: int, n: int, max_n: int, prompt_param: str, count_param: str = "n"
@@ -188,6 +209,12 @@ class Service:
             message = "The engines of this server are on other servers: use the routes of those servers."
             raise NotFoundError(message, code="no_engines_here")
         return part
+
+    def adapter_control(self) -> EngineControl:
+        """Returns the control of the engines. Raises NotFoundError if the server has none. Adapters need no --rl."""
+        if self.control is None:
+            raise NotFoundError(NO_ADAPTERS, code="no_adapters")
+        return self.control
 
     def check_pause(self) -> None:
         """Raises PausedError in a pause in which new requests are refused."""

@@ -1,23 +1,27 @@
-"""Control of all engines of a server, or of all workers of a gateway: pauses, weights and sleep.
+"""Control of all engines of a server, or of all workers of a gateway: pauses, weights, adapters and
+sleep.
 
 routes of trainers, /engine/order ──► EngineControl ──► `send` of each engine
                                         ├── weights   `weight_updates`
                                         ├── sleep     `cell_sleep`; None for a gateway
+                                        ├── adapters  `adapters`
                                         ├── engines   `controlled_engines`
                                         └── upload    `checkpoint_upload`; None unless a trainer has started one
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
 
+from motet.control.adapters import AdapterControl, AdapterSource
 from motet.control.cell_sleep import CellSleep
 from motet.control.checkpoint_upload import CheckpointUpload
 from motet.control.controlled_engines import ControlledEngines
 from motet.control.weight_updates import WeightUpdates, asleep
 from motet.engine import ControlledEngine, Engine
+from motet.engine_info import ModelCard
 from motet.engine_orders import (
     ApplyWeights,
     Checksums,
@@ -58,15 +62,18 @@ class EngineControl:
         self.weights = WeightUpdates(router, self.engines)
         self.upload: CheckpointUpload | None = None
         """The upload that a trainer has started; None if none is open."""
+        self.adapters = AdapterControl(router, self.engines, on_other_servers=on_other_servers)
         self.sleep = None if on_other_servers else CellSleep(self.engines, self.weights, pause=self.pause)
         self._router = router
 
     @contextlib.asynccontextmanager
-    async def joining(self, engine: Engine) -> AsyncIterator[None]:
-        """Prepares an engine that the caller puts in the fleet. Holds the lock. Raises the errors of `sync`."""
+    async def joining(self, engine: Engine, *, listed: Sequence[ModelCard] = ()) -> AsyncIterator[None]:
+        """Prepares an engine that the caller puts in the fleet. Holds the lock. `listed`: the models that a worker on
+        another server lists in addition to the facts of its engine. Raises the errors of `sync`."""
         async with self.engines.lock:
             with self.engines.joining(engine):
                 await self.sync(engine)
+                await self.adapters.sync(engine, listed)
                 yield
 
     async def sync(self, engine: Engine) -> None:
@@ -133,9 +140,18 @@ class EngineControl:
                 await self._hold(held)
             case ForgetPrefixes(recompute):
                 await self.forget_prefixes(recompute=recompute)
-            case LoadAdapter() | UnloadAdapter():
-                raise RequestError("This server loads no adapters.", code="no_adapters")
+            case LoadAdapter():
+                await self._load_adapter(order, uploaded)
+                return EngineFacts(self._router.info)
+            case UnloadAdapter(name):
+                await self.adapters.unload(name)
+                return EngineFacts(self._router.info)
         return Done()
+
+    async def _load_adapter(self, order: LoadAdapter, uploaded: Checkpoint | None) -> None:
+        memory = None if uploaded is None else uploaded.memory[0]
+        source = AdapterSource(Path(order.path) if memory is None else memory.path, memory, order.config)
+        await self.adapters.load(order.name, source, in_place=order.in_place, version=order.version)
 
     async def _hold(self, held: bool) -> None:
         """Starts or ends a pause that a gateway controls. The gateway's own queue holds new groups."""
@@ -164,3 +180,4 @@ class EngineControl:
         """Closes all checkpoints. Called when the engines have been closed."""
         self.drop_upload()
         await self.weights.close()
+        self.adapters.close()

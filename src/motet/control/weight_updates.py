@@ -338,7 +338,8 @@ class WeightUpdates:
         self.history.add(AppliedCheckpoint(update.checkpoint, name, digest, prepared, update.base))
         self._count += 1
         for old in before:
-            self._fleet.record_replaced_weights(old, digest)
+            self._fleet.successors.replace_weights(old, digest, infos=[engine.info for _, engine in update.engines])
+        self._fleet.refresh_facts()
         self._force_rejoin_of_old(update.engines, digest)
         took_s = time.monotonic() - update.started_s
         self._figures.weight_updates["applied"] += 1

@@ -96,7 +96,7 @@ class FleetEntry:
                 self._fleet.set_models(id, report.models)
                 worker, is_motet = Worker(id, engine, server.url, local=False), report.info.kind is EngineKind.MOTET
                 # One engine at a time: two that join at the same time would not find each other.
-                async with self._control.joining(engine):
+                async with self._control.joining(engine, listed=report.models):
                     if is_motet and self._connects_workers:
                         await connect_to_fleet(worker, self._fleet)
                     self._fleet.put(worker)

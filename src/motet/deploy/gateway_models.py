@@ -171,8 +171,11 @@ class GatewayModels:
         """Returns the models. They are computed again when a worker has joined, left, or changed its models."""
         known = self._router.fleet.catalog.models()
         if known is not self._known:
-            made = [self._model(card) for card in known.values()]
-            self._models = {model.name: model for model in made if model is not None}
+            made: dict[str, ServedModel | TextModel] = {}
+            for card in sorted(known.values(), key=lambda card: card.parent is not None):  # bases before adapters
+                if (model := self._model(card, made)) is not None:
+                    made[model.name] = model
+            self._models = made
             self._known = known
         return self._models
 
@@ -193,8 +196,9 @@ class GatewayModels:
         """Returns the files of the first tokenizer. Only gateways with one model send them to other servers."""
         return self._tokenizers.first_files()
 
-    def _model(self, card: ModelCard) -> ServedModel | TextModel | None:
-        """Makes a model; None if its tokenizer is not loaded. Keeps an unchanged model, with its compiled grammars."""
+    def _model(self, card: ModelCard, made: Mapping[str, ServedModel | TextModel]) -> ServedModel | TextModel | None:
+        """Makes a model; None if its tokenizer is not loaded. Keeps an unchanged model, with its compiled grammars.
+        `made`: the base models."""
         name, root = self._client_name(card.name), card.root or card.name
         parent = None if card.parent is None else self._client_name(card.parent)
         previous = self._models.get(name)
@@ -214,6 +218,7 @@ class GatewayModels:
             loaded = None if base is None else self._tokenizers.get(base)
             if loaded is None:
                 return None
+            base_model = made.get(parent or "")
             router, kept = self._router, previous if isinstance(previous, ServedModel) else None
             model = ServedModel(
                 name=name,
@@ -225,11 +230,13 @@ class GatewayModels:
                 root=root,
                 parent=parent,
                 default_rules=self._defaults,
+                base=base_model if isinstance(base_model, ServedModel) else None,
             )
         if previous is None:
             return model
         model = replace(model, created=previous.created)
-        return previous if model == previous else model
+        is_same = model == previous and getattr(model, "base", None) is getattr(previous, "base", None)
+        return previous if is_same else model
 
     def _client_name(self, name: str) -> str:
         return self._first_name if self._first_name and name == self._first else name

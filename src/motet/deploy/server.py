@@ -30,7 +30,7 @@ import anyio
 from fastapi import FastAPI
 
 from motet.api.app import create_app
-from motet.api.served import Models, one_model
+from motet.api.served import Models, ModelWithAdapters, served_model
 from motet.api.service import Membership, Service
 from motet.control.nccl_receiver import NcclReceiver, cuda_device
 from motet.deploy.cell import Cell, StartEngine, start_cell
@@ -124,8 +124,15 @@ async def run_server(
             return Outcome.STOPPED_BEFORE_READY
         stack.push_async_callback(cell.close)
         router = cell.router
+        name = config.served_model_name
+        base = served_model(name, router, tokenizer=tokenizer, formats=formats, placed=router.placed())
+        models = ModelWithAdapters(
+            base,
+            cards=router.fleet.catalog.models,
+            engines_of=lambda adapter: (router.of(adapter), router.placed(adapter)),
+        )
         service = Service(
-            one_model(config.served_model_name, router, tokenizer=tokenizer, formats=formats, placed=router.placed()),
+            models,
             config,
             workers=router.fleet.reports,
             figures=cell.figures,

@@ -55,8 +55,10 @@ from motet.errors import (
     EngineClosedError,
     EngineDiedError,
     EngineError,
+    ModelNotFoundError,
     MotetError,
     NoSingleModelError,
+    NotFoundError,
     NoWorkerError,
     OtherServerError,
     OverloadedError,
@@ -66,7 +68,6 @@ from motet.errors import (
 )
 from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
-from motet.models.checkpoint import CheckpointKind
 from motet.tracing.context import headers_of
 from motet.transfer.ticket import Ticket, is_for_prompt
 from motet.types import GenerateRequest, GroupDelta
@@ -78,7 +79,7 @@ MAX_TOKENIZER_BYTES = 2**27
 """Maximum size of a tokenizer's files. The largest tokenizers have 40 MB."""
 ORDER_TIMEOUT_S = 600.0
 """Time in seconds for a server to carry out an order, such as to read new weights."""
-QUICK = orders.Connect | orders.DropWeights | orders.NameWeights | orders.ForgetPrefixes
+QUICK = orders.Connect | orders.DropWeights | orders.NameWeights | orders.ForgetPrefixes | orders.UnloadAdapter
 """The orders that need no longer time-out than other calls."""
 KEY_HINT = "Start this server and that one with the same --worker-key."
 CERTIFICATE_HINT = "Start this server with --worker-cert-file."
@@ -167,9 +168,8 @@ class EngineServer:
     async def send(self, order: orders.EngineOrder) -> orders.OrderAnswer:
         """Sends an order, after the files of its checkpoint if they are in memory. Raises WorkerFaultError if the
         answer does not match the order."""
-        if isinstance(order, orders.PrepareWeights) and order.kind is CheckpointKind.MEMORY:
-            for number, path in enumerate(order.paths):
-                await self._upload(Path(path), number)
+        for number, path in enumerate(orders.memory_files(order)):
+            await self._upload(Path(path), number)
         timeout_s = CALL_TIMEOUT_S if isinstance(order, QUICK) else ORDER_TIMEOUT_S
         answer = self._decode(await self._post("/engine/order", order, timeout_s=timeout_s), ANSWER)
         if not orders.is_answer_to(order, answer):
@@ -414,10 +414,13 @@ def _refused(refusal: Refusal, server: str) -> MotetError:
         return EngineError(f"{message} {KEY_HINT}")
     if code == wire.CERTIFICATE_REQUIRED:
         return EngineError(f"{message} {CERTIFICATE_HINT}")
+    if reason and (code == wire.INVALID_WEIGHTS or code in orders.ADAPTER_CODES):
+        refused = NotFoundError if status == HTTPStatus.NOT_FOUND else RequestError
+        return refused(f"{server}: {reason.message}", code=code)
+    if reason and code == ModelNotFoundError.code:
+        return ModelNotFoundError(f"{server}: {reason.message}")
     if status in (*NO_SUCH_ROUTE, *WRONG_KEY) and code != NoSingleModelError.code:
         return OtherServerError(message)
-    if reason and code == wire.INVALID_WEIGHTS:
-        return RequestError(f"{server}: {reason.message}", code=code)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR and (code is None or code in GONE_CODES):
         return EngineDiedError(message)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:

@@ -51,6 +51,12 @@ def write_all(descriptor: int, data: bytes | memoryview, *, at: int) -> int:
     return at
 
 
+def is_memory_file(path: Path) -> bool:
+    """Returns True if a path has the form of `MemoryFile.path`, of this or another process."""
+    in_folder = path.name == FILE_NAME and path.parent.name.startswith(FOLDER_PREFIX)
+    return MEMORY_FILE.fullmatch(str(path)) is not None or (in_folder and path.parent.parent == _temporary_files())
+
+
 class MemoryFile:
     """A file that other processes can open until this process calls `close`."""
 

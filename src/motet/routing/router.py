@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 
 from motet.engine import GroupStream
-from motet.engine_info import EngineInfo
+from motet.engine_info import EngineInfo, adapter_in
 from motet.errors import EngineClosedError, EngineDiedError, NoWorkerError
 from motet.ids import ModelName, RequestId
 from motet.metrics.routing import RoutingFigures, TicketLog
@@ -275,6 +275,8 @@ def common_info(infos: Sequence[EngineInfo]) -> EngineInfo:
         fingerprint=first.fingerprint if len({info.fingerprint for info in infos}) == 1 else MIXED,
         model_digest=first.model_digest if len({info.model_digest for info in infos}) == 1 else "",
         weight_version=first.weight_version if len({info.weight_version for info in infos}) == 1 else MIXED,
+        adapters=tuple(one for one in first.adapters if all(adapter_in(info, one.name) == one for info in infos)),
+        max_adapters=min(info.max_adapters for info in infos),
         pid=None,
         transfer=None,
     )

@@ -10,10 +10,6 @@ ADAPTER_NAME = re.compile(r"[^\s=,/](?:[^\s=,]*[^\s=,/])?")
 """The allowed names: without white space, which headers and log lines separate fields with, and without a slash at the
 ends. `=` and `,` separate the parts of settings."""
 MAX_NAME_CHARS = 256
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
-MAX_CONFIG_BYTES = 2**20
-"""Maximum size of an adapter's config. The largest known configs list a few thousand modules."""
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from motet.engine_info import EngineInfo
+from motet.engine_info import FIRST_VERSION, EngineInfo, adapter_in
 from motet.errors import EngineClosedError, EngineDiedError, MotetError
 from motet.ids import ModelName, RequestId
 from motet.kv_events.changes import BlockListener
 from motet.metrics.stats import EngineStats
+from motet.testing.fake_adapters import adapted_token, check_model, kv_weights_of
 from motet.transfer.ticket import Ticket, TransferAddress, prompt_digest
 from motet.types import (
     ChoiceDelta,
@@ -52,6 +53,7 @@ def fake_info(
     role: Role = Role.BOTH,
     transfer: TransferAddress | None = None,
     default_sampling_params: dict[str, int | float] | None = None,
+    max_adapters: int = 0,
 ) -> EngineInfo:
     return EngineInfo(
         model=ModelName("fake"),
@@ -69,6 +71,7 @@ def fake_info(
         device="none",
         fingerprint="fake-same",
         transfer=transfer,
+        max_adapters=max_adapters,
     )
 
 
@@ -81,7 +84,9 @@ class FakeLeases:
         """Number of readers of each lease that are done."""
         self._ids = count(1)
 
-    def grant(self, request: GenerateRequest, address: TransferAddress, *, readers: int, block_size: int) -> Ticket:
+    def grant(
+        self, request: GenerateRequest, address: TransferAddress, *, readers: int, block_size: int, weights: str = ""
+    ) -> Ticket:
         """Returns a ticket with a block id for each block of the prompt without its last token."""
         tokens = request.prompt[:-1]
         blocks = tuple(range(-(-len(tokens) // block_size)))
@@ -99,6 +104,7 @@ class FakeLeases:
             lease_slot=lease_id,
             lease_s=LEASE_S,
             readers=readers,
+            weights=weights,
         )
         return self.held[lease_id]
 
@@ -140,6 +146,8 @@ class FakeRecord:
     """Number of prefills in progress."""
     pulls: int = 0
     """Number of trunks that were fetched with a ticket."""
+    unused_tickets: int = 0
+    """Number of tickets for other weights, whose trunks were not fetched."""
     generated_tokens: int = 0
     release_traces: list[str] = field(default_factory=list)
     """Traces of the releases of tickets."""
@@ -197,7 +205,8 @@ class FakeEngine:
             self.record.prefilling -= 1
         if error := self.death or self.closing:
             raise error
-        return self.leases.grant(request, self._address, readers=readers, block_size=self.info.block_size)
+        size, weights = self.info.block_size, kv_weights_of(self.info, request.model)
+        return self.leases.grant(request, self._address, readers=readers, block_size=size, weights=weights)
 
     async def release(self, ticket: Ticket, *, trace: str = "") -> None:
         self.released.append(ticket)
@@ -277,6 +286,9 @@ class FakeGroup:
         self._acknowledged = False
         """True once the lease of the ticket has been acknowledged."""
         self._woken = asyncio.Event()
+        self._version = FIRST_VERSION
+        """Version of the weights of the last delta."""
+        check_model(engine.info, request.model)
 
     def __aiter__(self) -> "FakeGroup":
         return self
@@ -293,12 +305,14 @@ class FakeGroup:
             raise self._error
         if self._ended:
             raise StopAsyncIteration
-        if self.step == 0 and self._request.ticket is not None:
-            self._engine.record.pulls += 1
+        if self.step == 0 and (ticket := self._request.ticket) is not None:
+            is_usable = ticket.weights == kv_weights_of(self._engine.info, self._request.model)
+            self._engine.record.pulls += is_usable
+            self._engine.record.unused_tickets += not is_usable
             self._acknowledge()
         deltas = tuple(self._advance(start) for start in list(self.unfinished.values()))
         report = self._report() if self.step == 0 else None
-        version = scenario.new_weights.get(self.step, "")
+        version = scenario.new_weights.get(self.step, "") or self._new_version()
         self.step += 1
         if not self.unfinished:
             self._end()
@@ -342,6 +356,14 @@ class FakeGroup:
             self._acknowledged = True
             self._engine.leases.acknowledge(self._request.ticket)
 
+    def _new_version(self) -> str:
+        """Returns the version of the group's adapter if it has changed; else an empty text."""
+        adapter = adapter_in(self._engine.info, self._request.model)
+        if adapter is None or adapter.version == self._version:
+            return ""
+        self._version = adapter.version
+        return adapter.version
+
     def _report(self) -> PromptReport:
         """Returns the report on the prompt. Its second token has the log-probability -1, the third -2, and so on."""
         if self._request.sampling.prompt_logprobs is None:
@@ -357,7 +379,7 @@ class FakeGroup:
         """Generates one token of a choice."""
         sampling, output_tokens = self._request.sampling, self._output_tokens[start.index]
         answer = self._engine.scenario.script(self._request, start)
-        token = answer[len(output_tokens) % len(answer)]
+        token = adapted_token(answer[len(output_tokens) % len(answer)], self._engine.info, model=self._request.model)
         output_tokens.append(token)
         self._engine.record.generated_tokens += 1
         finish = None

@@ -63,7 +63,7 @@ SMALL_BODY_BYTES = 64 * 1024
 """Number of bytes of a body that uvicorn reads before the app requests any."""
 MAX_ENCODING_CHARS = 100
 NO_MEMORY = "The requests in progress use all memory that this server has for bodies. Try again later."
-TENSOR_ROUTES = ("/update_weights", "/engine/checkpoint")
+TENSOR_ROUTES = ("/update_weights", "/load_lora_adapter", "/engine/checkpoint")
 """Routes whose bodies can be tensors, as large as a model. Such bodies do not count against the limits."""
 
 

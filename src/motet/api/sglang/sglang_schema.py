@@ -6,12 +6,12 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, PlainValidator, TypeAdapter, model_validator
 
+from motet.api.control_bodies import Version
 from motet.api.generation.answer_form import ANY_OBJECT, AnswerForm, sglang_form
 from motet.api.generation.prompts import Prompt, parse_prompts
 from motet.api.generation.request_fields import RequestFields, SamplingFields, Seed, StreamingFields, in_range
 from motet.api.http.failure import FieldError, invalid_type, invalid_value, missing_parameter
 from motet.api.http.schema import UNICODE, Neutral, Schema
-from motet.api.trainers.weight_routes import Version
 from motet.session_ids import is_id
 from motet.types import MAX_NAMED_LOGPROBS, Grammar, GrammarKind
 

@@ -15,7 +15,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, JsonValue
 
-from motet.api.control_bodies import ControlBody, StartUpdateBody, options_in
+from motet.api.control_bodies import ControlBody, StartUpdateBody, Version, options_in
 from motet.api.http.body import is_tensors
 from motet.api.http.failure import invalid_value
 from motet.api.http.routes import json_response, new_router, with_body
@@ -29,9 +29,6 @@ from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import ModelLoadError, RequestError
 from motet.models.checkpoint import ZEROS, Checkpoint
 from motet.models.memory_file import MemoryFile
-
-Version = Annotated[str, Field(min_length=1, max_length=200)]
-"""The name of a weight version."""
 
 
 class UpdateWeightsBody(Schema):

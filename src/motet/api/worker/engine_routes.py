@@ -47,12 +47,11 @@ from motet.api.worker.worker_bodies import (
 )
 from motet.control.checkpoint_upload import MAX_FILES, CheckpointUpload
 from motet.engine import GroupStream, Worker, WorkerReport, WorkerState
-from motet.engine_orders import Connect, Done, PrepareWeights, WorkerOrder
+from motet.engine_orders import AdapterOrder, Connect, Done, WorkerOrder, memory_files
 from motet.engines.wire import FRAMES, MSGPACK, CarriedError, EngineReport, StopChoice, frame
 from motet.errors import EngineError, MotetError, NotFoundError, OverloadedError, RequestError
 from motet.ids import RequestId, new_engine_id, new_request_id
 from motet.merge import Take
-from motet.models.checkpoint import CheckpointKind
 from motet.text.choice import ChoiceEvent
 from motet.text.text_group import GroupStep
 from motet.tracing.spans import NO_SPAN
@@ -151,7 +150,7 @@ class WorkerGroup(AnswerGroup[GroupDelta, Usage]):
     def __init__(
         self, service: Service, request: GenerateRequest, *, open_ids: set[RequestId], span: RequestSpan
     ) -> None:
-        self._service, self._served = service, service.only_model()
+        self._service, self._served = service, service.model_of(request)
         self._parent, self._span = span, NO_SPAN
         self._request = request
         self._open_ids = open_ids
@@ -251,7 +250,7 @@ class PrefillAnswer(GeneratedResponse[GroupStep, Usage]):
     ) -> None:
         """`running`: has this object under the gateway's id of the request while the prefill runs. `span`: the span of
         the request. Raises RequestError. The group has one choice: the readers of the ticket generate the choices."""
-        served = service.only_model()
+        served = service.model_of(request)
         if served.info.role is not Role.PREFILL:
             why = f"has the role {served.info.role}, and does not prefill for other workers"
             raise RequestError(f"This worker {why}.", code="wrong_role")
@@ -320,10 +319,13 @@ def order_router(service: Service) -> APIRouter:
         if isinstance(order, Connect):
             await _connect(service, order.address, connecting=connecting)
             return msgpack_response(Done())
-        control, checkpoint = service.opened(service.control), None
-        if isinstance(order, PrepareWeights) and order.kind is CheckpointKind.MEMORY:
-            if len(order.paths) != len(upload.files):
-                message = f"the order names {len(order.paths)} files, and {len(upload.files)} were received"
+        if isinstance(order, AdapterOrder):
+            control, checkpoint = service.adapter_control(), None
+        else:
+            control, checkpoint = service.opened(service.control), None
+        if files := memory_files(order):
+            if len(files) != len(upload.files):
+                message = f"the order names {len(files)} files, and {len(upload.files)} were received"
                 raise RequestError(message, code="invalid_value")
             checkpoint, upload = upload.finish(), CheckpointUpload()
         return msgpack_response(await control.obey(order, uploaded=checkpoint))
@@ -333,7 +335,7 @@ def order_router(service: Service) -> APIRouter:
         """Receives one file of a checkpoint. The first file replaces an earlier checkpoint."""
         nonlocal upload
         check_protocol(request)
-        service.opened(service.control)
+        service.adapter_control()
         if file == 0:
             upload.drop()
             upload = CheckpointUpload()

@@ -88,8 +88,6 @@ def _check_envelope(served: ServedModel, request: GenerateRequest) -> None:
         value = getattr(request, name)
         if not (is_id(value) or (value == "" and name != "request_id")):
             raise invalid_value(name, "up to 200 printable characters without spaces are allowed")
-    if request.model not in ("", served.info.model):
-        raise invalid_value("model", f"this worker does not have {request.model!r}, but {served.info.model!r}")
     if not -(2**63) <= request.priority < 2**63:
         raise invalid_value("priority", f"{request.priority} has more than 64 bits")
     for name, low, high in (("keep_s", 0.0, MAX_KEEP_S), ("client_weight", MIN_WEIGHT, MAX_WEIGHT)):

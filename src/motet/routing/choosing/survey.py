@@ -18,7 +18,7 @@ from motet.engine_info import EngineKind
 from motet.routing.choosing.cost import Candidate, GroupNeeds, has_capacity
 from motet.routing.workers.fleet import Fleet
 from motet.routing.workers.member import Member
-from motet.routing.workers.serving import BlockKind, Roster, WorkKind, block_kind, roster
+from motet.routing.workers.serving import NamedBlocks, Roster, WorkKind, named_blocks_of, roster
 from motet.routing.workers.worker_load import PromptBacklog
 from motet.routing.workers.worker_share import WaitingWeights
 from motet.transfer.ticket import Ticket
@@ -91,7 +91,7 @@ def _overlaps(fleet: Fleet, request: GenerateRequest, *, able: Roster) -> list[P
     """Returns the blocks of the prompt that workers have cached, and the blocks that they hold for open groups. The
     name of a block depends on its size, the weights and the adapter, so each kind is looked up separately."""
     overlaps = []
-    for kind in able.block_kinds if fleet.cached_blocks or fleet.open_blocks else ():
+    for kind in able.named_blocks if fleet.cached_blocks or fleet.open_blocks else ():
         names = _names(request, fleet, kind=kind)
         usable = names[: (len(request.prompt) - 1) // kind.size]  # the last token is computed whatever is cached
         overlaps += [
@@ -107,10 +107,10 @@ def trunk_of(request: GenerateRequest, fleet: Fleet, *, member: Member) -> Seque
     if not member.facts.shares_prompts or request.sampling.prompt_logprobs is not None:
         own = f"{request.request_id}/".encode()
         return [own + str(block).encode() for block in range(-(-len(request.prompt) // member.facts.block_size))]
-    return _names(request, fleet, kind=block_kind(member, request.model))
+    return _names(request, fleet, kind=named_blocks_of(member, request.model))
 
 
-def _names(request: GenerateRequest, fleet: Fleet, *, kind: BlockKind) -> Sequence[BlockName]:
+def _names(request: GenerateRequest, fleet: Fleet, *, kind: NamedBlocks) -> Sequence[BlockName]:
     return fleet.last_prompt.names(
         request.prompt, kind.size, salt=request.cache_salt, adapter=kind.adapter, weights=kind.weights
     )

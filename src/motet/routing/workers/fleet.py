@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from motet.block_names import LastPrompt
 from motet.engine import ANSWERING, Worker, WorkerReport, WorkerState
-from motet.engine_info import EngineKind, ModelCard, adapted
+from motet.engine_info import EngineInfo, EngineKind, ModelCard, adapted
 from motet.errors import EngineSilentError, MotetError
 from motet.routing.workers.affinity import SESSION_TTL_S, Affinity
 from motet.routing.workers.client_holdings import ClientTotal
@@ -140,33 +140,12 @@ class Fleet:
             logger.info("%s has left", id)
             self._record_change()
 
-    def record_replaced_weights(self, old: str, new: str) -> None:
-        """Records that all members with the old weights have the new weights now, so that groups which started with the
-        old weights continue with the new ones. `old`, `new`: `model_digest` of the weights."""
-        self.successors.replace(old, new)
-        for adapter in self._adapters():
-            self.successors.replace(adapted(old, adapter), adapted(new, adapter))
-        self.refresh_facts()
-
-    def record_replaced_adapter(self, old: str, new: str) -> None:
-        """Records that all members with an adapter have another one under the same name now, with which its groups
-        continue. `old`, `new`: digests of the two."""
-        infos = [member.worker.engine.info for member in self._members.values() if member.worker is not None]
-        for digest in {info.model_digest for info in infos}:
-            self.successors.replace(adapted(digest, old), adapted(digest, new))
-        self.refresh_facts()
-
     def refresh_facts(self) -> None:
         """Reads the facts about all engines again, after engines of this server have new weights or adapters."""
         for member in self._members.values():
             if member.worker is not None:
                 member.refresh_facts()
         self._record_change()
-
-    def _adapters(self) -> set[str]:
-        """Returns the digests of all adapters."""
-        infos = [member.worker.engine.info for member in self._members.values() if member.worker is not None]
-        return {adapter.digest for info in infos for adapter in info.adapters}
 
     def record_worker_weights(self, id: str) -> None:
         """Records new weights or adapters of a worker on another server. Its groups continue with them, there or
@@ -227,14 +206,26 @@ class Fleet:
 
 
 class WeightSuccessors:
-    """Weights (`EngineInfo.model_digest`) that no worker has any more, with the weights that replaced them."""
+    """Digests of weights (`weights_of`) that no worker has any more, with the weights that replaced them."""
 
     def __init__(self) -> None:
         self._present: dict[str, str] = {}
         """Digest of the current weights, by the digest of the weights that they replaced."""
 
+    def replace_weights(self, old: str, new: str, *, infos: Iterable[EngineInfo]) -> None:
+        """Records that all workers with the old weights have the new weights now, so that groups which started with the
+        old weights continue with the new ones. `old`, `new`: `EngineInfo.model_digest`. `infos`: the engines."""
+        self.replace(old, new)
+        for adapter in {adapter.digest for info in infos for adapter in info.adapters}:
+            self.replace(adapted(old, adapter), adapted(new, adapter))
+
+    def replace_adapter(self, old: str, new: str, *, infos: Iterable[EngineInfo]) -> None:
+        """Records that all workers with an adapter have another one under the same name now, with which its groups
+        continue. `old`, `new`: digests of the two. `infos`: the engines."""
+        for digest in {info.model_digest for info in infos}:
+            self.replace(adapted(digest, old), adapted(digest, new))
+
     def replace(self, old: str, new: str) -> None:
-        """Records that all workers with the old weights have the new weights now."""
         if old == new:
             return
         self._present.pop(new, None)

@@ -24,7 +24,7 @@ class WorkKind(Enum):
     GENERATE = auto()
 
 
-class BlockKind(NamedTuple):
+class NamedBlocks(NamedTuple):
     """What the names of a prompt's blocks on one worker depend on, in addition to the prompt."""
 
     size: int
@@ -44,7 +44,7 @@ class Roster:
     by_id: dict[str, Member]
     model: str
     """The model for which the members may get work; empty for any model."""
-    block_kinds: frozenset[BlockKind]
+    named_blocks: frozenset[NamedBlocks]
     """Kinds of the members' blocks: a prompt has other block names for each kind."""
 
     def without(self, ids: Collection[str]) -> "Roster":
@@ -67,12 +67,12 @@ def roster(members: Iterable[Member], model: str) -> Roster:
         ids=tuple(by_id),
         by_id=by_id,
         model=model,
-        block_kinds=frozenset(block_kind(member, model) for member in by_id.values() if member.facts.block_size),
+        named_blocks=frozenset(named_blocks_of(member, model) for member in by_id.values() if member.facts.block_size),
     )
 
 
-def block_kind(member: Member, model: str) -> BlockKind:
-    return BlockKind(member.facts.block_size, member.facts.block_weights, member.adapter_in_names(model))
+def named_blocks_of(member: Member, model: str) -> NamedBlocks:
+    return NamedBlocks(member.facts.block_size, member.facts.block_weights, member.adapter_in_names(model))
 
 
 @dataclass(frozen=True)
