@@ -356,11 +356,15 @@ SCORES_PER_PART = 32
 _SCORES: msgspec.msgpack.Decoder[tuple[Score, ...]] = msgspec.msgpack.Decoder(tuple[Score, ...])
 
 
-def score_parts(scores: Iterable[Score]) -> Iterator[bytes]:
-    """Yields the encoded parts of a prompt's scores."""
+EncodedScore = bytes
+"""A `Score` in msgpack."""
+
+
+def score_parts(scores: Iterable[EncodedScore]) -> Iterator[bytes]:
+    """Yields the parts of a prompt's scores: arrays of msgpack with at most `SCORES_PER_PART` scores."""
     left = iter(scores)
     while part := [*islice(left, SCORES_PER_PART)]:
-        yield msgspec.msgpack.encode(part)
+        yield b"\xdc" + len(part).to_bytes(2, "big") + b"".join(part)  # array 16, the number of its elements
 
 
 class PromptScores(Sequence[Score]):
@@ -409,9 +413,10 @@ class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     """Time for which the group waited for capacity on a worker. Set by routing."""
 
     @classmethod
-    def scored(cls, cached_tokens: int, scores: Sequence[Score] | None, *, pull: PullReport | None = None) -> Self:
+    def scored(cls, cached_tokens: int, scores: Iterable[Score] | None, *, pull: PullReport | None = None) -> Self:
         """`scores`: one for each prompt token; None if `prompt_logprobs` was not requested."""
-        return cls(cached_tokens, None if scores is None else tuple(score_parts(scores)), pull)
+        encoded = None if scores is None else map(msgspec.msgpack.encode, scores)
+        return cls(cached_tokens, None if encoded is None else tuple(score_parts(encoded)), pull)
 
     @property
     def logprobs(self) -> PromptScores | None:

@@ -51,6 +51,9 @@ class EngineStats:
     trunks_kept: int = gauge_field(
         "kv_trunks_kept", "trunks", "Prompts whose KV is kept for more choices.", in_status=True
     )
+    score_bytes: int = gauge_field(
+        "prompt_score_bytes", "bytes", "Memory of the log-probabilities of cached prompts.", in_status=True
+    )
 
     steps: int = counter_field("engine_steps", "steps", "Forward passes.")
     step_tokens: tuple[int, ...] = histogram_field(

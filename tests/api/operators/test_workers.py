@@ -284,7 +284,7 @@ async def test_a_worker_that_was_never_reached_is_listed_with_the_known_facts(se
     }
     assert {name for name, value in worker.items() if value == 0} == {
         *("groups_running", "choices_running", "choices_waiting", "blocks_total", "blocks_used", "blocks_cached"),
-        *("block_size", "blocks_kept", "trunks_kept"),
+        *("block_size", "blocks_kept", "trunks_kept", "score_bytes"),
         *("leases", "pulls_open", "blocks_pulling", "max_num_seqs", "kv_cache_bytes"),
     }
 

@@ -98,11 +98,10 @@ def test_a_prompt_is_kept_under_its_own_weights_and_after_answers_only(end: str,
     assert (core.stats().blocks_used, core.stats().blocks_kept) == (0, 0)
 
 
-@pytest.mark.parametrize("changes", [{"prompt_logprobs": 1}, {}])
-def test_a_prompt_that_cannot_be_kept_is_refused_by_name(changes: dict[str, int], tiny: Tiny) -> None:
-    core = make_core(tiny("llama"), prefix_cache=bool(changes))
+def test_a_prompt_that_cannot_be_kept_is_refused_by_name(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), prefix_cache=False)
     with pytest.raises(RequestError, match="'keep_s'") as refused:
-        core.submit(request("g", keep_s=1, **changes))
+        core.submit(request("g", keep_s=1))
     assert refused.value.param == "keep_s"
 
 

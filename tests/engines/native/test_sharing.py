@@ -182,12 +182,9 @@ def test_an_urgent_group_does_not_follow_a_less_urgent_one(priority: int, comput
     assert tokens_of(outcomes) == alone(plain_core(tiny("llama")), requests)
 
 
-def test_without_a_prefix_cache_and_for_scored_prompts_nothing_is_shared(tiny: Tiny) -> None:
+def test_without_a_prefix_cache_nothing_is_shared(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), prefix_cache=False)
     run(core, [request_for(f"g{i}", seed=i) for i in range(3)])
-    assert core.stats().prefill_tokens == 3 * len(PROMPT)
-    core = make_core(tiny("llama"))
-    run(core, [request_for(f"g{i}", seed=i, prompt_logprobs=1) for i in range(3)])
     assert core.stats().prefill_tokens == 3 * len(PROMPT)
 
 

@@ -18,7 +18,7 @@ from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.sampler import Sampler
 from motet.engines.native.scheduling.group_admission import SchedulerLimits, check_fits
 from motet.engines.native.scheduling.scheduler import Scheduler
-from motet.engines.native.step.commit import NON_FINITE, AnswerCache, Commit, failures_of, sample_tokens, score_prompt
+from motet.engines.native.step.commit import NON_FINITE, AnswerCache, Commit, failures_of, sample_tokens
 from motet.engines.native.step.drafts import Drafter, History
 from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.inputs import NonFiniteRowsError, build_inputs
@@ -251,7 +251,7 @@ class EngineCore:
             return self._run(plan.without_drafts())
         self._commit.advance(plan, trunk_tokens_saved=self._runner.trunk_tokens_saved)
         for rows in inputs.prompt_rows:
-            score_prompt(rows, logits)
+            self._commit.score_prompt(rows, logits)
         if drafted := [*filter(_DRAFTS, plan.tails)]:
             self._scheduler.drafter.update_rates(drafted, {tokens.sequence: len(tokens.more) for tokens in new})
         failed = failures_of(new)
@@ -292,6 +292,7 @@ class EngineCore:
             blocks_cached=self._pool.num_idle,
             blocks_kept=blocks_kept,
             trunks_kept=len(kept),
+            score_bytes=self._pool.scores.num_bytes,
         )
         self._handover.set_gauges(stats)
         return stats

@@ -166,7 +166,8 @@ class VLLMServer:
         the parts of `PromptScores`."""
         body = await self._complete_answer(prompt_logprobs_request(vllm_request))
         scores = prompt_logprobs_in(body, vllm_request.prompt, k=vllm_request.sampling.prompt_logprobs or 0)
-        return tuple([part for (part,) in await batched_within_loop_budget(score_parts(scores), 1)])
+        parts = score_parts(map(msgspec.msgpack.encode, scores))
+        return tuple([part for (part,) in await batched_within_loop_budget(parts, 1)])
 
     async def reject(self, params: KVParams, model: str, *, trace: str = "") -> bool:
         """Frees the blocks of an unused ticket on the server that made it: sends this server a request that has the

@@ -104,7 +104,7 @@ def _overlaps(fleet: Fleet, request: GenerateRequest, *, able: Roster) -> list[P
 def trunk_of(request: GenerateRequest, fleet: Fleet, *, member: Member) -> Sequence[BlockName]:
     """Returns the names of the blocks that the member's engine has for the group's prompt. The blocks of a prompt that
     is not shared with other groups have names that no other group uses."""
-    if not member.facts.shares_prompts or request.sampling.prompt_logprobs is not None:
+    if not member.facts.shares_prompts:
         own = f"{request.request_id}/".encode()
         return [own + str(block).encode() for block in range(-(-len(request.prompt) // member.facts.block_size))]
     return _names(request, fleet, kind=named_blocks_of(member, request.model))

@@ -19,8 +19,10 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from motet.block_names import BlockName
+from motet.engines.native.kv.block_scores import BlockScores, ScoreNeeds
 from motet.kv_events.changes import BlockChange, Cleared, Removed, Stored
 from motet.transfer.proof import Proof
+from motet.types import EncodedScore
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -44,6 +46,7 @@ class BlockPool:
         self.num_gains = 0
         """Number of times that blocks can have become free or findable. While this number is unchanged, `take` and
         `find` cannot succeed where they failed before."""
+        self.scores = BlockScores()
         self._on_take = on_take
         self._changes: list[BlockChange] = []
         self._evicted: list[BlockName] = []
@@ -128,11 +131,17 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def store_scores(self, name: BlockName, scores: Sequence[EncodedScore], *, needs: ScoreNeeds) -> None:
+        """Keeps the scores of a block's tokens for as long as the block can be found."""
+        if name in self._block_of:
+            self.scores.store(name, scores, needs=needs)
+
     def forget(self) -> None:
         """Removes all names, so that no block can be found any more. Idle blocks become free, held blocks stay held."""
         self.num_gains += 1
         self._name_of.clear()
         self._block_of.clear()
+        self.scores.clear()
         for block in self._idle:
             self._free.add(block)
         self._idle.clear()
@@ -155,6 +164,7 @@ class BlockPool:
         block, _ = self._idle.popitem(last=False)
         name = self._name_of.pop(block)
         del self._block_of[name]
+        self.scores.drop(name)
         self._evicted.append(name)
         self._free.add(block)
 
@@ -194,6 +204,7 @@ class BlockPool:
             raise AssertionError("the map from names to blocks is not the inverse of the map from blocks to names")
         if not idle <= self._name_of.keys() or free & self._name_of.keys():
             raise AssertionError("an idle block has no name, or a free block has one")
+        self.scores.check(self._block_of)
         if min(self._count) < 0:
             raise AssertionError("a count is negative")
 

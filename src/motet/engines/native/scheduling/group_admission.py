@@ -71,11 +71,11 @@ class GroupAdmission:
         if waits_for_own or not self._has_rows(group) or use.refused == (group, self.pool.num_gains):
             return AdmissionResult.REFUSED
         shared = self.sharing.trunk_of(group)
-        joined = shared if shared is not None and shared.complete else None
+        joined = shared if shared is not None and shared.complete and not group.is_scored else None
         hits = self._hits(group) if joined is None else joined.blocks
         if joined is None and (followed := self._group_to_follow(group, shared, num_hits=len(hits))) is not None:
             self.running.waiting.ready.remove(group)
-            self.sharing.follow(group, followed, complete=shared is not None)
+            self.sharing.follow(group, followed, complete=shared is not None and not group.is_scored)
             if followed.request.client != group.request.client:
                 cost = prompt_cost(len(hits) * self.limits.block_size, group.trunk.num_tokens)
                 self.running.clients.follow(group, cost)
@@ -112,6 +112,12 @@ class GroupAdmission:
             self.handover.abandon(group)
             trunk.joined, trunk.origin = True, joined.first.trunk.origin
             trunk.num_computed, trunk.num_published = trunk.num_tokens - 1, len(trunk.names)
+            trunk.recomputed = trunk.num_computed
+        elif group.is_scored:
+            names = trunk.names[: len(hits)]
+            group.facts.scores = [*self.pool.scores.read(names)]
+            if hits:
+                trunk.num_computed = trunk.recomputed = trunk.num_computed - 1
         return True
 
     def _ensure_free(self, group: Group, needed: int, *, hits: list[int], joined: SharedTrunk | None) -> bool:
@@ -131,10 +137,14 @@ class GroupAdmission:
         return use.num_sequences + count <= clients.share(use) * max_rows
 
     def _hits(self, group: Group) -> list[int]:
-        """Returns the leading blocks of a prompt that are in the prefix cache and that the group can use."""
-        if group.request.sampling.prompt_logprobs is not None:
-            return []
-        return self.pool.find(group.trunk.names[: self._max_hits(group)])
+        """Returns the leading blocks of a prompt that are in the prefix cache and that the group can use. A group with
+        scores can use blocks whose scores are known, and computes one token more, for which it needs a fresh tail."""
+        names = group.trunk.names[: self._max_hits(group)]
+        if group.is_scored and group.facts.needs is not None:
+            if len(group.fresh) < len(group.sequences):
+                return []
+            names = names[: self.pool.scores.count(names, group.facts.needs)]
+        return self.pool.find(names)
 
     def _max_hits(self, group: Group) -> int:
         """Returns the maximum number of cached blocks that a group can use without joining a trunk. The last prompt
@@ -143,10 +153,12 @@ class GroupAdmission:
 
     def _group_to_follow(self, group: Group, shared: SharedTrunk | None, *, num_hits: int) -> Group | None:
         """Returns the running group that is computing blocks which this group would compute as well, if any."""
-        if group.request.sampling.prompt_logprobs is not None or group.trunk.alone:
+        if group.trunk.alone:
             return None
-        if shared is None:
+        if shared is None or group.is_scored:
             followed = self.sharing.group_computing(group, num_hits, max_hits=self._max_hits(group))
+            if followed is not None and not followed.scores_for(group):
+                return None
         else:
             followed = shared.first
         # Do not follow a less urgent group: it could be delayed by other groups that are less urgent than this one.
@@ -180,8 +192,7 @@ def check_fits(group: Group, info: EngineInfo) -> None:
     if any(len(start.output_tokens) >= request.sampling.max_tokens for start in request.choices):
         raise RequestError("a choice already has max_tokens output tokens: it cannot be resumed", param="choices")
     if request.keep_s and group.trunk.key is None and not group.readers:
-        why = "with 'prompt_logprobs', or without a prefix cache"
-        raise RequestError(f"The prompt of 'keep_s' cannot be kept {why}.", param="keep_s")
+        raise RequestError("The prompt of 'keep_s' cannot be kept without a prefix cache.", param="keep_s")
     if len(group.sequences) > info.max_num_seqs:
         raise RequestError(
             f"n is {len(group.sequences)}; this engine runs at most {info.max_num_seqs} choices at once "

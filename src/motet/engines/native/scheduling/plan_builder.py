@@ -20,6 +20,11 @@ MIN_CHUNK = 4
 is computed completely."""
 
 
+MAX_SCORED_ROWS = 256
+"""Maximum number of prompt tokens in a step whose log-probabilities are computed: each has as many logits as the
+vocabulary has tokens."""
+
+
 class PlanBuilder:
     """Builds a plan within a budget of tokens and a limit on the cost. Charges clients for the work that is added."""
 
@@ -68,7 +73,14 @@ class PlanBuilder:
         first, trunk = group.trunk.num_computed, group.trunk
         if trunk.complete or group.is_fetching:
             return
-        if count := self._size_of_chunk(group, trunk.num_tokens - first, first=first):
+        num_pending = trunk.num_tokens - first
+        if group.is_scored:
+            num_pending = min(num_pending, MAX_SCORED_ROWS - self._num_scored())
+            if first + num_pending < trunk.num_tokens:
+                self.unfinished.add(queue_key(group))
+            if not num_pending:
+                return
+        if count := self._size_of_chunk(group, num_pending, first=first):
             self.trunks.append(TrunkChunk(group, first, first + count))
             self.computing.add(group)
             self.budget -= count
@@ -93,6 +105,10 @@ class PlanBuilder:
         elif not self._in_order:
             self.tails.sort(key=_age)
         return StepPlan(tuple(self.tails), tuple(self.trunks), self.cost)
+
+    def _num_scored(self) -> int:
+        """Returns the number of prompt tokens whose log-probabilities are computed."""
+        return sum(chunk.end - chunk.begin for chunk in self.trunks if chunk.group.is_scored)
 
     def _size_of_chunk(self, group: Group, num_pending: int, *, first: int) -> int:
         """Returns how many of the pending tokens of a replay or prompt, from position `first` on, the limits allow, and

@@ -263,7 +263,7 @@ class Preemption:
         running.leave(group)
         running.pool.release(trunk.blocks)
         trunk.blocks, trunk.num_computed, trunk.num_published = [], 0, 0
-        trunk.joined, trunk.origin = False, group.age
+        trunk.joined, trunk.recomputed, trunk.origin = False, None, group.age
         running.waiting.ready.add(group)
 
 

@@ -167,11 +167,13 @@ class Scheduler:
 
     def _add_trunk(self, group: Group, builder: PlanBuilder) -> None:
         """Adds as much of a prompt as the budget allows. A group that has joined a trunk computes only the last row.
-        The key and value of this row are stored in a fresh tail, where the first output token overwrites them."""
-        if group.trunk.joined:
+        The key and value of a row that is computed again are stored in a fresh tail, where the first output token
+        overwrites them."""
+        trunk = group.trunk
+        if trunk.num_computed == trunk.recomputed:
             fresh = group.fresh
             if not fresh:
-                group.trunk.num_computed = group.trunk.num_tokens
+                trunk.num_computed = trunk.num_tokens  # of a joined trunk; all sequences of a scored group are fresh
             elif not fresh[0].blocks:
                 return
         builder.add_trunk(group)
@@ -213,8 +215,8 @@ class Scheduler:
         self.running.free_tail(sequence)
         group.remove(sequence)
         if not group.sequences:
-            shared = self.sharing.trunk_of(group) if group.request.keep_s else None
-            if shared is not None and shared.complete:
+            shared = self.sharing.complete_trunk_of(group) if group.request.keep_s else None
+            if shared is not None:
                 self.kept.keep(shared, group.request.keep_s)
             self.remove(group)
 
@@ -259,7 +261,7 @@ class Scheduler:
         self.kept.end_all()
         self.waiting.wake(self.sharing.clear())
         for group in self.running.groups:
-            group.trunk.num_published = len(group.trunk.names)
+            group.trunk.num_published, group.trunk.key = len(group.trunk.names), None
         self.pool.forget()
 
     def check(self, others: Iterable[Sequence[int]] = ()) -> None:

@@ -63,6 +63,16 @@ class Sharing:
         """Returns the trunk of running groups with the same prompt, or the kept trunk of this prompt, if any."""
         return self._trunks.get(group.trunk.key) if group.trunk.key is not None else None
 
+    def complete_trunk_of(self, group: Group) -> SharedTrunk | None:
+        """Returns the trunk that a running group shares or can share, if it is complete. A group with scores has a
+        trunk of its own, which other groups can join unless another group shares one with this prompt."""
+        trunk, shared = group.trunk, self.trunk_of(group)
+        if trunk.key is not None and shared is None and trunk.complete and group.admitted:
+            shared = self._trunks[trunk.key] = SharedTrunk(
+                trunk.key, group, {group}, complete=True, blocks=trunk.blocks
+            )
+        return shared if shared is not None and shared.complete else None
+
     def group_computing(self, group: Group, num_hits: int, *, max_hits: int) -> Group | None:
         """Returns the running group that computes the first block which `group` lacks. `num_hits`: number of the
         group's blocks in the prefix cache; `max_hits`: maximum number of cached blocks that the group can use."""

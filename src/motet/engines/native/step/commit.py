@@ -25,6 +25,9 @@ from motet.metrics.stats import STEP_TOKENS, EngineStats
 from motet.types import ChoiceDelta, Finish, FinishReason, GroupDelta, TokenLogprob
 
 _DRAFT = attrgetter("draft")
+_ENCODER = msgspec.msgpack.Encoder()
+NO_SCORE = _ENCODER.encode(None)
+"""The score of the first token of a prompt."""
 NON_FINITE = "the model computed numbers that are not finite"
 
 
@@ -77,18 +80,6 @@ def failures_of(new: Iterable[NewTokens]) -> dict[Group, MotetError]:
     return failures
 
 
-def score_prompt(rows: PromptRows, logits: torch.Tensor) -> None:
-    """Adds to the group's facts the log-probabilities of the prompt tokens that follow the positions of `rows`. The
-    first prompt token has none. `logits`: [rows of the step, vocab_size]."""
-    group, sampling = rows.group, rows.group.request.sampling
-    facts, num_top, named = group.facts, sampling.prompt_logprobs or 0, sampling.prompt_logprob_token_ids
-    if rows.position == 0 or facts.logprobs is None:
-        facts.logprobs = [None]
-    targets = group.prompt[rows.position + 1 : rows.position + 1 + rows.end - rows.begin]
-    scored = logits[rows.begin : rows.begin + len(targets)]
-    facts.logprobs += prompt_logprobs(scored, targets, k=num_top, named=named)
-
-
 @dataclass(eq=False, kw_only=True)
 class Commit:
     """Applies the results of steps, by the rules that end a choice. Each engine has one `Commit`."""
@@ -116,6 +107,25 @@ class Commit:
             self.scheduler.publish(group)
         self.counters.trunk_tokens_read -= trunk_tokens_saved
         self._advance_tails(plan.tails)
+
+    def score_prompt(self, rows: PromptRows, logits: torch.Tensor) -> None:
+        """Adds to the group's facts the log-probabilities of the prompt tokens that follow the positions of `rows`, and
+        keeps the log-probabilities of complete blocks for later prompts. The first prompt token has none.
+        `logits`: [rows of the step, vocab_size]."""
+        group, needs = rows.group, rows.group.facts.needs
+        if needs is None:
+            return
+        if not rows.position:
+            group.facts.scores = [NO_SCORE]
+        known = group.facts.scores
+        first, size = len(known), self.scheduler.limits.block_size
+        targets = group.prompt[rows.position + 1 : rows.position + 1 + rows.end - rows.begin]
+        scored = logits[rows.begin : rows.begin + len(targets)]
+        known += map(_ENCODER.encode, prompt_logprobs(scored, targets, k=needs.num_top, named=needs.named))
+        names = group.trunk.names[: len(known) // size]
+        for block in range(first // size, len(names)):
+            scores = known[block * size : (block + 1) * size]
+            self.scheduler.pool.store_scores(names[block], scores, needs=needs)
 
     def _advance_tails(self, tails: Iterable[TailChunk]) -> None:
         counters, prompt_tokens = self.counters, 0

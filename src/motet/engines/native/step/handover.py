@@ -113,7 +113,7 @@ class Handover:
         transfers = self.require_transfers()
         own = ticket.remote_engine_id == transfers.address.engine_id
         check_ticket(ticket, group.prompt, block_size=self.block_size)
-        if own or group.facts.logprobs is not None:
+        if own or group.is_scored:
             # Blocks that this engine prefilled are in its prefix cache, and prompt log-probabilities need the logits.
             self.release(ticket)
             return

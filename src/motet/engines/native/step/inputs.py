@@ -143,15 +143,15 @@ class _BatchBuilder:
         self._add_rows(group.prompt[chunk.begin : chunk.end], chunk.begin, base=0, table=blocks)
         if group.trunk.adapter is not None:
             self._add_adapter(group.trunk.adapter, row)
-        if group.trunk.joined:
+        if chunk.begin == group.trunk.recomputed:
             # Other groups read the block with the KV of this token. The step's own copy goes to the first slot of a
             # tail, where the first output token overwrites it.
-            self.slots[-1] = group.fresh[0].blocks[0] * self.block_size
+            self.slots[row] = group.fresh[0].blocks[0] * self.block_size
         self.prompts += [
             PromptRead(row + first - chunk.begin, row + last - chunk.begin, first, keys, blocks)
             for first, last, keys in pieces(chunk.begin, chunk.end)
         ]
-        if group.facts.logprobs is not None and not group.facts.reported:
+        if group.is_scored:
             first_logit = len(self.logit_rows)
             self.logit_rows += range(row, row + chunk.end - chunk.begin)
             self.prompt_rows.append(PromptRows(group, first_logit, len(self.logit_rows), chunk.begin))

@@ -26,12 +26,13 @@ from motet.engine_info import EngineInfo, kv_weights
 from motet.engines.native.adapters.loaded_adapters import LoadedAdapters
 from motet.engines.native.adapters.low_rank import ServedAdapter
 from motet.engines.native.compiling import matchers_of
+from motet.engines.native.kv.block_scores import ScoreNeeds
 from motet.engines.native.sample.state import ChoiceSampling, PromptTokens, TokenBias
 from motet.engines.native.step.ngrams import GroupDrafts
 from motet.grammar.compiled_grammar import Grammars, Matcher
 from motet.kv_events.changes import Stored
 from motet.transfer.ticket import Ticket
-from motet.types import GenerateRequest, PromptReport, PullReport, TokenLogprob, starts_by_output
+from motet.types import EncodedScore, GenerateRequest, PromptReport, PullReport, score_parts, starts_by_output
 
 _RANK = attrgetter("rank")
 
@@ -107,6 +108,8 @@ class GroupTrunk:
     """Number of leading blocks that are in the prefix cache."""
     joined: bool = False
     """True if another group computed the trunk."""
+    recomputed: int | None = None
+    """Position of a token that is computed only for its logits, because its KV is in a block that other groups hold."""
     shared: bool = False
     """True if other groups can hold the same blocks: all of them, or leading stretches."""
     alone: bool = False
@@ -134,8 +137,10 @@ class TrunkFetch:
 class PromptFacts:
     """The facts about a group's prompt that the first delta of the group reports."""
 
-    logprobs: list[TokenLogprob | None] | None
-    """Log-probabilities of the prompt tokens computed so far; None unless requested."""
+    needs: ScoreNeeds | None
+    """The log-probabilities of the prompt that are requested, if any."""
+    scores: list[EncodedScore] = field(default_factory=list)
+    """Log-probabilities of the prompt tokens so far."""
     num_cached: int | None = None
     """Number of prompt tokens found in the prefix cache at the first admission; None before it."""
     pull: PullReport | None = None
@@ -147,7 +152,9 @@ class PromptFacts:
         if self.reported:
             return None
         self.reported = True
-        return PromptReport.scored(self.num_cached or 0, self.logprobs, pull=self.pull)
+        parts = None if self.needs is None else tuple(score_parts(self.scores))
+        self.scores = []
+        return PromptReport(self.num_cached or 0, parts, self.pull)
 
 
 class Group:
@@ -174,7 +181,7 @@ class Group:
         self.trunk = GroupTrunk(num_tokens=len(self.prompt) - bool(readers), names=names or [], origin=self.age)
         self.fetch: TrunkFetch | None = None
         """Set while the trunk is expected from another worker. None for all other groups."""
-        self.facts = PromptFacts(None if request.sampling.prompt_logprobs is None else [])
+        self.facts = PromptFacts(ScoreNeeds.of(request.sampling))
         self.drafts: GroupDrafts | None = None
         """Set by the drafter in the group's first step with drafts."""
 
@@ -182,6 +189,17 @@ class Group:
     def fresh(self) -> list[ChoiceSequence]:
         """Sequences without output tokens. Their first token is sampled from the logits of the last trunk row."""
         return [sequence for sequence in self.sequences if not sequence.output_tokens]
+
+    @property
+    def is_scored(self) -> bool:
+        """True while the log-probabilities of the prompt are needed: until the first delta has reported them."""
+        return self.facts.needs is not None and not self.facts.reported
+
+    def scores_for(self, other: "Group") -> bool:
+        """Returns True if the scores of this group's prompt contain everything that `other` needs."""
+        if other.facts.needs is None or not other.is_scored:
+            return True
+        return self.facts.needs is not None and self.is_scored and self.facts.needs.covers(other.facts.needs)
 
     @property
     def is_fetching(self) -> bool:
@@ -276,9 +294,8 @@ class GroupMaker:
         trunk.key = self._trunk_key(group)
 
     def _trunk_key(self, group: Group) -> TrunkKey | None:
-        """Returns None for trunks that are never shared: trunks of prompts with log-probabilities, and trunks that are
-        prefilled for other workers."""
-        if not self._prefix_cache or group.readers or group.request.sampling.prompt_logprobs is not None:
+        """Returns None for trunks that are never shared: trunks that are prefilled for other workers."""
+        if not self._prefix_cache or group.readers:
             return None
         trunk, weights = group.trunk, self.info.block_weights
         names = trunk.names

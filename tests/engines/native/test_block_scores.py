@@ -1,0 +1,157 @@
+"""Prompts with log-probabilities share blocks whose scores are known, and get the same scores as without a cache."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from motet.block_names import BlockName
+from motet.engines.native.core import EngineCore
+from motet.engines.native.kv.block_scores import BlockScores, ScoreNeeds
+from motet.engines.native.scheduling.plan_builder import MAX_SCORED_ROWS
+from motet.types import GenerateRequest, Score
+from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run, take_step
+from tests.tiny_engine import BLOCK_SIZE
+
+NUMBERS = [
+    pytest.param({"dtype": "float32", "kernels": "torch"}, id="torch"),
+    pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.kernels, id="bfloat16"),
+    pytest.param({"dtype": "float32"}, marks=[pytest.mark.kernels, pytest.mark.slow], id="float32"),
+]
+TRUNK = prompt_of(83, 1)
+HITS = len(TRUNK) // BLOCK_SIZE
+
+Tiny = Callable[[str], Path]
+
+
+def scored(name: str, prompt: Sequence[int], *, top: int = 1, **fields: Any) -> GenerateRequest:
+    return group(name, prompt, prompt_logprobs=top, **{"max_tokens": 2, **fields})
+
+
+def results_of(outcomes: dict[str, GroupOutcome], requests: Sequence[GenerateRequest]) -> dict[str, Any]:
+    """Returns the requested scores of each prompt, and the tokens of its choices."""
+    return {
+        each.request_id: (scores_of(outcomes[each.request_id], each), outcomes[each.request_id].tokens)
+        for each in requests
+    }
+
+
+def scores_of(outcome: GroupOutcome, request: GenerateRequest) -> list[Score] | None:
+    """Returns the scores of a prompt with as many alternatives as were requested."""
+    sampling, report = request.sampling, outcome.prompt
+    assert report is not None and (report.logprobs is None) == (sampling.prompt_logprobs is None)
+    if report.logprobs is None or sampling.prompt_logprob_token_ids:
+        return None if report.logprobs is None else [*report.logprobs]
+    return [one and replace(one, top=one.top[: sampling.prompt_logprobs]) for one in report.logprobs]
+
+
+def one_by_one(core: EngineCore, requests: Sequence[GenerateRequest]) -> dict[str, Any]:
+    return {name: found for each in requests for name, found in results_of(run(core, [each]), [each]).items()}
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_prompts_in_any_order_get_the_scores_of_an_engine_without_a_cache(numbers: dict[str, Any], tiny: Tiny) -> None:
+    """There are few blocks, and steps are small: groups follow one another, are suspended, and lose cached blocks."""
+    rng = random.Random(3)
+    requests = []
+    for number in range(24):
+        prompt = (*TRUNK[: rng.randrange(20, 84)], *prompt_of(rng.randrange(1, 30), rng.randrange(4)))
+        request = scored(f"g{number}", prompt, top=rng.randrange(4), n=rng.choice((1, 1, 3)), seed=number)
+        if number % 5 == 0:
+            request = replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
+        if number % 7 == 1:
+            request = replace(request, sampling=replace(request.sampling, prompt_logprob_token_ids=(5, 9)))
+        requests.append(request)
+    expected = one_by_one(make_core(tiny("llama"), prefix_cache=False, draft_tokens=0, **numbers), requests)
+    core = make_core(tiny("llama"), blocks=40, budget=32, max_model_len=160, **numbers)
+    assert results_of(run(core, requests, stagger=2), requests) == expected
+    stats = core.stats()
+    assert stats.cached_tokens > 0 and stats.prefill_tokens < sum(len(each.prompt) for each in requests)
+
+
+def test_only_tokens_without_known_scores_are_computed(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"))
+
+    def computed(request: GenerateRequest) -> int:
+        before = core.stats().prefill_tokens
+        run(core, [request])
+        return core.stats().prefill_tokens - before
+
+    rest = len(TRUNK) - HITS * BLOCK_SIZE
+    assert computed(group("plain", TRUNK)) == len(TRUNK)
+    assert computed(scored("first", TRUNK, top=2)) == len(TRUNK)  # the blocks have no scores yet
+    assert computed(scored("again", TRUNK, top=2)) == rest + 1
+    assert computed(scored("fewer", TRUNK, top=0)) == rest + 1
+    assert computed(scored("longer", (*TRUNK, 7, 8), top=1)) == rest + 2 + 1
+    assert computed(scored("more", TRUNK, top=5)) == len(TRUNK)
+    assert computed(scored("named", TRUNK, top=2, prompt_logprob_token_ids=(3,))) == len(TRUNK)
+    assert computed(scored("salted", TRUNK, cache_salt="other")) == len(TRUNK)
+    core.update(replace(core.info, block_weights="new"), lambda: None)
+    assert computed(scored("new weights", TRUNK)) == len(TRUNK)
+
+
+def test_the_usage_counts_tokens_whose_scores_were_known_as_cached(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"))
+    reports = [run(core, [scored("g", TRUNK)])["g"].prompt for _ in range(2)]
+    assert [report and report.cached_tokens for report in reports] == [0, HITS * BLOCK_SIZE - 1]
+
+
+def test_equal_scored_prompts_that_arrive_together_are_computed_once(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), budget=48)
+    requests = [scored(f"g{i}", TRUNK) for i in range(4)]
+    outcomes = results_of(run(core, requests), requests)
+    rest = len(TRUNK) - HITS * BLOCK_SIZE
+    assert core.stats().prefill_tokens == len(TRUNK) + 3 * (rest + 1)
+    assert len({str(scores) for scores, _ in outcomes.values()}) == 1
+
+
+def test_a_scored_prompt_is_kept_also_if_the_group_that_had_the_same_prompt_has_ended(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"))
+    requests = [group("plain", TRUNK, max_tokens=3)]
+    requests.append(replace(scored("kept", TRUNK, max_tokens=9), keep_s=60))
+    outcomes = {str(request.request_id): GroupOutcome() for request in requests}
+    for request in requests:
+        core.submit(request)
+    while core.busy:
+        take_step(core, outcomes)
+    assert core.stats().trunks_kept == 1
+    before = core.stats().prefill_tokens
+    run(core, [group("more", TRUNK)])
+    assert core.stats().prefill_tokens == before + 1
+
+
+def test_a_step_has_a_bounded_number_of_scored_rows(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), budget=2048, max_model_len=1024)
+    core.submit(scored("long", prompt_of(700, 2)))
+    core.submit(scored("other", prompt_of(300, 4)))
+    sizes = []
+    while core.busy:
+        before = core.stats().prefill_tokens
+        core.step()
+        sizes.append(core.stats().prefill_tokens - before)
+    assert max(sizes) == MAX_SCORED_ROWS and sum(sizes) == 1000
+
+
+def test_the_scores_of_blocks_are_bounded_and_cover_smaller_needs() -> None:
+    names = [BlockName(bytes([number])) for number in range(3)]
+    kept, scores, two = BlockScores(), [b"first", b"second"], ScoreNeeds(2)
+    kept.store(names[0], scores, needs=two)
+    kept.store(names[0], [b"less"], needs=ScoreNeeds(0))
+    assert [kept.count(names, each) for each in (two, ScoreNeeds(1), ScoreNeeds(3), ScoreNeeds(2, (1,)))] == [
+        1,
+        1,
+        0,
+        0,
+    ]
+    assert [*kept.read(names[:1])] == scores
+    small = BlockScores(max_bytes=2 * kept.num_bytes)
+    for name in names:
+        small.store(name, scores, needs=two)
+    small.check(names[1:])
+    assert len(small) == 2
+    small.drop(names[1])
+    small.clear()
+    assert small.num_bytes == len(small) == 0
