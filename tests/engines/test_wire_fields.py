@@ -4,20 +4,23 @@
 
     python -m tests.engines.test_wire_fields
 
-and raise `PROTOCOL` in `motet/engines/wire.py`, with a line of history, if the other side could misread the change:
-a field that it must not ignore, another name or type, another order in an array. Statistics (`EngineStats`) are not
-listed: the other side can ignore new ones.
+which refuses a change that the other side could misread, unless `PROTOCOL` in `motet/engines/wire.py` is raised, with a
+line of history: a sampling field, which a worker must not ignore; a required field; another name, type or order.
+Statistics (`EngineStats`) are not listed: the other side can ignore new ones.
 """
 
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from msgspec import inspect as info
 
 from motet.engine_orders import OrderAnswer, WorkerOrder
 from motet.engines.wire import PROTOCOL, CarriedError, EngineReport, StopChoice
 from motet.transfer.ticket import Ticket
-from motet.types import GenerateRequest, GroupDelta
+from motet.types import GenerateRequest, GroupDelta, SamplingParams
 
 LIST = Path(__file__).with_name("wire_fields.txt")
 MESSAGES = (
@@ -28,7 +31,88 @@ MESSAGES = (
 
 
 def test_the_listed_fields_and_protocol_are_those_of_the_messages() -> None:
-    assert LIST.read_text() == listed(), "see the docstring of this file"
+    raise_it = [f"raise PROTOCOL in motet/engines/wire.py: {why}" for why in misread(LIST.read_text(), listed())]
+    advice = "; ".join([*raise_it, "run python -m tests.engines.test_wire_fields"])
+    assert LIST.read_text() == listed(), advice
+
+
+BEFORE = """protocol 7
+
+Finish (array)
+    reason: FinishReason
+
+FinishReason: stop, length
+
+SamplingParams (map)
+    max_tokens: int
+    top_p: float, optional
+
+Ticket (map)
+    host: str
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (
+            "    top_p: float, optional",
+            "    top_p: float, optional\n    novelty: float, optional",
+            "SamplingParams.novelty is a",
+        ),
+        ("    top_p: float, optional\n", "", "SamplingParams.top_p was changed or removed"),
+        ("max_tokens: int", "max_tokens: float", "SamplingParams.max_tokens was changed or removed"),
+        ("    host: str", "    host: str\n    port: int", "Ticket.port is required"),
+        (
+            "    reason: FinishReason",
+            "    token: int, optional\n    reason: FinishReason",
+            "Finish.reason has another place",
+        ),
+        ("stop, length", "stop, length, abort", "FinishReason has other values"),
+        ("Ticket (map)", "Ticket (array)", "Ticket has another form"),
+        ("    host: str", "    host: str\n    port: int, optional", None),
+        ("    reason: FinishReason", "    reason: FinishReason\n    token: int, optional", None),
+        ("protocol 7", "protocol 8", None),
+    ],
+    ids=str,
+)
+def test_a_change_that_the_other_side_could_misread_needs_another_protocol(old: str, new: str, why: str | None) -> None:
+    after = BEFORE.replace(old, new)
+    assert after != BEFORE
+    reasons = list(misread(BEFORE, after))
+    assert (len(reasons) == 1 and reasons[0].startswith(why)) if why else not reasons
+    assert not list(misread(BEFORE, after.replace("protocol 7", "protocol 8")))
+
+
+def misread(before: str, after: str) -> Iterator[str]:
+    """Yields the changes between two lists with the same protocol that the other side could misread."""
+    old, new = _parts(before), _parts(after)
+    if before.split("\n")[0] != after.split("\n")[0]:
+        return
+    for name in old.keys() & new.keys():
+        (form, *fields), (new_form, *new_fields) = old[name], new[name]
+        if form != new_form:
+            yield f"{name} has other values" if ": " in form.partition("(")[0] else f"{name} has another form"
+        for field in fields:
+            if field not in new_fields:
+                yield f"{_field(name, field)} was changed or removed"
+            elif "(array" in form and fields.index(field) != new_fields.index(field):
+                yield f"{_field(name, field)} has another place"
+        known = {_field(name, field) for field in fields}
+        for field in new_fields:
+            if _field(name, field) not in known and not field.endswith(", optional"):
+                yield f"{_field(name, field)} is required"
+            elif _field(name, field) not in known and name == SamplingParams.__name__:
+                yield f"{_field(name, field)} is a sampling field, which workers with this protocol ignore"
+
+
+def _parts(text: str) -> dict[str, list[str]]:
+    parts = (part.split("\n") for part in text.strip().split("\n\n")[1:])
+    return {re.split("[ :]", part[0])[0]: part for part in parts}
+
+
+def _field(name: str, line: str) -> str:
+    return f"{name}.{line.strip().partition(':')[0]}"
 
 
 def listed() -> str:
@@ -80,4 +164,6 @@ def _name(kind: info.Type) -> str:
 
 
 if __name__ == "__main__":
+    if reasons := list(misread(LIST.read_text(), listed())):
+        sys.exit("raise PROTOCOL in motet/engines/wire.py first:\n  " + "\n  ".join(reasons))
     LIST.write_text(listed())

@@ -55,6 +55,11 @@ def core(model: Path) -> EngineCore:
     return make_core(model)
 
 
+def change_of(name: str) -> tuple[Mapping[str, object], object]:
+    assert name in CHANGES, f"give a value of {name} that changes an answer of the native engine"
+    return CHANGES[name]
+
+
 def outcome(core: EngineCore, fields: Mapping[str, object]) -> GroupOutcome:
     fields = {"ignore_eos": False, **fields}
     return run(core, [group("g", prompt_of(20), n=4, seed=3, **fields)])["g"]  # type: ignore[arg-type]
@@ -62,8 +67,7 @@ def outcome(core: EngineCore, fields: Mapping[str, object]) -> GroupOutcome:
 
 @pytest.mark.parametrize("name", [name for name in SamplingParams.__struct_fields__ if name not in FOR_OTHER_ENGINES])
 def test_the_engine_reads_every_sampling_field(core: EngineCore, name: str) -> None:
-    assert name in CHANGES, f"give a value of {name} that changes an answer of the native engine"
-    others, value = CHANGES[name]
+    others, value = change_of(name)
     assert outcome(core, {**others, name: value}) != outcome(core, others)
 
 
@@ -78,7 +82,7 @@ def sampler(request: pytest.FixtureRequest) -> Sampler:
 @pytest.mark.parametrize("name", SAMPLER_FIELDS)
 def test_each_implementation_of_the_sampler_reads_every_field(sampler: Sampler, name: str) -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
-    others, value = CHANGES[name]
+    others, value = change_of(name)
 
     def sampled(fields: Mapping[str, object]) -> list[int]:
         params = SamplingParams(max_tokens=9, **fields)  # type: ignore[arg-type]
