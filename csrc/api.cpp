@@ -32,7 +32,7 @@ extern "C" {
 MOTET_EXPORT int motet_supported() { return supported(); }
 
 // Writes the sizes of the structs in bytes, which Python compares with the sizes of its mirrors.
-MOTET_EXPORT void motet_sizes(std::int32_t sizes[7]) {
+MOTET_EXPORT void motet_sizes(std::int32_t sizes[8]) {
   sizes[0] = sizeof(Linear);
   sizes[1] = sizeof(Layer);
   sizes[2] = sizeof(Model);
@@ -40,6 +40,7 @@ MOTET_EXPORT void motet_sizes(std::int32_t sizes[7]) {
   sizes[4] = sizeof(Piece);
   sizes[5] = sizeof(Span);
   sizes[6] = sizeof(SamplingArguments);
+  sizes[7] = sizeof(LowRank);
 }
 
 // Packs a weight with numbers of a type of `Numbers` into panels of the same type. `panels` is the caller's memory.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "activations.h"
+#include "adapters.h"
 #include "attention.h"
 #include "gemm.h"
 #include "logit_rows.h"
@@ -79,6 +80,7 @@ class ForwardIn final : public Forward {
   ThreadPool threads_;
   Attention<Number> attention_;
   LogitRows logit_rows_;
+  Adapters<Number> adapters_;
   std::vector<float> residual_;            // [rows][hidden]
   std::vector<float> projected_;           // [rows][columns of qkv, or hidden]
   std::vector<Number> input_;              // [rows][hidden, or heads * head_dim]: input of the next product
@@ -113,6 +115,7 @@ void ForwardIn<Number>::prepare(const Batch& batch) {
   grow(queries_, rows * query_size);
   prepare_sums(max_rows);
   logit_rows_.prepare(batch);
+  adapters_.prepare(batch);
   attention_.prepare(model_, batch, threads_.size());
 }
 
@@ -193,6 +196,7 @@ const Batch& ForwardIn<Number>::keep_logit_rows(const Batch& batch) {
   for (int row = 0; row < batch.num_rows; ++row)
     if (const int to = logit_rows_.index_of(row); logit_rows_.contains(row) && to < row)
       std::copy_n(residual_.data() + std::size_t(row) * hidden, hidden, residual_.data() + std::size_t(to) * hidden);
+  adapters_.keep(logit_rows_);
   attention_.prepare(model_, logit_rows_.batch(), threads_.size());
   return logit_rows_.batch();
 }
@@ -302,6 +306,7 @@ template <class Done>
 void ForwardIn<Number>::product_of(const Linear& linear, const Number* input, int rows, Done done) {
   const int panels = panels_of(linear.columns), depth = linear.depth;
   const int strip = strip_of(panels, threads_.size());
+  const bool has_adapters = adapters_.start(linear, input, rows, threads_);
   const auto scaled = [&](Floats sum, int column) {
     const Floats bias = linear.bias ? load(linear.bias + column) : all(0.0f);
     if (linear.scales) return fma(sum, load(linear.scales + column) * all(kInt8Unit), bias);
@@ -310,10 +315,14 @@ void ForwardIn<Number>::product_of(const Linear& linear, const Number* input, in
   with_panels(linear, [&](const auto* weights) {
     threads_.parallel_for((panels + strip - 1) / strip, [&](int piece, int thread) {
       const int begin = piece * strip, count = std::min(strip, panels - begin);
+      if (has_adapters) adapters_.compute(begin, count, thread);
       product(rows, input, depth, weights + begin * panel_size(depth), panel_size(depth), count, depth,
               sums_[thread].data(), [&](int row, int panel, Floats left, Floats right) {
                 const int column = (begin + panel) * kPanel;
-                done(row, column, scaled(left, column), scaled(right, column + kLanes));
+                left = scaled(left, column);
+                right = scaled(right, column + kLanes);
+                if (has_adapters) adapters_.add(row, panel, thread, left, right);
+                done(row, column, left, right);
               });
     });
   });

@@ -18,6 +18,15 @@ struct Linear {
   const float* bias;    // [columns] or null
   std::int32_t columns;
   std::int32_t depth;
+  std::int32_t number;  // index of the product's part in `Batch::low_ranks`; 0: no adapter can change the product
+};
+
+// The change of a product by an adapter: (x * down) * up, with both weights in panels of the model's type of number.
+struct LowRank {
+  const void* down;             // [panels of width][depth of the product][32]
+  const void* up;               // [panels of the product][width][32]
+  const std::int32_t* windows;  // [panels of the product][2]: begin and end of the numbers of x * down that it uses
+  std::int32_t width;           // columns of `down`, a multiple of 32; 0: the adapter does not change the product
 };
 
 // A norm of adjacent numbers: x / deviation * weight + bias, per group of `width` numbers.
@@ -100,6 +109,8 @@ struct Batch {
   const std::int32_t* logit_rows; // [num_logits]
   float* logits;                  // [num_logits][vocab]
   std::uint8_t* non_finite;       // [num_rows]: set to 1 if a row's values in the last layer are not finite, else 0
+  const std::int32_t* adapters;   // [num_rows]: index in `low_ranks`, or -1; null if no row has an adapter
+  const LowRank* const* low_ranks;  // for each adapter of the step, the changes of all products, by their numbers
   std::int64_t* trunk_keys_read;  // set to the number of trunk keys read; keys that spans read together count once
 };
 

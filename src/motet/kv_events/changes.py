@@ -19,7 +19,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, tag=True):
     token_ids: tuple[int, ...]
     """Token ids of all the blocks; empty if they are not included."""
     salted: bool = False
-    """True if the prompt had a `cache_salt`: blocks with the same tokens have other names without it."""
+    """True if the prompt had a `cache_salt` or an adapter: blocks with the same tokens have other names without it."""
 
     def part(self, start: int, end: int) -> "Stored":
         """Returns the change for blocks [start, end)."""

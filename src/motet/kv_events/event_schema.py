@@ -134,7 +134,8 @@ def event(change: BlockChange, block_size: int, *, salted: Collection[BlockName]
     encoded: _MapEvent
     match change:
         case Stored(names, _, _, salted=True):
-            # A salted prompt must stay separate: neither its tokens nor their hashes without the salt are published.
+            # A salted prompt must stay separate: neither its tokens nor their hashes without the salt are published. An
+            # adapter is identified by its digest, which only Motet's names contain.
             encoded = BlockStored([], None, [], block_size, medium=DEVICE, motet_names=list(names))
         case Stored(names, parent, token_ids):
             encoded = BlockStored(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from motet.engines.native.build import Parts, build_parts
+from motet.engines.native.checks.reference import difference_of
 from motet.engines.native.core import EngineCore
 from motet.errors import ConfigError, ModelGoneError, ModelNotFoundError, RequestError
 from motet.ids import ModelName
@@ -25,11 +26,18 @@ from tests.tiny_models import Reference, assert_greedy_equal
 
 Tiny = Callable[[str], Path]
 TORCH = {"kernels": "torch"}
-SLOW = pytest.mark.slow
-NUMBERS = [
+SLOW, KERNELS = pytest.mark.slow, pytest.mark.kernels
+FLOAT32 = [
     pytest.param({"dtype": "float32", "kernels": "torch"}, id="float32 by torch"),
-    pytest.param({"dtype": "bfloat16", "kernels": "torch"}, marks=SLOW, id="bfloat16 by torch"),
+    pytest.param({"dtype": "float32"}, marks=KERNELS, id="float32"),
 ]
+NUMBERS = [
+    *FLOAT32,
+    pytest.param({"dtype": "bfloat16"}, marks=KERNELS, id="bfloat16"),
+    pytest.param({"dtype": "bfloat16", "kernels": "torch"}, marks=SLOW, id="bfloat16 by torch"),
+    pytest.param({"dtype": "bfloat16", "quantization": "int8"}, marks=[KERNELS, SLOW], id="int8"),
+]
+DIFFERENCES = {"float32": 1e-4, "bfloat16": 0.08, "int8": 0.15}
 PROMPT, STEPS = prompt_of(43, 1), 10
 ADAPTERS: dict[str, dict[str, Any]] = {
     "all": {},
@@ -73,7 +81,7 @@ def request(name: str, model: str = "", **fields: Any) -> GenerateRequest:
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("gemma2", marks=SLOW), pytest.param("qwen2", marks=SLOW)])
-@pytest.mark.parametrize("numbers", NUMBERS[:1])
+@pytest.mark.parametrize("numbers", FLOAT32)
 def test_adapters_generate_as_merged_models(
     numbers: dict[str, Any], family: str, tiny: Tiny, adapters: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -90,6 +98,22 @@ def test_adapters_generate_as_merged_models(
         assert_greedy_equal(reference, PROMPT, tokens, reference.greedy(PROMPT, 30))
         answers.add(tuple(tokens))
     assert len(answers) == 4
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_logits_are_close_to_the_logits_of_merged_models(
+    numbers: dict[str, Any], tiny: Tiny, adapters: Callable[..., Path], tmp_path: Path
+) -> None:
+    parts = parts_of(tiny("llama"), numbers)
+    core, recorder = recorded_over(parts)
+    limit = DIFFERENCES[numbers.get("quantization", numbers["dtype"])]
+    for name in ADAPTERS:
+        load(core, parts, name, adapters(name))
+        tokens = run(core, [request("g", name, seed=5)])["g"].tokens[0]
+        expected = Reference(merge(tiny("llama"), adapters(name), tmp_path / name)).logits([*PROMPT, *tokens])
+        found = torch.stack([recorder.rows[5, len(PROMPT) + place] for place in range(len(tokens))]).float()
+        base = Reference(tiny("llama")).logits([*PROMPT, *tokens])[len(PROMPT) - 1 : -1]
+        assert difference_of(found, expected[len(PROMPT) - 1 : -1]) < limit < difference_of(base, found)
 
 
 @pytest.mark.parametrize("numbers", NUMBERS)

@@ -27,6 +27,7 @@ from motet.engines.native.compiled_kernels import digest, library, missing_kerne
 from motet.engines.native.core import CoreOptions, EngineCore
 from motet.engines.native.cpu.cpu_runner import CpuRunner, PackedWeights, chunks_agree
 from motet.engines.native.cpu.norm_reader import StructureError
+from motet.engines.native.cpu.packed_adapters import PackedAdapters
 from motet.engines.native.cpu.packed_weights import PackedModel, structure_for
 from motet.engines.native.cuda.cuda_runner import cuda_backend
 from motet.engines.native.kv.cache_size import DEFAULT_GB, CacheSize, cache_size, kv_cache_gb_for, num_blocks_for
@@ -280,7 +281,8 @@ def choose_backend(
     runner = CpuRunner(packed, storage, num_threads=torch.get_num_threads(), kernels=found)
     same = chunks_agree(runner, packed.vocab_size, storage=storage)
     operators = f"kernels-{digest()}{'-int8' if int8 else ''}"
-    return Backend(runner, operators, same, PackedWeights(runner), kernels=running_kind() or "")
+    adapters = PackedAdapters(model, packed, kernels=found)
+    return Backend(runner, operators, same, PackedWeights(runner), running_kind() or "", adapters)
 
 
 def _note(reason: str | None) -> str:

@@ -14,7 +14,16 @@ from motet.system.machine import processor
 class PackedLinear(Structure):
     """`Linear` in C++: a packed product."""
 
-    _fields_ = (*((name, c_void_p) for name in ("panels", "scales", "bias")), ("columns", c_int32), ("depth", c_int32))
+    _fields_ = (
+        *((name, c_void_p) for name in ("panels", "scales", "bias")),
+        *((name, c_int32) for name in ("columns", "depth", "number")),
+    )
+
+
+class LowRankPart(Structure):
+    """`LowRank` in C++: the change of a product by an adapter."""
+
+    _fields_ = (*((name, c_void_p) for name in ("down", "up", "windows")), ("width", c_int32))
 
 
 class PackedNorm(Structure):
@@ -69,7 +78,8 @@ class KernelBatch(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("num_rows", "num_spans", "num_logits")),
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "spans", "pieces", "tables")),
-        *((name, c_void_p) for name in ("logit_rows", "logits", "non_finite", "trunk_keys_read")),
+        *((name, c_void_p) for name in ("logit_rows", "logits", "non_finite")),
+        *((name, c_void_p) for name in ("adapters", "low_ranks", "trunk_keys_read")),
     )
 
 
@@ -198,10 +208,11 @@ def _path(kind: str) -> Path | None:
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     """Declares the types of the functions. Raises ImportError if the library was built with other structs."""
-    sizes = (c_int32 * 7)()
+    sizes = (c_int32 * 8)()
     found.motet_sizes(sizes)
     structs = PackedLinear, Layer, Model, KernelBatch
-    expected = [*map(ctypes.sizeof, structs), 4 * PIECE_INTS, 4 * SPAN_INTS, ctypes.sizeof(SamplingArguments)]
+    expected = [*map(ctypes.sizeof, structs), 4 * PIECE_INTS, 4 * SPAN_INTS]
+    expected += map(ctypes.sizeof, (SamplingArguments, LowRankPart))
     if list(sizes) != expected:
         raise ImportError(f"the kernels were built from other sources (structs of {list(sizes)} bytes, not {expected})")
     for name, result, arguments in FUNCTIONS:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from motet.engines.native import compiled_kernels as c
 from motet.engines.native.attention.attention_plan import AttentionPlan, Ints, PromptRead, ints
+from motet.engines.native.cpu.packed_adapters import adapter_arrays
 from motet.engines.native.cpu.packed_weights import PackedModel
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
@@ -59,6 +60,7 @@ class CpuRunner:
         rows = [ints(numbers) for numbers in (inputs.token_ids, inputs.positions, inputs.slots)]
         spans, pieces, tables = reads_of(inputs.attention)
         arrays = (*rows, spans, pieces, tables, ints(inputs.logit_rows))
+        adapters, low_ranks = adapter_arrays(inputs.adapters, len(inputs.slots)) if inputs.adapters else (None, None)
         batch = c.KernelBatch(
             len(self._non_finite),
             len(spans) // c.SPAN_INTS,
@@ -66,6 +68,8 @@ class CpuRunner:
             *(array.ctypes.data for array in arrays),
             logits.data_ptr(),
             self._non_finite.ctypes.data,
+            None if adapters is None else adapters.ctypes.data,
+            None if low_ranks is None else ctypes.addressof(low_ranks),
             self._trunk_keys_read.ctypes.data,
         )
         self._run(self._forward, ctypes.byref(batch))

@@ -168,6 +168,7 @@ class PackedModel:
             bias=None if bias is None else self._keep(bias),
             columns=product.columns,
             depth=weights[0].shape[1],
+            number=len(self.memory.products) + 1,
         )
         begin = 0
         places: dict[nn.Linear, list[panels.PackedPiece]] = {part: [] for part in product.parts}
@@ -191,6 +192,7 @@ class PackedModel:
             part.weight,
             write=partial(panels.write_pieces, write=write, pieces=pieces),
             read=partial(panels.read_pieces, read=read, pieces=pieces),
+            place=panels.LinearPlace(number + 1, pieces),
         )
         if with_bias:
             self._locate(
@@ -212,9 +214,11 @@ class PackedModel:
         self._locate(parameter, write=write, read=partial(panels.read_numbers, kept=kept))
         return self._keep(numbers)
 
-    def _locate(self, parameter: Tensor, *, write: panels.Write, read: panels.Read) -> None:
+    def _locate(
+        self, parameter: Tensor, *, write: panels.Write, read: panels.Read, place: panels.LinearPlace | None = None
+    ) -> None:
         for name in self._names[id(parameter)]:
-            self.locations[name] = panels.TensorLocation(tuple(parameter.shape), write, read)
+            self.locations[name] = panels.TensorLocation(tuple(parameter.shape), write, read, place)
 
     def _rotary(self, rotary: RotaryRead | None) -> c.Rotary:
         if rotary is None:

@@ -181,15 +181,6 @@ Read = Callable[[PackedMemory], list[Tensor]]
 """Returns what a packed model has for a tensor of the checkpoint: the tensor, or what the kernels use instead."""
 
 
-@dataclass(frozen=True)
-class TensorLocation:
-    """The location of one tensor of the checkpoint in a packed model."""
-
-    shape: tuple[int, ...]
-    write: Write
-    read: Read
-
-
 @dataclass(frozen=True, eq=False)
 class PackedPiece:
     """Rows of a checkpoint's tensor that are adjacent columns of a fused product."""
@@ -197,6 +188,26 @@ class PackedPiece:
     rows: slice | Tensor
     columns: Columns
     count: int
+
+
+@dataclass(frozen=True)
+class LinearPlace:
+    """The place of a linear layer in the products of a packed model."""
+
+    product: int
+    """Number of the product, from 1 on."""
+    pieces: Sequence[PackedPiece]
+
+
+@dataclass(frozen=True)
+class TensorLocation:
+    """The location of one tensor of the checkpoint in a packed model."""
+
+    shape: tuple[int, ...]
+    write: Write
+    read: Read
+    place: LinearPlace | None = None
+    """Place of the weight of a product; None for other tensors."""
 
 
 class WritePiece(Protocol):
