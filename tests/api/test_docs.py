@@ -1,4 +1,4 @@
-"""docs/api.md lists all fields that are read, ignored and refused."""
+"""docs/api.md and the pages next to it list all fields that are read, ignored and refused."""
 
 import json
 from pathlib import Path
@@ -17,10 +17,12 @@ from motet.text.reasoning import FAMILIES, GPT_OSS
 from motet.types import SAMPLING_FIELDS, VERBATIM_FIELDS, SamplingParams
 from tests.api.serving import Served
 
-PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "".join((DOCS / name).read_text() for name in ("api.md", "dialects.md", "token_ids.md", "status.md"))
 FIELDS = PAGE.partition("## Fields")[2].partition("### Ignored fields")[0]
 IGNORED = PAGE.partition("### Ignored fields")[2].partition("### Refused fields")[0]
-REFUSED = PAGE.partition("### Refused fields")[2].partition("## Streams")[0]
+OTHERS = PAGE.partition("## Fields of other servers")[2].partition("\n# ")[0]
+REFUSED = PAGE.partition("### Refused fields")[2].partition("\n## ")[0] + OTHERS
 PARSERS = PAGE.partition("## Tools")[2].partition("## Streams")[0]
 
 SCHEMAS = (ChatRequest, CompletionRequest, GenerateSampling, TokensRequest, TokenizeBody, StreamOptions, Message)

@@ -1,4 +1,4 @@
-"""docs/api.md lists the fields that `/v1/messages` reads, ignores and refuses, and each error names its field."""
+"""docs/dialects.md lists the fields that `/v1/messages` reads, ignores and refuses, and each error names its field."""
 
 import json
 import re
@@ -27,7 +27,8 @@ from tests.api.one_answer import assert_no_words_of_chats
 from tests.api.serving import Served, Serving, WatchedEngine
 from tests.error_response import assert_error
 
-PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = "".join((DOCS / name).read_text() for name in ("api.md", "dialects.md"))
 SECTION = PAGE.partition("\n## Messages\n")[2].partition("\n## ")[0]
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 USE = {"type": "tool_use", "id": "1", "name": "a", "input": {}}

@@ -21,8 +21,8 @@ from tests.error_response import assert_error
 
 pytestmark = pytest.mark.anyio
 
-PAGE = (Path(__file__).parents[3] / "docs/api.md").read_text()
-SECTION = PAGE.partition("\n### Fields of other servers\n")[2].partition("\n## ")[0]
+PAGE = (Path(__file__).parents[3] / "docs/dialects.md").read_text()
+SECTION = PAGE.partition("\n## Fields of other servers\n")[2].partition("\n## ")[0]
 TURN = {"role": "user", "content": "hi"}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [TURN]},

@@ -1,4 +1,4 @@
-"""docs/api.md lists the fields that `/v1/responses` reads, ignores and refuses, and each error names its field."""
+"""docs/dialects.md lists the fields that `/v1/responses` reads, ignores and refuses, and each error names its field."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,8 @@ from motet.api.openai.responses_schema import (
 from tests.api.one_answer import assert_no_words_of_chats
 from tests.api.serving import Served
 
-PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = "".join((DOCS / name).read_text() for name in ("api.md", "dialects.md"))
 A, B = ({"type": "function", "name": name} for name in "ab")
 GROUP, CUSTOM = {"type": "namespace", "name": "g"}, {"type": "custom", "name": "c"}
 FORM = {"type": "json_schema", "name": "x", "schema": {}}
