@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 from typer.testing import CliRunner
@@ -43,6 +44,7 @@ from motet.cli.main import app
 from motet.engines.native import compiled_kernels
 from motet.settings.resolve import resolve_settings
 from motet.system.machine import GIB, MachineMemory, Processor
+from tests.models.gguf_files import write_gguf
 from tests.models.model_folders import write_model
 from tests.tiny_models import save_tiny_model
 from tests.tiny_tokenizer import save_tiny_tokenizer
@@ -213,6 +215,16 @@ def test_a_model_that_cannot_be_downloaded_is_a_problem(monkeypatch: Monkey) -> 
     is_problem(check_model(subject(model="/never/seen", environ=offline)), "there is no such folder")
     monkeypatch.setattr(httpx, "head", lambda url, timeout: None)
     assert check_model(subject(model="org/never-seen")).remedy == "motet models pull org/never-seen"
+
+
+def test_a_gguf_file_is_checked(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    is_problem(check_model(subject(model=str(file))), "has a broken header: it ends too early")
+    metadata = {"block_count": 1}
+    write_gguf(file, "qwen3", {"output_norm.weight": np.ones(8)}, metadata=metadata)
+    finding = check_model(subject(model=str(file), environ={"MOTET_CACHE_DIR": str(tmp_path)}))
+    assert finding.verdict is Verdict.OK and finding.found == f"{file} is a GGUF file"
 
 
 def test_a_model_folder_is_checked(tmp_path: Path) -> None:

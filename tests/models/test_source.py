@@ -43,7 +43,7 @@ def test_a_path_without_a_folder_is_not_searched_on_the_hub(tmp_path: Path, name
 
 
 def test_a_file_is_refused_as_a_model(tmp_path: Path) -> None:
-    file = tmp_path / "m.gguf"
+    file = tmp_path / "m.bin"
     file.touch()
     with pytest.raises(ModelLoadError, match="is a file"):
         resolve(str(file), cache=tmp_path)

@@ -219,6 +219,10 @@ def check_download(subject: Subject) -> Finding:
         check_download_name(model)
     except ModelLoadError as error:
         return Finding("model", Verdict.PROBLEM, error.message, "there is nothing to serve", "name another model")
+    if Path(model).expanduser().is_file():  # checked above
+        return Finding(
+            "model", Verdict.OK, f"{model} is a GGUF file", "motet serve makes its config at the first start"
+        )
     found = f"{model} is not on this machine"
     if model != DEFAULT_MODEL and (reason := hub_error(subject)):
         remedy = "check the network, or name a local folder"

@@ -8,6 +8,7 @@ import msgspec
 
 from motet.errors import ModelLoadError
 from motet.log import cut
+from motet.models.gguf_files.gguf_header import SUFFIX, read_gguf
 from motet.models.regular_files import check_folder, read_regular
 from motet.models.safetensors_header import MAX_NAME_CHARS, Header, check_safetensors
 
@@ -33,7 +34,7 @@ def check_model(folder: Path) -> None:
     if "model_type" not in config:
         raise ModelLoadError(f"{folder / 'config.json'} has no model_type: it is not a transformers model")
     _check_files(folder)
-    check_index(folder, {file: check_safetensors(file)[0] for file in weight_files(folder)})
+    check_index(folder, {file: read_header(file)[0] for file in weight_files(folder)})
 
 
 def check_tokenizer(folder: Path) -> None:
@@ -45,7 +46,7 @@ def check_tokenizer(folder: Path) -> None:
 
 def weight_files(folder: Path) -> Iterator[Path]:
     """Yields the files with the weights, as transformers chooses them: the files in the index, `model.safetensors`, or
-    all safetensors files."""
+    all safetensors files. Without any, a folder can have one GGUF file."""
     index, single = folder / INDEX, folder / WEIGHTS
     if index.exists():
         names = sorted(set(_weight_map(index).values()))
@@ -59,6 +60,8 @@ def weight_files(folder: Path) -> Iterator[Path]:
             yield folder / name
         return
     files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+    if not files and (files := sorted(folder.glob(f"*{SUFFIX}"))[:2]) and len(files) > 1:
+        raise ModelLoadError(f"{folder} has several GGUF files, such as {files[0].name}: serve one of them by its path")
     if not files:
         pickled = [file.name for pattern in PICKLED for file in sorted(folder.glob(pattern))]
         if pickled:
@@ -68,6 +71,14 @@ def weight_files(folder: Path) -> Iterator[Path]:
             )
         raise ModelLoadError(f"{folder} has no weights (*.safetensors)")
     yield from files
+
+
+def read_header(file: Path) -> tuple[Header, int]:
+    """Returns the header of a file with weights, and the offset of the data. Raises ModelLoadError."""
+    if file.suffix != SUFFIX:
+        return check_safetensors(file)
+    header = read_gguf(file)
+    return header.tensors, header.data_begin
 
 
 def check_index(folder: Path, headers: Mapping[Path, Header]) -> None:

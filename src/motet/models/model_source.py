@@ -1,6 +1,7 @@
 """Resolves the name of a model to a checked folder, and lists local models.
 
-1. a path (`./m`, `/models/m`, or any folder that exists): checked, and used in place
+1. a path (`./m`, `/models/m`, or any folder that exists): checked, and used in place. For a GGUF file, a folder with a
+   link to it is made in the cache folder
 2. `smollm2`, the default model: made once, stored in the cache folder
 3. any other name is a name on the hub, stored in the hub's own cache
 """
@@ -11,6 +12,8 @@ from pathlib import Path
 
 from motet.errors import ModelLoadError
 from motet.models.folder import check_model, check_tokenizer
+from motet.models.gguf_files.gguf_folder import check_metadata, gguf_folder, made_folder
+from motet.models.gguf_files.gguf_header import SUFFIX, read_gguf
 from motet.models.hub import HUB_NAME, MODEL_PATTERNS, TOKENIZER_PATTERNS, cached_folder, fetch, kept
 from motet.models.progress import SILENT, Progress, folder_bytes
 from motet.models.smollm2 import DEFAULT_MODEL, HUB_MODEL, Smollm2
@@ -37,6 +40,8 @@ def _found(name: str, cache: Path, *, patterns: tuple[str, ...], revision: str |
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
+    if path.is_file() and path.suffix == SUFFIX:
+        return gguf_folder(path, cache, progress=progress)
     check_download_name(name)
     if name == DEFAULT_MODEL:
         return Smollm2(cache, progress=progress).get()
@@ -47,7 +52,7 @@ def _found(name: str, cache: Path, *, patterns: tuple[str, ...], revision: str |
 def public_name(name: str) -> str:
     """Returns the path or the name on the hub with which other programs load this model and its tokenizer."""
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (path.is_file() and path.suffix == SUFFIX):
         return str(path.resolve())
     return HUB_MODEL if name == DEFAULT_MODEL else name
 
@@ -57,8 +62,14 @@ def check_download_name(name: str) -> None:
     hub."""
     if name == DEFAULT_MODEL:
         return
-    if Path(name).expanduser().exists():
-        raise ModelLoadError(f"{name} is a file: name the folder that contains config.json and the weights")
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == SUFFIX:
+        check_metadata(path, read_gguf(path))
+        return
+    if path.exists():
+        raise ModelLoadError(
+            f"{name} is a file: name a GGUF file, or the folder that contains config.json and the weights"
+        )
     if name.startswith(("/", "./", "../", "~")):
         raise ModelLoadError(f"{name}: there is no such folder")
     if difflib.get_close_matches(name.lower(), [DEFAULT_MODEL], cutoff=CLOSE):
@@ -74,6 +85,8 @@ def local_folder(name: str, *, cache: Path) -> Path | None:
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
+    if path.is_file() and path.suffix == SUFFIX:
+        return made_folder(path, cache)
     if name == DEFAULT_MODEL:
         folder = Smollm2(cache).folder
         return folder if folder.is_dir() else None

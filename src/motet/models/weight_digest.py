@@ -23,8 +23,8 @@ from pathlib import Path
 from motet.errors import ModelLoadError
 from motet.models.checkpoint import checkpoint_files
 from motet.models.file_reading import FileReading
-from motet.models.folder import check_index
-from motet.models.safetensors_header import Header, check_safetensors
+from motet.models.folder import check_index, read_header
+from motet.models.safetensors_header import Header
 from motet.system.threads import in_daemon_thread
 
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -60,7 +60,7 @@ def read_headers(paths: Sequence[Path], reading: FileReading) -> dict[Path, tupl
         found = {}
         for file in checkpoint_files([path]):
             reading.note(file)
-            found[file] = check_safetensors(file)
+            found[file] = read_header(file)
         if path.is_dir():
             check_index(path, {file: header for file, (header, _) in found.items()})
         headers |= found

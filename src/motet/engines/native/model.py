@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from motet.engines.native.model_weights import NOT_FINITE, is_finite
 from motet.engines.native.quantized.dequantized import DequantizedCheckpoint
 from motet.engines.native.quantized.detect import PLACES
-from motet.engines.native.quantized.stored_tensors import FLOATS, StoredTensor, stored_tensors
+from motet.engines.native.quantized.stored_tensors import FLOATS, LogicalTensor, plain_tensors
 from motet.engines.native.step.padded_experts import EXPERTS_NAME
 from motet.engines.native.step.run import ATTENTION_NAME
 from motet.errors import ConfigError, ModelLoadError, MotetError, UnsupportedModelError
@@ -139,15 +139,15 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
     report: dict[str, list[str]]
     try:
         checkpoint = DequantizedCheckpoint.open(folder)
-        stored = stored_tensors(read_headers([folder], FileReading())) if checkpoint is None else checkpoint.stored
-        if (layers := config.get_text_config().num_hidden_layers) > len(stored):  # to make them would take for ever
+        tensors = plain_tensors(read_headers([folder], FileReading())) if checkpoint is None else checkpoint.tensors
+        if (layers := config.get_text_config().num_hidden_layers) > len(tensors):  # to make them would take for ever
             file = folder / "config.json"
-            raise ModelLoadError(f"{file} describes {layers} layers, and the files have {len(stored)} tensors")
+            raise ModelLoadError(f"{file} describes {layers} layers, and the files have {len(tensors)} tensors")
         empty = _empty_model(config)
         if checkpoint is not None:
             checkpoint = checkpoint.without_zero_biases(name for name, _ in empty.named_parameters())
             logger.info("%s", checkpoint.description(dtype))
-        _check_stored(empty, stored, checkpoint=checkpoint, folder=folder)
+        _check_stored(empty, tensors, checkpoint=checkpoint, folder=folder)
         model, report = type(empty).from_pretrained(  # type: ignore[misc]  # a pair with output_loading_info
             folder if checkpoint is None else None,
             config=config,
@@ -170,11 +170,11 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
         raise _file_error(
             unexpected[0],
             f"{config.model_type} models with this config do not have it",
-            stored=stored,
+            tensors=tensors,
             folder=folder,
         )
     torch.nn.Module.to(model, device)
-    check_finite(model, stored, folder=folder)
+    check_finite(model, tensors, folder=folder)
     return model
 
 
@@ -189,7 +189,7 @@ def _empty_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 def _check_stored(
     empty: PreTrainedModel,
-    stored: Mapping[str, StoredTensor],
+    tensors: Mapping[str, LogicalTensor],
     *,
     checkpoint: DequantizedCheckpoint | None,
     folder: Path,
@@ -197,15 +197,16 @@ def _check_stored(
     """Compares the tensors of a checkpoint with the model's, before any weight is read. Raises ModelLoadError for a
     tensor of another shape, or with a dtype that weights do not have, and UnsupportedModelError for a quantized
     model with layers whose weights are transposed."""
-    shapes = {name: tensor.shape for name, tensor in (checkpoint.tensors if checkpoint else stored).items()}
     for name, parameter in empty.named_parameters(remove_duplicate=False):
-        if name in shapes and shapes[name] != tuple(parameter.shape):
-            why = f"its shape is {[*shapes[name]]}, and the model's is {[*parameter.shape]}"
-            raise _file_error(name, why, stored=stored, folder=folder)
-        if checkpoint is None and name in stored:
-            stored[name].check(FLOATS)
+        if (tensor := tensors.get(name)) is None:
+            continue
+        if tensor.shape != tuple(parameter.shape):
+            why = f"its shape is {[*tensor.shape]}, and the model's is {[*parameter.shape]}"
+            raise _file_error(name, why, tensors=tensors, folder=folder)
+        if checkpoint is None:
+            tensor.parts[""].check(FLOATS)
     num_weights = sum(parameter.numel() for parameter in empty.parameters())
-    found = sum(torch.Size(shape).numel() for shape in shapes.values())
+    found = sum(torch.Size(tensor.shape).numel() for tensor in tensors.values())
     if num_weights > MAX_MISSING_RATIO * found:  # otherwise transformers would allocate them
         raise ModelLoadError(f"{folder / 'config.json'} describes {num_weights} weights, and the files have {found}")
     if checkpoint is not None and any(isinstance(module, Conv1D) for module in empty.modules()):
@@ -215,19 +216,18 @@ def _check_stored(
         )
 
 
-def _file_error(name: str, why: str, *, stored: Mapping[str, StoredTensor], folder: Path) -> ModelLoadError:
-    """Returns an error about a tensor of the model. It names the file that has the tensor or a part of it."""
-    module = name.rpartition(".")[0]
-    near = [tensor for other, tensor in stored.items() if other == name or other.rpartition(".")[0] == module]
-    found = stored.get(name) or (near[0] if near else None)
-    return ModelLoadError(f"tensor {cut(name, MAX_VALUE_CHARS)} in {found.file if found else folder}: {why}")
+def _file_error(name: str, why: str, *, tensors: Mapping[str, LogicalTensor], folder: Path) -> ModelLoadError:
+    """Returns an error about a tensor of the model, which names its file. If transformers renamed the tensor, the error
+    names the folder."""
+    file = tensors[name].file if name in tensors else folder
+    return ModelLoadError(f"tensor {cut(name, MAX_VALUE_CHARS)} in {file}: {why}")
 
 
-def check_finite(model: torch.nn.Module, stored: Mapping[str, StoredTensor], *, folder: Path) -> None:
+def check_finite(model: torch.nn.Module, tensors: Mapping[str, LogicalTensor], *, folder: Path) -> None:
     """Raises ModelLoadError if a weight is NaN or infinite: every request would fail."""
     for name, weights in model.named_parameters():
         if not is_finite(weights.detach()):
-            raise _file_error(name, NOT_FINITE, stored=stored, folder=folder)
+            raise _file_error(name, NOT_FINITE, tensors=tensors, folder=folder)
 
 
 def has_experts(config: PreTrainedConfig) -> bool:

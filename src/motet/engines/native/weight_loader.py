@@ -28,7 +28,7 @@ from motet.engines.native.checks.fingerprint import MODEL_DIGITS
 from motet.engines.native.model_weights import NOT_FINITE, SAVED_DTYPES, ModelWeights, StagedWeights, is_finite
 from motet.engines.native.quantized.dequantized import DequantizedCheckpoint
 from motet.engines.native.quantized.detect import format_of
-from motet.engines.native.quantized.stored_tensors import LogicalTensor, stored_tensors
+from motet.engines.native.quantized.stored_tensors import LogicalTensor, plain_tensors
 from motet.engines.wire import INVALID_WEIGHTS
 from motet.errors import EngineError, MotetError, RequestError, StartupError
 from motet.models.checkpoint import CheckpointKind, checkpoint_files
@@ -261,7 +261,7 @@ def read_checkpoint(
         if form is not None:
             tensors = DequantizedCheckpoint.of(form, headers).without_zero_biases(shapes).tensors
         else:
-            tensors = {name: LogicalTensor(name, one.shape, {"": one}) for name, one in stored_tensors(headers).items()}
+            tensors = plain_tensors(headers)
         for name, tensor in tensors.items():
             if name in found:
                 raise unusable(name, "it is in two files")

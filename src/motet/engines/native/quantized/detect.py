@@ -1,4 +1,4 @@
-"""Finds the format of a checkpoint in its `config.json`."""
+"""Finds the format of a checkpoint in its `config.json`, or in its GGUF file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +7,12 @@ from motet.engines.native.quantized.awq import AwqFormat
 from motet.engines.native.quantized.compressed import CompressedFormat
 from motet.engines.native.quantized.fields import Fields
 from motet.engines.native.quantized.fp8 import Fp8Format
+from motet.engines.native.quantized.gguf_format import GgufFormat
 from motet.engines.native.quantized.gptq import GptqFormat
 from motet.engines.native.quantized.mxfp4 import Mxfp4Format
 from motet.engines.native.quantized.stored_tensors import Format
-from motet.models.folder import read_object
+from motet.models.folder import read_object, weight_files
+from motet.models.gguf_files.gguf_header import SUFFIX
 
 FORMATS: dict[str, Callable[[Fields], Format]] = {
     "gptq": GptqFormat.of,
@@ -30,6 +32,9 @@ def format_of(folder: Path) -> Format | None:
     file = folder / "config.json"
     if folder.is_file() or not file.exists():
         return None
+    weights = next(weight_files(folder))
+    if weights.suffix == SUFFIX:
+        return GgufFormat.of(weights)
     config = Fields(read_object(file), str(file))
     for fields in (config, config.object("text_config")):
         for place in PLACES:

@@ -18,6 +18,7 @@ from torch import Tensor
 from motet.errors import ModelLoadError
 from motet.log import cut
 from motet.models.file_reading import FileReading
+from motet.models.gguf_files.gguf_header import QUANTIZED
 from motet.models.safetensors_header import ITEM_BYTES, MAX_NAME_CHARS, Header
 
 DTYPES = {
@@ -41,7 +42,7 @@ PIECE_NUMBERS = 2**22
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a safetensors file."""
+    """A tensor in a safetensors file or a GGUF file."""
 
     name: str
     file: Path
@@ -52,10 +53,11 @@ class StoredTensor:
     shape: tuple[int, ...]
 
     def read(self, reading: FileReading) -> Tensor:
-        """Reads the tensor. Raises OSError, and ModelLoadError if the file has become shorter."""
+        """Reads the tensor, or the bytes of its blocks in a GGUF file. Raises OSError, and ModelLoadError if the file
+        has become shorter."""
         numbers = torch.empty(self.num_bytes, dtype=torch.uint8)
         reading.read_into(numbers.numpy().data, self.file, begin=self.begin)
-        return numbers.view(DTYPES[self.dtype]).view(self.shape)
+        return numbers if self.dtype in QUANTIZED else numbers.view(DTYPES[self.dtype]).view(self.shape)
 
     def error(self, why: str) -> ModelLoadError:
         return ModelLoadError(f"tensor {cut(self.name, MAX_NAME_CHARS)} in {self.file}: {why}")
@@ -124,6 +126,11 @@ def stored_tensors(headers: Mapping[Path, tuple[Header, int]]) -> dict[str, Stor
                 raise tensor.error(f"it is also in {stored[name].file.name}")
             stored[name] = tensor
     return stored
+
+
+def plain_tensors(headers: Mapping[Path, tuple[Header, int]]) -> Mapping[str, LogicalTensor]:
+    """Returns the tensors of a checkpoint that is not quantized. Raises ModelLoadError if one is in two files."""
+    return {name: LogicalTensor(name, one.shape, {"": one}) for name, one in stored_tensors(headers).items()}
 
 
 def plain(tensor: StoredTensor) -> LogicalTensor:
