@@ -51,6 +51,7 @@ REQUESTS: dict[str, list[Sent]] = {
         {"json": {**TOKENS, "sampling_params": {"logprobs": 1, "prompt_logprobs": 1, "n": 2}}},
         {"json": {**TOKENS, "stream": True}},
     ],
+    "POST /inference/v1/abort_requests": [{"json": {"request_ids": ["a"]}}],
     "POST /generate": [
         {"json": {"text": "hi"}},
         {"json": {"input_ids": [[5], [6]], "return_logprob": True}},

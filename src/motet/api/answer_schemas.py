@@ -126,7 +126,9 @@ ANSWERS: Mapping[str, Json] = {
     **dict.fromkeys(("/health", "/health_generate", "/live", "/liveness", "/ping"), STATE),
     **dict.fromkeys(("/pause", "/resume", "/sleep", "/wake_up", "/wakeup"), STATE),
     **dict.fromkeys(("/pause_generation", "/continue_generation"), obj(message=TEXT, status=TEXT)),
-    **dict.fromkeys(("/abort_requests", "/abort_request"), obj(status=TEXT, aborted=COUNT)),
+    **dict.fromkeys(
+        ("/abort_requests", "/abort_request", "/inference/v1/abort_requests"), obj(status=TEXT, aborted=COUNT)
+    ),
     **dict.fromkeys(("/weight_info", "/get_weight_version"), VERSION),
     **dict.fromkeys(("/model_info", "/get_model_info"), obj(model_path=TEXT, weight_version=TEXT)),
     **dict.fromkeys(("/start_weight_update", "/finish_weight_update", "/update_weights"), DONE),

@@ -9,7 +9,7 @@ Reports on the choices of a group are made `REPORTS` at a time, in several itera
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
@@ -80,6 +80,11 @@ class OpenAnswer(Protocol):
         ...
 
     def has_choice(self, index: int) -> bool: ...
+
+    def is_named(self, ids: Collection[str], *, sender: str) -> bool:
+        """Returns True if the id of the answer, or the client's own id of the request, is one of these. Another client
+        can guess the client's own id, so it counts only for the same sender: `GenerateRequest.client`."""
+        ...
 
     async def end_choice(self, index: int) -> bool:
         """Ends a choice at its current position. Returns False if it had ended."""
@@ -181,6 +186,16 @@ class KnownGroups:
         if group is None or group.client != client:
             raise NotFoundError(f"No group {id!r} is in progress or kept here.", code="group_not_found")
         return group
+
+    def in_progress(self, ids: Collection[str], *, client: str, sender: str) -> list[KnownGroup]:
+        """Returns the client's groups in progress that have one of these ids, or answers of these names
+        (`OpenAnswer.is_named`)."""
+        own = (group for group in self._open.values() if group.client == client)
+        return [
+            group
+            for group in own
+            if group.id in ids or any(answer.is_named(ids, sender=sender) for answer in group.open)
+        ]
 
     def opened(self, group: KnownGroup, answer: OpenAnswer) -> None:
         """Records that an answer of the group starts."""

@@ -20,7 +20,7 @@ import msgspec
 
 from motet.errors import AnswerParserError
 from motet.text.detokenize import LOOK_BACK, MAX_WITHOUT_TEXT, Detokenizer
-from motet.text.parts import AnswerFormat, Part
+from motet.text.parts import AnswerFormat, Part, merged
 from motet.text.stop_strings import StopMatcher, StopStrings
 from motet.text.tokenizer import Tokenizer
 from motet.types import ChoiceDelta, ChoiceStart, Finish, FinishReason, TokenLogprob
@@ -262,7 +262,7 @@ class ChoiceStream:
                     finish = FinishReason.TOOL_CALLS
         except Exception as error:
             raise AnswerParserError(f"the answer of choice {event.index} could not be read: {error!r}") from error
-        return msgspec.structs.replace(event, finish=finish, parts=tuple(parts))
+        return msgspec.structs.replace(event, finish=finish, parts=merged(parts) if len(parts) > 1 else tuple(parts))
 
 
 def replay_from(output: tuple[int, ...], special_ids: frozenset[int], *, rules: TextRules) -> int:
@@ -341,5 +341,5 @@ def _joined(shown: Sequence[ChoiceEvent | None]) -> ChoiceEvent | None:
         token_ids=tuple(token_id for event in events for token_id in event.token_ids),
         logprobs=None if last.logprobs is None else tuple(one for event in events for one in event.logprobs or ()),
         offsets=None if last.offsets is None else tuple(one for event in events for one in event.offsets or ()),
-        parts=tuple(part for event in events for part in event.parts or ()),
+        parts=merged([part for event in events for part in event.parts or ()]),
     )

@@ -37,6 +37,22 @@ class ToolCallArguments(msgspec.Struct, frozen=True, gc=False):
 Part = Content | Reasoning | ToolCallBegin | ToolCallArguments
 
 
+def merged(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Returns the parts with consecutive pieces of the same text joined, so that each becomes one delta."""
+    joined: list[Part] = []
+    for part in parts:
+        match joined[-1] if joined else None, part:
+            case (Content(before), Content(text)):
+                joined[-1] = Content(before + text)
+            case (Reasoning(before), Reasoning(text)):
+                joined[-1] = Reasoning(before + text)
+            case (ToolCallArguments(number, before), ToolCallArguments(same, text)) if number == same:
+                joined[-1] = ToolCallArguments(number, before + text)
+            case _:
+                joined.append(part)
+    return tuple(joined)
+
+
 class AnswerParser(Protocol):
     """Reads the answer of one choice, token by token."""
 

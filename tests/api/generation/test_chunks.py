@@ -102,8 +102,8 @@ async def test_chat_chunk_equals_the_output_of_an_encoder(
     choices: list[dict[str, object]] = [{"delta": contents, "finish_reason": None}] if text or not finish else []
     if finish:  # the chunk with the reason has no text
         choices.append({"delta": {}, "finish_reason": finish, "stop_reason": None})
-    if token_ids:
-        choices[0]["token_ids"] = [8, 9]
+    for number, choice in enumerate(choices if token_ids else []):
+        choice["token_ids"] = [] if number else [8, 9]
     expected: list[dict[str, object]] = [
         {**HEAD, "object": "chat.completion.chunk", "choices": [{"index": 1, "logprobs": None, **choice}]}
         for choice in choices

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -86,6 +86,32 @@ async def test_a_group_can_be_ended_by_another_request(serve: Serving) -> None:
         one["finish_reason"] for chunk in chunks(await answering) for one in chunk["choices"] if one["finish_reason"]
     ]
     assert finishes == ["abort", "abort"]
+
+
+@pytest.mark.parametrize("named", ["answer", "request"])
+async def test_answers_in_progress_are_aborted_by_their_ids(serve: Serving, named: str) -> None:
+    served = await gated(serve, "abcd")
+    body = {"token_ids": [5, 6], "request_id": "mine", "stream": True}
+    answering = await served.engine.start_request(served.http.post("/inference/v1/generate", json=body))
+    id = served.engine.requests[0].request_id
+    served.engine.go(1)
+    await until(served, id, 1)
+    path = "/inference/v1/abort_requests"
+    for ids, aborted in ((["unknown"], 0), ([], 0), (["mine" if named == "request" else id, "unknown"], 1)):
+        answer = await served.http.post(path, json={"request_ids": ids})
+        assert answer.json() == {"status": "aborted", "aborted": aborted}
+    received = chunks(await answering)
+    assert received[-1]["choices"][0]["finish_reason"] == "abort"
+    assert {chunk["request_id"] for chunk in received} == {"mine"}
+    assert_error(await served.http.post(path, json={}), status=400, param="request_ids")
+
+
+async def test_only_answers_of_the_same_client_are_aborted() -> None:
+    groups = KnownGroups(lambda: 0.0)
+    for id, client, sender in (("a-1", "a", "x"), ("a-2", "a", "y"), ("b-1", "b", "x")):
+        groups.opened(known(id, 0, client=client), Part(0, sender=sender))
+    for ids, found in (({"guessed"}, ["a-1"]), ({"guessed", "a-2", "b-1"}, ["a-1", "a-2"])):
+        assert [group.id for group in groups.in_progress(ids, client="a", sender="x")] == found
 
 
 async def test_more_choices_are_those_that_a_larger_group_would_have_had(serve: Serving) -> None:
@@ -203,8 +229,9 @@ async def test_more_choices_are_streamed_as_their_own_request_requires(serve: Se
 class Part:
     """An answer in progress with these choices."""
 
-    def __init__(self, *indices: int) -> None:
+    def __init__(self, *indices: int, sender: str = "") -> None:
         self.indices = indices
+        self.sender = sender
         self.num_reported = 0
         self.asked: list[int] = []
 
@@ -215,6 +242,9 @@ class Part:
 
     def has_choice(self, index: int) -> bool:
         return index in self.indices
+
+    def is_named(self, ids: Collection[str], *, sender: str) -> bool:
+        return self.sender == sender and "guessed" in ids
 
     async def end_choice(self, index: int) -> bool:
         self.asked.append(index)

@@ -8,7 +8,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Generic, Self, TypeVar
 
@@ -219,6 +219,10 @@ class TokenGroup(AnswerGroup[GroupStep, Usage]):
 
     def has_choice(self, index: int) -> bool:
         return self._text is not None and any(start.index == index for start in self._request.choices)
+
+    def is_named(self, ids: Collection[str], *, sender: str) -> bool:
+        request = self._request
+        return self._plan.head.id in ids or (request.client == sender and request.trace in ids)
 
     async def end_choice(self, index: int) -> bool:
         return self._text is not None and await self._text.end_choice(index)

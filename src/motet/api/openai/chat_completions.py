@@ -183,7 +183,8 @@ class ChatChunks(ChunkShape):
         return [self._chunk(index, rest) for index in indices]
 
     def chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
-        """Returns a chunk for each delta; the first one has the event's tokens and log-probabilities."""
+        """Returns a chunk for each delta; the first one has the event's tokens and log-probabilities. Clients read
+        `token_ids` of each chunk, so it is empty in the others."""
         deltas = self._deltas(event)
         if event.finish is not None:
             deltas.append(NO_TEXT if event.index in self._undecided else NOTHING)
@@ -226,7 +227,7 @@ class ChatChunks(ChunkShape):
         return b',"logprobs":%b,"finish_reason":%b%b%b' % (
             self._logprobs(event) if tokens else b"null",
             finish_json(event) if end else b"null",
-            b',"token_ids":' + json_bytes(event.token_ids) if tokens and self._token_ids else b"",
+            b',"token_ids":' + json_bytes(event.token_ids if tokens else ()) if self._token_ids else b"",
             versions_before(b"}]", event, shown=self._versions_shown) if end else b"}]",
         )
 

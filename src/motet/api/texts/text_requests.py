@@ -11,7 +11,7 @@
 Motet handles the field `group` and never sends it to the upstream: `SteeredPrompt` applies it to each prompt."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import NamedTuple, Self
@@ -318,6 +318,10 @@ class SteeredPrompt:
 
     def has_choice(self, index: int) -> bool:
         return index < self._n
+
+    def is_named(self, ids: Collection[str], *, sender: str) -> bool:
+        """Returns False: the answer is found by the ids of its groups."""
+        return False
 
     async def end_choice(self, index: int) -> bool:
         if self._driver.withdraw(index):

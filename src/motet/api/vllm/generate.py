@@ -1,4 +1,8 @@
-"""`POST /inference/v1/generate`, in vLLM's shape: token ids in, token ids out, for trainers and gateways."""
+"""vLLM's routes for trainers and gateways:
+
+POST /inference/v1/generate           token ids in, token ids out
+POST /inference/v1/abort_requests     ends answers of the same client
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,9 +37,10 @@ from motet.api.generation.request_fields import (
     in_range,
     neutral_except,
 )
+from motet.api.http.admission import client_id_of
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import FieldError, invalid_value, missing_parameter
-from motet.api.http.routes import new_router, post
+from motet.api.http.routes import json_response, new_router, post
 from motet.api.http.schema import Neutral, Schema
 from motet.api.openai.chat_completions import hides_tokens, message_of
 from motet.api.openai.chat_plan import BUDGET_PARAM, after_thinking, thinking_budget
@@ -46,6 +51,10 @@ from motet.text.choice import ChoiceEvent
 from motet.text.logprobs import chat_logprobs, id_logprobs
 from motet.text.text_group import GroupStep
 from motet.types import ChoiceStart, LogprobsMode, Usage
+
+MAX_ID_CHARS = 300
+"""Maximum length of an id of an answer, which contains the client's own id."""
+MAX_ABORTED = 4096
 
 
 class OutputMode(StrEnum):
@@ -203,6 +212,11 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
         return self.model_copy(update={"sampling_params": sampling, "choices": None})
 
 
+class AbortedAnswers(Schema):
+    request_ids: list[Annotated[str, Field(max_length=MAX_ID_CHARS)]] = Field(max_length=MAX_ABORTED)
+    """The `request_id` or `id` of each answer, or the client's own ids of its requests."""
+
+
 def generate_router(service: Service) -> APIRouter:
     router = new_router()
 
@@ -218,6 +232,16 @@ def generate_router(service: Service) -> APIRouter:
                 return tokens_writer(plan, body, stream=stream)
 
             return answer_plan(service, plan, writer=make_writer(plan, body.stream), more=make_writer)
+
+    @post(router, "/inference/v1/abort_requests", body=AbortedAnswers, summary="Ends answers of the client")
+    async def abort(body: AbortedAnswers, request: Request) -> Response:
+        caller = caller_of(request)
+        sender = service.rights(caller.client).client_id or client_id_of(caller.work_client)
+        groups = service.groups.in_progress({*body.request_ids}, client=caller.client, sender=sender)
+        for group in groups:
+            for answer in [*group.open]:
+                await answer.end_all()
+        return json_response({"status": "aborted", "aborted": len(groups)})
 
     return router
 
