@@ -43,11 +43,12 @@ demo: $(READY)
 serve: $(READY)
 	$(BIN)/motet serve $(MODEL) $(ARGS)
 
-# The fast gate: format, lint, types, layers, sizes, words, fast tests; property tests draw fewer examples than in `test`.
-# Two processes have a half of the folders each, as sharing out tests that take a few milliseconds would cost a tenth of
-# their time, and collecting all of them twice another. The checks of the text, whose tools have one thread, run beside.
+# The fast gate: format, lint, types, layers, sizes, words, fast tests; property tests draw fewer examples than in `test`,
+# and tests with many parameters have fewer cases (tests/thinned.py). Two processes have a half of the folders each, as
+# sharing out tests that take a few milliseconds would cost a tenth of their time, and collecting all of them twice
+# another. The checks of the text, whose tools have one thread, run beside.
 FAST := $(ONE_PYTEST) -m "not slow and not real and not gpu and not long and not clients" --hypothesis-profile=quick
-HALF := $(addprefix tests/,api attack grammar routing structured text)
+HALF := $(addprefix tests/,api attack grammar routing structured)
 
 check: $(READY)
 	$(MAKE) --no-print-directory --jobs 3 --output-sync=target check-half check-rest check-text

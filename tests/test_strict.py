@@ -138,6 +138,7 @@ def test_a_skip_is_a_failure(refused: Run, name: str) -> None:
     assert name in refused.failed
 
 
+@pytest.mark.slow
 def test_a_skip_fails_the_run_with_the_reason(refused: Run) -> None:
     assert refused.exit_code == 1
     assert "a skip fails the run" in refused.output

@@ -97,6 +97,7 @@ async def test_every_route_is_in_it_but_those_between_servers(served: Served) ->
     assert "/v1/responses/{response_id}" not in paths
 
 
+@pytest.mark.slow
 async def test_the_document_says_if_a_key_is_needed(served: Served, serve: Serving) -> None:
     assert "security" not in await document(served)
     guarded = await serve(api_keys=("secret",))

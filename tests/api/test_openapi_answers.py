@@ -158,6 +158,7 @@ async def test_the_answers_of_every_route_are_as_documented(everything: Served) 
                 jsonschema.Draft202012Validator(schema).validate(answer.json())
 
 
+@pytest.mark.slow
 async def test_the_document_is_valid(everything: Served) -> None:
     described = await document(everything)
     schemathesis.openapi.from_dict(described).validate()

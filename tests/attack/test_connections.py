@@ -248,6 +248,7 @@ async def test_with_a_request_on_each_connection_health_is_still_reported() -> N
         assert len(server.server_state.connections) <= 2 + RESERVE
 
 
+@pytest.mark.slow
 async def test_a_connection_that_is_reset_while_it_is_idle_is_not_kept_in_memory() -> None:
     """The timer of an idle connection would keep it, and what it has received, for a minute."""
     async with serving(app) as (server, reader, writer):

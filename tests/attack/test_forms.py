@@ -106,6 +106,7 @@ def test_a_long_forced_text_is_allowed_in_any_tokens() -> None:
     assert follows(grammars, array, json.dumps(["abcdefgh"] * 600))
 
 
+@pytest.mark.slow
 def test_the_limit_of_lexer_states_ends_an_answer_before_they_take_much_memory() -> None:
     matcher = grammars_of().get(regex(r"(\w*a\w{18}x)")).matcher()
     out = np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)

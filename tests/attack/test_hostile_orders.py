@@ -70,6 +70,7 @@ async def test_no_order_of_a_gateway_affects_another_one(serve: Serving, role: R
     await served.until_empty()
 
 
+@pytest.mark.slow
 async def test_no_ticket_of_a_client_affects_another_request(serve: Serving) -> None:
     served = await serve(engine=WatchedEngine(role=Role.DECODE))
     ticket = served.engine.leases.grant(group(), NOWHERE, readers=1, block_size=16)

@@ -44,6 +44,7 @@ def test_a_key_is_compared_with_all_in_constant_time(key: str, monkeypatch: pyte
     assert compared == [*keys]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "forwarded"),
     [({"admin_key": ""}, "mine"), ({"admin_key": "", "api_keys": ("mine",)}, None), ({"admin_key": "boss"}, None)],

@@ -82,6 +82,7 @@ async def test_an_unexpected_error_in_an_answer_counts_as_a_fault_of_its_worker(
     assert "int too large" in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_client_gets_the_reason_if_there_is_no_other_worker(folder: Path) -> None:
     async with lying(folder, answer=answer_with(ChoiceDelta(0, (5,)))) as liar, RunningGateway(liar.url) as gateway:
         answer = await gateway.http.post("/v1/chat/completions", json={**BODY, "stream": False, "logprobs": True})

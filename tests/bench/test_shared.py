@@ -30,6 +30,7 @@ def common(prompts: list[tuple[int, ...]]) -> int:
     return next((i for i, tokens in enumerate(zip(*prompts, strict=True)) if len(set(tokens)) > 1), len(prompts[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("case", CASES)
 async def test_the_prompts_of_a_case_share_the_tokens_that_it_claims(case: str, tmp_path: Path) -> None:

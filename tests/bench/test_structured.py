@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import jsonschema
+import pytest
 
 from bench.structured.__main__ import SchemaRow, floors, with_schema
 from bench.structured.step_cost import GRAMMAR, SCHEMA, answer, step_costs
@@ -17,6 +18,7 @@ def test_the_answer_of_the_benchmark_follows_the_schema() -> None:
     assert matcher.inner.is_accepting()
 
 
+@pytest.mark.slow
 def test_the_costs_of_a_step_are_measured_for_each_n(tmp_path: Path) -> None:
     costs = step_costs(speaking_model(tmp_path), (1, 3), steps=40)
     assert [cost.n for cost in costs] == [1, 3]

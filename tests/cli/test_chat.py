@@ -52,6 +52,7 @@ def test_each_line_of_the_input_is_a_question_after_the_first_answer(server: Fak
     assert "answer 1 to 2" not in prompt
 
 
+@pytest.mark.slow
 def test_the_url_can_end_in_v1_and_lack_its_scheme(server: FakeServer) -> None:
     for url in (f"{server.url}/v1", server.url.removeprefix("http://")):
         result = CliRunner().invoke(app, ["chat", "hello?", "--url", url, "-n", "1"])

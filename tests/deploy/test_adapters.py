@@ -42,6 +42,7 @@ async def models_of(gateway: RunningGateway) -> dict[str, str | None]:
     return {card["id"]: card["parent"] for card in (await gateway.http.get("/v1/models")).json()["data"]}
 
 
+@pytest.mark.slow
 async def test_an_adapter_is_loaded_by_all_vllm_workers_and_unloaded_again(folder: Path) -> None:
     async with FakeVLLM() as one, FakeVLLM() as two, gateway_of(folder, one, two) as gateway:
         loaded = await load(gateway)
@@ -60,6 +61,7 @@ async def test_an_adapter_is_loaded_by_all_vllm_workers_and_unloaded_again(folde
         assert_error(await unload(gateway), status=404, code="model_not_found", param="lora_name")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 4])
 async def test_an_adapter_passes_both_hops_with_its_own_ticket(folder: Path, n: int) -> None:
     network = Network()
@@ -99,12 +101,14 @@ async def test_if_one_worker_cannot_load_an_adapter_none_keeps_it(folder: Path) 
         assert one.adapters == ()
 
 
+@pytest.mark.slow
 async def test_a_worker_that_has_the_adapter_already_is_left_alone(folder: Path) -> None:
     async with FakeVLLM(adapters=("poet",)) as one, FakeVLLM() as two, gateway_of(folder, one, two) as gateway:
         assert (await load(gateway)).status_code == 200
         assert (one.adapter_paths, two.adapter_paths) == ({}, {"poet": "/adapters/poet"})
 
 
+@pytest.mark.slow
 async def test_with_several_models_the_base_model_is_named(folder: Path) -> None:
     async with FakeVLLM() as one, FakeVLLM(model="other") as two, gateway_of(folder, one, two) as gateway:
         assert_error(await load(gateway), status=400, param="base_model_name")
@@ -115,6 +119,7 @@ async def test_with_several_models_the_base_model_is_named(folder: Path) -> None
         assert_error(await load(gateway, **name), status=400, param="lora_name")
 
 
+@pytest.mark.slow
 async def test_without_a_worker_that_answers_adapters_are_refused_with_503(folder: Path) -> None:
     async with FakeVLLM() as server, gateway_of(folder, server) as gateway:
         await server.kill()

@@ -55,6 +55,7 @@ def test_the_token_that_ends_a_choice_ends_no_other() -> None:
     assert [tokens[:6].count(LAST) for tokens in WRITTEN] == [0, 1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("separate", [False, True], ids=["together", "separate"])
 async def test_choices_that_are_not_needed_are_closed_and_their_blocks_are_free(folder: Path, separate: bool) -> None:
     async with in_front(folder, separate=separate) as (server, gateway):
@@ -101,6 +102,7 @@ async def test_the_confidence_of_choices_is_known(folder: Path, scale_out: bool)
         await server.until(lambda: server.open == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("separate", [False, True], ids=["together", "separate"])
 async def test_a_choice_of_a_group_that_is_one_request_is_ended_for_its_client(folder: Path, separate: bool) -> None:
     """vLLM continues to generate it, unread, until the request has no other open choices."""

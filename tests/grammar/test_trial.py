@@ -58,13 +58,14 @@ def test_a_grammar_is_light_only_if_its_text_guarantees_little_work(grammar: Gra
     assert is_heavy(grammar) is heavy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grammar", "limit", "error"),
     [
         (LARGE, "", None),
         (schema(anyOf=[{"type": "text"}], title="t" * 20_000), "", "at anyOf[0].type: 'text' is not a type"),
         pytest.param(ENDLESS, "trial.CPU_S = 0", trial.TOO_LONG, marks=pytest.mark.slow),
-        (LARGE, "trial.HEAVY_MB = 1", "its compiled form takes "),
+        pytest.param(LARGE, "trial.HEAVY_MB = 1", "its compiled form takes ", marks=pytest.mark.slow),
         pytest.param(
             LARGE,
             "import mmap; trial.Grammars.get = lambda *_: bytearray(mmap.mmap(-1, 2**30)[:1])",
@@ -109,6 +110,7 @@ def test_the_tokenizer_is_written_as_json_once() -> None:
     assert vocabulary_kind(Backend.from_str(tokenizer.json)) is vocabulary_kind(tokenizer.backend)
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_cache_is_limited() -> None:
     grammars = grammars_of(max_cached_mb=HEAVY_MB + 1)
     light = [regex(letter) for letter in "abc"]

@@ -42,6 +42,7 @@ def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
+@pytest.mark.slow
 async def test_a_choice_resumed_with_its_output_tokens_continues_as_if_undisturbed() -> None:
     async with FakeVLLM() as server:
         (complete_tokens,) = tokens_of(await complete(server, temperature=0))
@@ -57,6 +58,7 @@ async def test_a_choice_resumed_with_its_output_tokens_continues_as_if_undisturb
         server.check()
 
 
+@pytest.mark.slow
 async def test_a_choice_ends_at_a_stop_token_or_eos_and_not_before_min_tokens() -> None:
     async with FakeVLLM() as server:
         third = expected_tokens(PROMPT, 3)[2]
@@ -68,6 +70,7 @@ async def test_a_choice_ends_at_a_stop_token_or_eos_and_not_before_min_tokens() 
         assert tokens["token_ids"][-1] == EOS and tokens["finish_reason"] == "stop" and tokens["stop_reason"] is None
 
 
+@pytest.mark.slow
 async def test_a_ticket_is_read_once_and_a_second_read_is_a_fault_with_wrong_tokens() -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
@@ -82,6 +85,7 @@ async def test_a_ticket_is_read_once_and_a_second_read_is_a_fault_with_wrong_tok
         assert network.reads(ticket["remote_request_id"]) == 2
 
 
+@pytest.mark.slow
 async def test_a_ticket_for_another_prompt_or_several_choices_is_a_fault() -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:
@@ -91,6 +95,7 @@ async def test_a_ticket_for_another_prompt_or_several_choices_is_a_fault() -> No
         assert len(network.faults) == 2
 
 
+@pytest.mark.slow
 async def test_a_rejected_completion_releases_its_ticket_and_the_other_dialect_does_not() -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:

@@ -78,6 +78,7 @@ def test_every_way_to_write_a_number_has_the_same_value(number: Decimal, form: s
     assert value == normalised(value) == normalised(f"{number.normalize():f}")
 
 
+@pytest.mark.slow
 @given(st.text("01,.+-$%\u2212 \n\u00a0aé"))
 def test_a_value_does_not_change_when_it_is_brought_into_its_form_again(text: str) -> None:
     value = normalised(text)

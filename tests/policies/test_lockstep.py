@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,6 +97,7 @@ def test_the_reports_about_prompt_and_worker_are_in_the_next_step() -> None:
     assert lockstep.next() == delta(ChoiceDelta(0, (11,)), ChoiceDelta(1, (21,)))
 
 
+@pytest.mark.slow
 @given(st.data(), st.lists(st.integers(1, 6), min_size=1, max_size=4))
 def test_the_steps_do_not_depend_on_the_bundles(data: st.DataObject, lengths: Sequence[int]) -> None:
     tokens = [[100 * index + place for place in range(length)] for index, length in enumerate(lengths)]

@@ -1,5 +1,7 @@
 """The affinity of sessions: the worker that each was last on."""
 
+import pytest
+
 from motet.routing.workers.affinity import MAX_SESSIONS, Affinity
 from tests.clock import Clock
 
@@ -36,6 +38,7 @@ def test_looking_up_a_session_does_not_keep_it_longer() -> None:
     assert affinity.worker_of("s") is None
 
 
+@pytest.mark.slow
 def test_of_too_many_sessions_the_least_recently_used_is_forgotten() -> None:
     affinity = Affinity(clock=Clock())
     for session in ("s", "t", *map(str, range(MAX_SESSIONS - 2)), "s", "u"):

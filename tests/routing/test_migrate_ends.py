@@ -155,6 +155,7 @@ async def test_closing_a_group_before_the_first_delta_after_a_move_ends_it(names
     assert scene.router.counts.choices_resumed == 0
 
 
+@pytest.mark.slow
 @in_both_fleets
 async def test_a_reader_that_is_cancelled_during_a_move_leaves_the_group_to_the_next_one(
     names: tuple[str, ...],

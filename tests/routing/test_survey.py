@@ -156,6 +156,7 @@ def test_the_worker_with_most_cached_tokens_is_considered_whatever_its_block_siz
     assert wide.cached_tokens == 8 * BLOCK
 
 
+@pytest.mark.slow
 def test_a_decision_is_as_much_work_in_a_fleet_of_one_thousand_as_of_250() -> None:
     """A decision used to go through all workers four times, which took 4 ms at 10,000."""
 

@@ -115,6 +115,7 @@ def test_every_variable_refuses_wrong_values() -> None:
     assert accepted == []
 
 
+@pytest.mark.slow
 def test_every_flag_refuses_wrong_values() -> None:
     accepted = [
         (declared.flag, text)

@@ -24,6 +24,7 @@ def test_a_mailbox_is_readable_while_it_has_items() -> None:
     box.close()
 
 
+@pytest.mark.slow
 def test_more_items_than_a_pipe_holds_neither_block_nor_are_lost() -> None:
     box: Mailbox[int] = Mailbox()
     many = list(range(70_000))  # a pipe holds 65,536 bytes

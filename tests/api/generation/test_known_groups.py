@@ -319,6 +319,7 @@ async def test_the_reports_on_ended_choices_are_made_in_turns_of_the_event_loop(
     assert (len(groups), second.num_reported) == (0, 0), "no later report can be requested"
 
 
+@pytest.mark.slow
 @every_route
 async def test_a_kept_group_holds_no_large_fields_of_its_request(served: Served, path: str) -> None:
     """The bug: 200 kept groups held two million objects, and full garbage collections stopped the loop for 40 ms."""

@@ -74,6 +74,7 @@ def _choices(answer: httpx.Response, stream: bool) -> list[dict[str, Any]]:
     return [choice for body in bodies for choice in body["choices"]]
 
 
+@pytest.mark.slow
 async def test_other_dialects_end_as_at_any_maximum(serve: Serving) -> None:
     served = await serve(saying("x" * LENGTH), max_tokens_policy="cap")
     message = (await served.http.post("/v1/messages", json=BODIES["messages"][1])).json()

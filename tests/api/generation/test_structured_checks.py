@@ -211,6 +211,7 @@ async def test_clients_take_turns_with_their_heavy_grammars() -> None:
     assert tried == [heavy("a0"), heavy("b"), *map(heavy, names[1:])]
 
 
+@pytest.mark.slow
 async def test_the_grammars_of_all_clients_together_are_limited() -> None:
     with slow_compiler() as compiler:
         checks = checks_of(compiler)

@@ -219,6 +219,7 @@ async def test_no_garbage_is_collected_while_long_work_runs() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 async def test_the_objects_of_a_refused_body_are_freed_without_a_collection(served: Served) -> None:
     """A collection that finds them would delay the streams."""
 

@@ -189,6 +189,7 @@ def spoilt(body: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
     return dict(changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", BODIES)
 async def test_a_mistake_inside_a_body_is_named_by_its_full_path(refusing: Served, route: str) -> None:
     given = members(BODIES[route])

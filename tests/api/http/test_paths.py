@@ -80,6 +80,7 @@ async def test_other_forms_need_the_same_keys(serve: Serving) -> None:
         assert (await served.http.get(f"{path}/")).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("root", ["", "/llm"])
 @pytest.mark.parametrize("end", ["%0A", "%0A/", "/%0A", "%0A%0A", "%0D%0A", "%0D", "%00"])
 async def test_no_character_at_the_end_of_a_path_avoids_its_key(serve: Serving, root: str, end: str) -> None:

@@ -99,6 +99,7 @@ async def test_fields_of_trainers_routes_are_ignored_too(serve: Serving, control
         assert answer.headers.get(IGNORED_HEADER) == ("unheard_of" if status == 200 else None)
 
 
+@pytest.mark.slow
 async def test_a_hostile_client_cannot_make_header_and_log_long(
     serve: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:

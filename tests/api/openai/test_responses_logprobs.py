@@ -73,6 +73,7 @@ def test_text_that_was_shown_before_is_no_part_of_a_later_step() -> None:
 LISTED: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 5}
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_log_probabilities_at_the_end_of_a_response_are_sent_in_pieces(
     serve: Serving, monkeypatch: pytest.MonkeyPatch

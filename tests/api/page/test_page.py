@@ -142,6 +142,7 @@ async def test_the_page_answers_only_to_names_of_the_server(served: Served) -> N
     assert_error(refused, status=403, code="host_not_allowed")
 
 
+@pytest.mark.slow
 async def test_the_page_is_not_part_of_the_api(served: Served) -> None:
     paths = (await served.http.get("/openapi.json")).json()["paths"]
     assert not PAGE_ROUTES & paths.keys()

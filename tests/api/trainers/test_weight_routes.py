@@ -143,6 +143,7 @@ async def test_a_body_without_a_length_or_without_memory_for_it_is_refused(train
     assert "413" in await answer_to(trained, lines)
 
 
+@pytest.mark.slow
 async def test_tensors_of_several_requests_share_the_memory_of_one_checkpoint(
     trained: Served, control: NotedControl
 ) -> None:
@@ -185,6 +186,7 @@ class BusyClock:
             self._memory.held_bytes = 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_waits", "timeout_s"), [(3, 600.0), (700, 600.0)])
 async def test_a_push_is_repeated_while_the_server_receives_other_tensors(
     trained: Served, control: NotedControl, monkeypatch: pytest.MonkeyPatch, num_waits: int, timeout_s: float

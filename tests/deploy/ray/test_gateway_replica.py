@@ -80,6 +80,7 @@ async def test_workers_are_added_when_they_are_ready_and_kept_until_they_leave(f
     leaks.check()
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_listed_already_is_added_at_once(folder: Path) -> None:
     """Regression: a change between the gateway's first two reads of the list was lost until the next one."""
     directory = FakeDirectory()

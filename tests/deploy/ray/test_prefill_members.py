@@ -88,6 +88,7 @@ async def test_a_prompt_is_prefilled_once_on_another_replica_and_answers_do_not_
     leaks.check()
 
 
+@pytest.mark.slow
 async def test_an_answer_names_the_replica_that_generated_it(folder: Path) -> None:
     """Regression: the id of every replica was decode-0."""
     cell = DirectCell(folder)

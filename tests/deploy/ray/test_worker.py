@@ -44,6 +44,7 @@ class ListeningStarter(Starter):
             one.close()
 
 
+@pytest.mark.slow
 async def test_two_workers_that_start_at_the_same_time_connect_before_both_are_ready(folder: Path) -> None:
     leaks, directory, starter = LeakCheck(), FakeDirectory(), Starter()
     prefill = RunningWorker(folder, directory, Role.PREFILL, starter=starter)
@@ -61,6 +62,7 @@ async def test_two_workers_that_start_at_the_same_time_connect_before_both_are_r
     leaks.check()
 
 
+@pytest.mark.slow
 async def test_a_worker_that_comes_later_is_connected_at_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Prefill waits until decode announces the connection, which it does at once."""
     directory, starter = FakeDirectory(), Starter()

@@ -91,6 +91,7 @@ async def test_requests_and_answers_of_any_size_pass_one_connection(authority: A
             assert await read_body(reader) == body
 
 
+@pytest.mark.slow
 async def test_a_client_that_reads_slowly_gets_all_data_and_the_server_encrypts_only_what_it_reads(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_different_weights_or_configurations_have_different_fingerprints_and_no_
     assert [fact.split()[0] for fact in original.facts.differences(configured.facts)] == ["model_digest"]
 
 
+@pytest.mark.slow
 def test_a_model_keeps_its_digest_in_another_dtype(tiny: Tiny) -> None:
     float32, bfloat16 = (build_parts(engine_config(tiny("llama"), dtype=name)) for name in ("float32", "bfloat16"))
     assert float32.info.model_digest == float32.facts.model_digest == bfloat16.facts.model_digest

@@ -301,6 +301,7 @@ def test_a_block_of_several_kept_trunks_counts_once() -> None:
     scene.kept.check()
 
 
+@pytest.mark.slow
 def test_the_client_that_keeps_the_most_loses_its_kept_prompts_first(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), blocks=60, max_model_len=120, keep_gb=gb_of(32))
     kept = [

@@ -176,6 +176,7 @@ def test_a_step_that_raises_ends_the_loop(tiny: Tiny, monkeypatch: pytest.Monkey
     assert isinstance(engine.crash, ZeroDivisionError)
 
 
+@pytest.mark.slow
 def test_the_loop_ends_while_a_grammar_compiles_in_a_daemon_thread(tiny: Tiny) -> None:
     grammars = HeldGrammars()
     pair = CorePair(tiny("llama"), grammars=grammars)

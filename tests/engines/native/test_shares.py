@@ -189,6 +189,7 @@ def test_idle_time_gives_no_credit() -> None:
     assert busy.work_counter >= idle.work_counter
 
 
+@pytest.mark.slow
 def test_a_step_is_short_while_clients_share_the_engine() -> None:
     engine = slow(PaperEngine(blocks=200, budget=64, max_num_seqs=32), 4)
     engine.submit(request("wide", PROMPT, n=32, max_tokens=60, client="hog"))
@@ -233,6 +234,7 @@ def hostile_groups(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
     return draw(st.lists(one, min_size=1, max_size=12))
 
 
+@pytest.mark.slow
 @examples(40)
 @given(hostile_groups(), st.integers(0, 30), st.sampled_from([1.0, 10.0]))
 def test_the_first_token_of_a_small_group_does_not_depend_on_the_groups_of_others(

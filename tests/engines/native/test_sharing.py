@@ -74,6 +74,7 @@ def test_more_groups_than_can_run_at_once_share_a_prompt_too(tiny: Tiny) -> None
     assert tokens_of(outcomes) == alone(plain_core(tiny("llama")), requests)
 
 
+@pytest.mark.slow
 def test_a_group_joins_a_trunk_and_keeps_it_after_the_first_group_has_left(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
     requests = [
@@ -101,6 +102,7 @@ def test_a_group_joins_a_trunk_and_keeps_it_after_the_first_group_has_left(tiny:
     assert tokens_of(outcomes) == alone(plain_core(tiny("llama")), requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["abort", "stop", "suspend"])
 def test_if_the_first_group_leaves_while_it_computes_another_group_takes_over(end: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), budget=32)
@@ -167,6 +169,7 @@ def test_groups_after_a_follower_can_pass_it(tiny: Tiny) -> None:
         take_step(core, outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("priority", "computed"), [(0, 83 + 1), (1, 83 + 1), (-1, 83 + 35)])
 def test_an_urgent_group_does_not_follow_a_less_urgent_one(priority: int, computed: int, tiny: Tiny) -> None:
     """It is admitted in the second step of the first group, and computes the blocks that are missing then."""
@@ -182,6 +185,7 @@ def test_an_urgent_group_does_not_follow_a_less_urgent_one(priority: int, comput
     assert tokens_of(outcomes) == alone(plain_core(tiny("llama")), requests)
 
 
+@pytest.mark.slow
 def test_without_a_prefix_cache_nothing_is_shared(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), prefix_cache=False)
     run(core, [request_for(f"g{i}", seed=i) for i in range(3)])

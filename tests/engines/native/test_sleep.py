@@ -164,6 +164,7 @@ def test_an_emptied_prefix_cache_finds_nothing_and_running_groups_do_not_notice(
     assert (core.stats().replayed_tokens > 0) == recompute
 
 
+@pytest.mark.slow
 def test_what_was_cached_before_is_computed_again(tiny: Callable[[str], Path]) -> None:
     core = make_core(tiny("llama"))
     first = run(core, [group("first", PROMPT, n=2)])["first"]

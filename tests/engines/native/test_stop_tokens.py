@@ -38,6 +38,7 @@ def assert_complete(outcome: GroupOutcome) -> None:
         assert 4 <= len(value["name"]) <= 9 and 0 <= value["lives"] <= 999
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("letter", ["a", "1", '"', ":", "{", " "])
 @pytest.mark.parametrize("scored", [False, True])
 def test_a_stop_token_does_not_cut_json(model: Path, letter: str, scored: bool) -> None:
@@ -50,6 +51,7 @@ def test_a_stop_token_does_not_cut_json(model: Path, letter: str, scored: bool) 
         assert all(token_of(letter) not in tokens[:-1] for tokens in outcome.tokens.values())
 
 
+@pytest.mark.slow
 def test_a_stop_token_ends_a_complete_answer_even_if_the_grammar_lacks_it(model: Path) -> None:
     stop = {"stop_token_ids": (token_of("x"),), "logit_bias": biased("x", bias=40.0)}
     outcome = run(make_core(model), [cat(seed=1, **stop)])["g"]
@@ -75,6 +77,7 @@ def test_a_stop_token_does_not_end_reasoning_before_an_answer(model: Path) -> No
             assert text_of(tokens).rstrip("a").rpartition("]")[2].strip() in ("yes", "no", "hello")
 
 
+@pytest.mark.slow
 def test_where_a_grammar_allows_only_a_stop_token_the_choice_continues(model: Path) -> None:
     a = token_of("a")
     three = Grammar(GrammarKind.REGEX, "aaa")
@@ -85,6 +88,7 @@ def test_where_a_grammar_allows_only_a_stop_token_the_choice_continues(model: Pa
             assert tokens[:3] == [a, a, a] and len(tokens) == 4, index
 
 
+@pytest.mark.slow
 def test_min_tokens_and_a_resumed_choice_follow_the_same_rule(model: Path) -> None:
     stop = {"stop_token_ids": (token_of("x"),), "logit_bias": biased("x", bias=40.0), "grammar": NUMBER}
     fields = {**stop, "ignore_eos": False, "max_tokens": 30, "min_tokens": 7}
@@ -97,6 +101,7 @@ def test_min_tokens_and_a_resumed_choice_follow_the_same_rule(model: Path) -> No
             assert tokens[:cut] + rest.tokens[index] == tokens
 
 
+@pytest.mark.slow
 def test_each_end_of_sequence_token_is_sampled_only_after_a_complete_answer(tmp_path: Path) -> None:
     model = speaking_model(tmp_path, eos_token_id=[EOS, 1])
     outcome = run(make_core(model), [cat(seed=3, logit_bias={1: 20.0})])["g"]

@@ -20,6 +20,7 @@ def tokens_of(engine: PaperEngine, name: str) -> int:
     return len(engine.groups[name].sequences[0].output_tokens)
 
 
+@pytest.mark.slow
 def test_a_client_that_arrives_in_a_pause_of_another_does_not_take_all_time_afterwards() -> None:
     engine = slow(PaperEngine(blocks=600, max_num_seqs=16), 4)
     sequential(engine, "old", count=20)
@@ -31,6 +32,7 @@ def test_a_client_that_arrives_in_a_pause_of_another_does_not_take_all_time_afte
     assert tokens_of(engine, "small") == 11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("urgent", [False, True])
 def test_a_client_with_a_small_load_gets_no_credit(urgent: bool) -> None:
     """It can have a prompt that is less urgent than the other client's work, and is delayed by it."""
@@ -71,6 +73,7 @@ def test_a_group_that_does_not_fit_gives_no_credit_and_starts_first_when_it_fits
     assert engine.outputs["large", 0] == answer(tuple(range(100, 260)), 0, 1)
 
 
+@pytest.mark.slow
 @examples(40)
 @given(
     st.lists(
@@ -103,6 +106,7 @@ def test_each_small_group_of_a_client_with_a_small_load_starts_soon(
     engine.run_to_end(max_steps=5000)
 
 
+@pytest.mark.slow
 def test_a_group_does_not_wait_long_for_a_prompt_of_another_client_that_has_other_prompts_first() -> None:
     engine = slow(PaperEngine(blocks=2000, budget=64, max_num_seqs=16), 4)
     long = tuple(range(400))

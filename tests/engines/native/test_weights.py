@@ -302,6 +302,7 @@ def test_a_model_with_numbers_that_are_not_finite_is_not_started(tiny: Callable[
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["fifo", "hanging mount"])
 def test_a_file_that_never_answers_ends_an_update_and_not_the_engine(
     fault: str, tiny: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -91,6 +91,7 @@ def test_errors_of_a_schema_are_left_for_the_check(source: str) -> None:
     assert closed.startswith(source.removesuffix("}"))
 
 
+@pytest.mark.slow
 def test_a_schema_stays_open_where_it_would_become_too_wide_or_too_long() -> None:
     """A schema beyond these limits would be refused, and the open schema is not."""
     wide = {"allOf": [obj(**{f"{letter}{n}": {} for n in range(250)}) for letter in "ab"]}

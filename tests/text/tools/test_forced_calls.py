@@ -47,7 +47,7 @@ def cuts(text: str) -> Iterator[str]:
 
 
 @FORM
-@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("parallel", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_required_call_is_never_content(form: ToolFormat, parallel: bool) -> None:
     for start in cuts(calls(form, parallel=parallel)):
         whole = parsed(form, start, ForcedCalls.EVERYWHERE)

@@ -53,6 +53,7 @@ def walker(regex: str) -> Walker:
     return Walker(f"%llguidance {{}}\nstart: /{regex}/\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_a_pattern_matches_what_python_finds(seed: int) -> None:
     rng = random.Random(seed)

@@ -7,18 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 
 from motet.errors import GrammarError
-from motet.grammar.compiled_grammar import fill_masks, mask_words
 from motet.text.formats import FORMATS
 from motet.text.tools.tool_format import Tool, ToolFormat, ToolMode, ToolRules
-from motet.types import Grammar, GrammarKind
-from tests.engines.native.grammars import matcher_of, tiny_tokenizer
+from tests.grammar.models import TOKENIZER, allowed, grammars_of, lark
 from tests.text.tools.recordings import read
 from tests.text.tools.walks import Walker
-from tests.tiny_models import VOCAB_SIZE
 
 TAGGED = {name: FORMATS[name] for name in ("qwen3_coder", "glm45", "minimax_m2")}
 FORM = pytest.mark.parametrize("form", TAGGED.values(), ids=TAGGED)
@@ -195,6 +191,7 @@ def test_the_values_of_the_schema_and_no_others_can_be_arguments(
         assert not allowed.allows(call(form, value)), value
 
 
+@pytest.mark.slow
 @FORM
 @CASE
 def test_every_text_that_the_grammar_allows_is_a_valid_call(
@@ -329,6 +326,7 @@ def test_arguments_in_python_have_names_that_python_allows(name: str) -> None:
         FORMATS[name].grammar(rules, {})
 
 
+@pytest.mark.slow
 def test_many_texts_and_many_arguments_fit_in_a_grammar() -> None:
     form = TAGGED["qwen3_coder"]
     texts = [f"text number {number}" for number in range(2_000)]
@@ -342,6 +340,7 @@ def test_many_texts_and_many_arguments_fit_in_a_grammar() -> None:
     assert source.count("\n") < 170  # one rule for each argument, since a grammar can have 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("circular", [False, True])
 def test_a_schema_with_exponentially_many_parts_is_refused(circular: bool) -> None:
     names = [f"A{number}" for number in range(40)]
@@ -370,10 +369,9 @@ LONG: dict[str, tuple[object, object]] = {
 def test_a_long_text_stays_within_the_limits_of_an_engine(form: ToolFormat, schema: object, value: object) -> None:
     """The bug: llguidance tried all lengths of a text to find that none could follow the tag, and gave up."""
     rules = ToolRules(callable=(tool(schema),), mode=ToolMode.REQUIRED, parallel=False)
-    matcher = matcher_of(Grammar(GrammarKind.LARK, form.grammar(rules, {})))
-    for token_id in tiny_tokenizer().encode(call(form, value), add_special_tokens=False):
-        bits = np.zeros((1, mask_words(VOCAB_SIZE)), np.int32)
-        assert fill_masks([matcher], bits) == {}
+    matcher = grammars_of().get(lark(form.grammar(rules, {}))).matcher()
+    for token_id in TOKENIZER.encode(call(form, value), add_special_tokens=False):
+        assert token_id in allowed(matcher)
         matcher.forced()
         matcher.consume(token_id)
     assert matcher.accepting

@@ -83,14 +83,9 @@ class Stage:
 stage = cache(Stage)
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [
-        ("avx512", "bfloat16"),
-        pytest.param("avx512", "float32", marks=pytest.mark.slow),
-        *(pytest.param("avx2", dtype, marks=pytest.mark.slow) for dtype in ("bfloat16", "float32")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["avx512", "avx2"])
 @examples(8)
 @given(requested=st.lists(st.integers(0, NUM_ROWS - 1), max_size=9) | st.just([NUM_ROWS - 1]))
 def test_logits_have_the_same_bits_with_any_other_requested_rows(

@@ -158,6 +158,7 @@ def joined(*trunks: tuple[Sequence[int], int]) -> int:
     return here.runners[1].trunk_tokens_saved
 
 
+@pytest.mark.slow
 def test_keys_in_common_are_read_once_in_every_stretch() -> None:
     prompt = range(40)  # 640 keys: two stretches of 256 and one of 128
     assert joined((prompt, 640), (prompt, 640)) == 640

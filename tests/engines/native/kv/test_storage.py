@@ -49,6 +49,7 @@ def test_pages_become_memory_when_they_are_first_written() -> None:
     assert process.memory_info().rss - before < 2**26, "4 GiB of KV of which one block of 4 layers is used"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux provides pages ahead")
 def test_pages_are_provided_before_their_blocks_are_used() -> None:
     layout = KVLayout(4, 16, 8, 128, torch.bfloat16)

@@ -4,6 +4,7 @@ at any place of any batch, with 1 or 2 threads, and whichever path finds it."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
@@ -90,6 +91,7 @@ def sample(logits: torch.Tensor, batch: list[SampledRow], sampler: Sampler | Non
     )
 
 
+@pytest.mark.slow
 @examples(25)
 @given(batch=batches, kind=st.sampled_from(sorted(LOGITS, key=str)), data=st.data())
 def test_a_token_does_not_depend_on_its_batch_or_the_number_of_threads(
@@ -144,25 +146,35 @@ NEUTRAL: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("filters", [None, TorchFilters(WIDE)], ids=["compiled", "torch"])
+@cache
+def plain_tokens(sampler: Sampler, first: int) -> list[int]:
+    """Returns a token for each of 500 seeds, from plain parameters."""
+    return tokens_of(sampler, first, SamplingParams(max_tokens=9))
+
+
+def tokens_of(sampler: Sampler, first: int, used: SamplingParams) -> list[int]:
+    logits = 3 * torch.randn(8, WIDE, generator=torch.Generator().manual_seed(0))
+    rows = [SampledRow(seed % 8, used, Past(seed)) for seed in range(first, first + 500)]
+    return [one.token_id for one in sample(logits, rows, sampler)]
+
+
+WIDE_SAMPLERS = {"compiled": Sampler(WIDE, CPU), "torch": Sampler(WIDE, CPU, filters=TorchFilters(WIDE))}
+
+
+@pytest.mark.parametrize(
+    ("filters", "num_tokens"),
+    [("torch", 500), ("compiled", 500), pytest.param("compiled", 12_000, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("fields", NEUTRAL.values(), ids=NEUTRAL)
 def test_a_token_does_not_depend_on_what_is_reported_or_on_neutral_values(
-    filters: TorchFilters | None, fields: dict[str, object]
+    filters: str, num_tokens: int, fields: dict[str, object]
 ) -> None:
     """Edits that changed nothing, and log-probabilities after them, used to take another path, which rounded weights
     in another way: one token of 4,000 differed, and the rest of its answer with it."""
-    sampler, logits = (
-        Sampler(WIDE, CPU, filters=filters),
-        3 * torch.randn(8, WIDE, generator=torch.Generator().manual_seed(0)),
-    )
-    plain, other = SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, **fields)  # type: ignore[arg-type]
-    for first in range(0, 12_000 if filters is None else 500, 500):
-        pasts = [Past(seed) for seed in range(first, first + 500)]
-        got, expected = (
-            sample(logits, [SampledRow(past.seed % 8, used, past) for past in pasts], sampler)
-            for used in (other, plain)
-        )
-        assert [one.token_id for one in got] == [one.token_id for one in expected]
+    used = SamplingParams(max_tokens=9, **fields)  # type: ignore[arg-type]
+    for first in range(0, num_tokens, 500):
+        sampler = WIDE_SAMPLERS[filters]
+        assert tokens_of(sampler, first, used) == plain_tokens(sampler, first)
 
 
 @pytest.mark.parametrize("vocab", [49_152, 50_257, 151_936])

@@ -87,6 +87,7 @@ def test_top_k_keeps_exactly_k_the_lower_ids_among_equals() -> None:
     assert set(sampled) == {0, 1, 2, 500}
 
 
+@pytest.mark.slow
 def test_top_p_keeps_the_fewest_tokens_that_reach_it_the_lower_ids_among_equals() -> None:
     logits = torch.zeros(1, VOCAB)
     sampled = sampled_ids(logits, SamplingParams(max_tokens=9, top_p=0.0995), [Past(seed) for seed in range(2000)])
