@@ -90,6 +90,24 @@ async def test_the_choices_of_a_group_equal_single_requests(folder: Path, scale_
         server.check()
 
 
+@pytest.mark.parametrize("scale_out", [False, True], ids=["completions", "generate"])
+async def test_fields_that_a_client_omits_have_the_values_of_the_server(folder: Path, scale_out: bool) -> None:
+    defaults: dict[str, Any] = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    async with FakeVLLM() as server:
+        server.switches.scale_out, server.switches.defaults = scale_out, defaults
+        async with gateway_of(folder, server) as gateway:
+            (card,) = (await gateway.http.get("/v1/models")).json()["data"]
+            assert card["default_sampling_params"] == (defaults if scale_out else None)
+            for given in ({}, {"temperature": 1, "top_k": -1}):
+                assert (await gateway.http.post("/v1/chat/completions", json={**chat, **given})).status_code == 200
+        bodies: list[Any] = [request.body.get("sampling_params", request.body) for request in server.requests[-2:]]
+        sent = [{name: body[name] for name in defaults if name in body} for body in bodies]
+        # On /v1/completions the server uses its own values for fields that it does not get.
+        omitted = defaults if scale_out else {}
+        assert sent == [omitted, {**omitted, "temperature": 1.0, "top_k": 0}]
+
+
 async def test_separate_prefill_and_decode_take_one_ticket_and_one_transfer_per_group(folder: Path) -> None:
     network = Network()
     async with FakeVLLM(network=network) as prefill, FakeVLLM(network=network) as decode:

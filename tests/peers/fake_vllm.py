@@ -106,6 +106,7 @@ class FakeVLLM(FakeVLLMEngine):
                 web.post("/v1/load_lora_adapter", self._load_adapter),
                 web.post("/v1/unload_lora_adapter", self._unload_adapter),
                 web.post("/tokenize", self._tokenize),
+                web.post("/v1/completions/render", self._render),
                 web.post("/v1/completions", self._completions),
                 web.post("/inference/v1/generate", self._generate_route),
             ]
@@ -167,6 +168,14 @@ class FakeVLLM(FakeVLLMEngine):
         if tokens is None:
             return web.json_response({"detail": "Not Found"}, status=404)
         return web.json_response({"count": len(tokens), "max_model_len": self.max_model_len, "tokens": tokens})
+
+    async def _render(self, request: web.Request) -> web.Response:
+        if self.switches.defaults is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        body = await request.json()
+        free = self.max_model_len - len(body["prompt"])
+        params = {"max_tokens": free, **self.switches.defaults}
+        return web.json_response([{"token_ids": body["prompt"], "model": self.model, "sampling_params": params}])
 
     async def _models(self, _: web.Request) -> web.Response:
         base: Json = {"id": self.model, "root": f"/models/{self.model}", "parent": None}

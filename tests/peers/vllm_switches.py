@@ -21,6 +21,8 @@ class Switches:
     """If off, the server makes no tickets, and ignores the tickets that it gets."""
     tokens_of_text: list[int] | None = None
     """The tokens that `/tokenize` returns for any text. None means that the server does not have the route."""
+    defaults: Json | None = None
+    """The server's defaults of sampling fields in rendered requests. None means that it does not render requests."""
     refuses_priority: bool = False
     healthy: bool = True
     """If off, the engine is dead."""

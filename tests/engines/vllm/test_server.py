@@ -90,6 +90,34 @@ async def test_a_server_gets_requests_on_the_route_that_it_has(scale_out: bool, 
         assert server.dialect is dialect
 
 
+@pytest.mark.parametrize(
+    ("rendered", "reported"),
+    [
+        (None, None),
+        ({}, {}),
+        ({"temperature": 1.0, "top_k": 0, "repetition_penalty": None}, {}),
+        ({"temperature": 0.6, "top_p": 0.95, "top_k": 20, "seed": 3}, {"temperature": 0.6, "top_p": 0.95, "top_k": 20}),
+        ({"max_tokens": 100}, {"max_tokens": 100}),
+        ({"temperature": "hot"}, None),
+    ],
+    ids=str,
+)
+async def test_a_server_with_the_generate_route_reports_the_defaults_of_rendered_requests(
+    rendered: dict[str, object] | None, reported: dict[str, object] | None
+) -> None:
+    async with (
+        FakeVLLM(switches=Switches(scale_out=True, defaults=rendered)) as fake,
+        vllm_server_at(fake.url) as server,
+    ):
+        assert (await server.report()).info.default_sampling_params == reported
+
+
+async def test_a_server_that_applies_its_defaults_itself_reports_none(fake: FakeVLLM) -> None:
+    fake.switches.defaults = {"temperature": 0.6}
+    async with vllm_server_at(fake.url) as server:
+        assert (await server.report()).info.default_sampling_params is None
+
+
 async def test_a_server_is_probed_once_after_each_start(fake: FakeVLLM) -> None:
     async with vllm_server_at(fake.url) as server:
         await server.report()
@@ -195,5 +223,6 @@ async def test_every_request_has_the_key() -> None:
         "/version",
         "/kv_event_sources",
         "/inference/v1/generate",
+        "/v1/completions/render",
     ]
     assert {headers.get("authorization") for _, headers, _ in far.requests} == {"Bearer k"}

@@ -20,12 +20,14 @@ from motet.engine import WorkerState
 from motet.engine_info import EngineInfo, EngineKind, ModelCard
 from motet.engines.openai import ListedModel, ListedModels, read_json
 from motet.engines.wire import EngineReport
-from motet.errors import OtherServerError
+from motet.errors import ConfigError, OtherServerError
 from motet.ids import ModelName
 from motet.metrics.stats import EngineStats
+from motet.sampling_defaults import FIELD_NAMES, read_defaults
 from motet.transfer.ticket import TransferAddress
-from motet.types import Role
+from motet.types import Role, SamplingParams
 
+NEUTRAL = {name: getattr(SamplingParams(max_tokens=1), name) for name in FIELD_NAMES.values()}
 START = b"process_start_time_seconds"
 CONFIG = b"vllm:cache_config_info"
 USAGE = b"vllm:kv_cache_usage_perc"
@@ -169,6 +171,25 @@ class ServerStart:
     version: str
     events: EventSource | None
     """Publisher of block events; None if there is none, or if there are several."""
+    defaults: dict[str, int | float] | None = None
+    """The defaults of sampling fields; None if the server applies them itself, or does not report them."""
+
+
+class _Rendered(msgspec.Struct):
+    sampling_params: dict[str, object]
+
+
+def defaults_in(body: bytes, *, num_free: int) -> dict[str, int | float] | None:
+    """Returns the defaults of sampling fields in a rendered request without sampling fields; None if there are none
+    that Motet could use. `num_free`: number of tokens that its prompt leaves. Raises OtherServerError."""
+    rendered = read_json(body, list[_Rendered], error=OtherServerError, what="its rendered request")
+    params = rendered[0].sampling_params if rendered else {}
+    given = {name: value for name, own in FIELD_NAMES.items() if (value := params.get(own)) is not None}
+    try:
+        defaults = read_defaults(given)
+    except ConfigError:
+        return None
+    return {name: value for name, value in defaults.items() if value != {**NEUTRAL, "max_tokens": num_free}[name]}
 
 
 def cards_in(body: bytes) -> tuple[ListedModel, ...]:
@@ -216,6 +237,7 @@ def report_of(
             fingerprint=f"vllm-{start.version}-{own.id}",
             transfer=TransferAddress(start.engine_id, host, port) if role or scrape.connector else None,
             kind=EngineKind.VLLM,
+            default_sampling_params=start.defaults,
             ticket_readers=TICKET_READERS,
         ),
         stats=scrape.stats,

@@ -28,7 +28,7 @@ A server takes requests on one of two routes:
 
 If a request omits temperature, top_p, top_k, min_p or a repetition penalty, `/v1/completions` takes it from the model's
 `generation_config.json`, so they are omitted only if the client did (`GenerateRequest.unset_fields`). GENERATE takes
-neutral values then.
+neutral values then, so a gateway sends the defaults that such a server reports.
 """
 
 import struct

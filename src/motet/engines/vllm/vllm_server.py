@@ -4,6 +4,7 @@ The routes of a server are detected once after each of its starts, regardless of
 
 1. `/health`, `/metrics` and `/v1/models` report its state; another `process_start_time_seconds` is another start.
 2. It has `/inference/v1/generate` if that route refuses an empty request with an error other than 404.
+   `/v1/completions/render` then shows the defaults of sampling fields, which the route does not apply.
 3. Otherwise `/v1/completions` must answer a request for one token with token ids.
 
 vLLM gives the same answer for a failed request and for a dead engine. So after a failure the gateway queries `/health`,
@@ -28,11 +29,12 @@ from motet.engines.http import (
     ServerCalls,
     header_text,
 )
-from motet.engines.openai import read_json
+from motet.engines.openai import ListedModel, read_json
 from motet.engines.vllm.report import (
     ServerStart,
     VLLMScrape,
     cards_in,
+    defaults_in,
     event_source_in,
     report_of,
     scrape_of,
@@ -75,6 +77,7 @@ from motet.types import Role, SamplingParams, score_parts
 
 T = TypeVar("T")
 
+RENDER = "/v1/completions/render"
 REFUSED_TOKENS = 10**9
 ADAPTER_TIMEOUT_S = 120.0
 """Maximum time to load an adapter, which can be on a hub."""
@@ -236,7 +239,7 @@ class VLLMServer:
         self.root = cards[0].root or cards[0].id
         engine_id = self._engine_id(scrape)
         if self._start is None or self._start.engine_id != engine_id:
-            self._start = await self._detect_routes(engine_id, cards[0].id)
+            self._start = await self._detect_routes(engine_id, cards[0])
         return checked(report_of(self.url, self._start, scrape=scrape, cards=cards, role=self._role), self.name)
 
     def _engine_id(self, scrape: VLLMScrape) -> str:
@@ -254,18 +257,33 @@ class VLLMServer:
         except EngineError as error:
             raise OtherServerError(error.message) from error
 
-    async def _detect_routes(self, engine_id: str, model: str) -> ServerStart:
+    async def _detect_routes(self, engine_id: str, card: ListedModel) -> ServerStart:
         version = version_in(await self._calls.call("GET", "/version", max_bytes=MAX_REPORT_BYTES))
         try:
             events = event_source_in(await self._calls.call("GET", "/kv_event_sources", max_bytes=MAX_REPORT_BYTES))
         except OtherServerError:
             events = None  # older servers do not report it
+        defaults = None
         if await self._has_generate():
             self.dialect = Dialect.GENERATE
+            defaults = await self._defaults(card)
         else:
-            await self._check_completions(model)
+            await self._check_completions(card.id)
             self.dialect = Dialect.COMPLETIONS
-        return ServerStart(engine_id=engine_id, version=version, events=events)
+        return ServerStart(engine_id=engine_id, version=version, events=events, defaults=defaults)
+
+    async def _defaults(self, card: ListedModel) -> dict[str, int | float] | None:
+        """Returns the defaults of sampling fields in a rendered request, since `/inference/v1/generate` does not apply
+        them. None for a server that does not render."""
+        prompt = PROBE.prompt
+        body = msgspec.json.encode({"model": card.id, "prompt": prompt, "max_tokens": None})
+        try:
+            rendered = await self._calls.call("POST", RENDER, body=body, max_bytes=MAX_REPORT_BYTES)
+            return defaults_in(rendered, num_free=(card.max_model_len or 0) - len(prompt))
+        except EngineDiedError:
+            raise
+        except MotetError:
+            return None
 
     async def _has_generate(self) -> bool:
         """Returns True if the server has the route: then it refuses an empty request, which costs nothing."""
