@@ -11,6 +11,7 @@ from typing import Final
 ALIASES: Final[Mapping[str, str]] = {
     "tool_parser": "--tool-call-parser",
     "cors_origins": "--allowed-origins",
+    "drain_timeout_s": "--shutdown-timeout",
     "prefix_cache": "--enable-prefix-caching/--no-enable-prefix-caching",
 }
 """vLLM's flags, by the names of Motet's settings."""
@@ -22,6 +23,7 @@ UNUSED: Final[Mapping[str, str]] = {
     "--kv-cache-dtype": "auto",
     "--enable-auto-tool-choice": SWITCH,
     "--enable-chunked-prefill": SWITCH,
+    "--enable-scale-out": SWITCH,
 }
 SHORT: Final[Mapping[str, str]] = {
     "-tp": "--tensor-parallel-size",
@@ -40,6 +42,7 @@ ADVICE: Final[Mapping[str, str]] = {
     "--enable-ssl-refresh": "SIGHUP makes the server read its certificates again",
     "--enable-lora": "use motet gateway with vLLM workers",
     "--lora-modules": "use motet gateway with vLLM workers",
+    "--tokens-only": "every server has a tokenizer; /inference/v1/generate returns only tokens by default",
     "--disable-log-requests": "use --log-level warning",
 }
 
