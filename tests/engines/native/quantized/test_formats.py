@@ -46,10 +46,13 @@ def write(folder: Path, tensors: Mapping[str, Tensor]) -> Path:
     return folder / "made.safetensors"
 
 
-@pytest.mark.parametrize("piece", [2**22, 700], ids=["at-once", "in-pieces"])
+@pytest.mark.parametrize(("piece", "tile"), [(2**18, 512), (700, 16)], ids=["at-once", "in-pieces"])
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_weights_have_the_bits_of_the_library(file: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_have_the_bits_of_the_library(
+    file: Path, piece: int, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stored_tensors, "PIECE_NUMBERS", piece)
+    monkeypatch.setattr(stored_tensors, "TILE_OUTPUTS", tile)
     expected = load_file(file)["expected"]
     for dtype in (expected.dtype, torch.float32, torch.bfloat16):
         assert torch.equal(read(file, config_of(file), dtype=dtype), expected.to(dtype))
@@ -82,7 +85,7 @@ def test_fp8_can_have_one_scale_per_tensor(tmp_path: Path) -> None:
     assert torch.equal(read(file, config), weight.float() * 0.3)
 
 
-@pytest.mark.parametrize("piece", [2**22, 100], ids=["at-once", "in-pieces"])
+@pytest.mark.parametrize("piece", [2**18, 100], ids=["at-once", "in-pieces"])
 def test_experts_in_mxfp4_have_the_bits_of_transformers(
     tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,11 +4,13 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config
+from transformers import GPT2Config, GptOssConfig, Qwen3MoeConfig
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from motet.engines.native.build import build_parts
 from motet.engines.native.model import load_model, read_config, weights_in_memory
@@ -17,7 +19,7 @@ from motet.models.checkpoint import CheckpointKind
 from tests.engines.native.drive import group, make_core, prompt_of, run
 from tests.engines.native.quantized.tiny_quantized import METHODS, quantize
 from tests.tiny_engine import engine_config
-from tests.tiny_models import Reference, assert_greedy_equal, assert_lively, save_model_of, save_tiny_model
+from tests.tiny_models import SIZES, Reference, assert_greedy_equal, assert_lively, save_model_of, save_tiny_model
 
 CPU = torch.device("cpu")
 FILE = "model.safetensors"
@@ -71,6 +73,39 @@ def test_a_quantized_model_has_the_dequantized_weights(
     assert " in the files, " in caplog.text and " in float32 in memory" in caplog.text
     config = read_config(quantized)
     assert weights_in_memory(quantized, config, dtype=torch.bfloat16) == sum(t.nbytes for t in expected.values()) // 2
+
+
+def test_experts_are_dequantized_one_by_one_and_merged(tmp_path: Path) -> None:
+    config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64)
+    quantized, plain = quantize(save_model_of(config, tmp_path / "source"), tmp_path, "fp8")
+    found, expected = load(quantized).state_dict(), load(plain).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_experts_of_gpt_oss_are_dequantized(tmp_path: Path) -> None:
+    windows: dict[str, Any] = {
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    }
+    config = GptOssConfig(**SIZES, **windows, num_local_experts=4, num_experts_per_tok=2)
+    source, stored, expected = save_model_of(config, tmp_path), {}, {}
+    for name, tensor in load_file(source / FILE).items():
+        if not name.endswith("_proj"):
+            stored[name] = expected[name] = tensor
+            continue
+        experts, inputs, outputs = tensor.shape
+        blocks = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(115, 124, blocks.shape[:-1], dtype=torch.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        expected[name] = convert_moe_packed_tensors(blocks, scales).float()
+    save_file(stored, source / FILE)
+    content = json.loads((source / "config.json").read_bytes())
+    content["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (source / "config.json").write_text(json.dumps(content))
+    found = load(source).state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(stored) == len(expected) + 6
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from motet.engines.native.quantized.stored_tensors import (
     Parts,
     StoredTensor,
     modules_of,
-    pieces_of,
+    tiles_of,
     unpacked,
 )
 from motet.models.safetensors_header import ITEM_BYTES
@@ -69,10 +69,11 @@ class AwqFormat:
 def _dequantize(parts: Mapping[str, Tensor], out: Tensor, *, group_size: int) -> None:
     qweight, scales = parts["qweight"], parts["scales"]
     zeros = _columns(parts["qzeros"])
-    for rows in pieces_of(len(qweight), scales.shape[1]):
-        group = torch.arange(rows.start, rows.stop) // (len(qweight) if group_size == -1 else group_size)
-        numbers = (_columns(qweight[rows]) - zeros[group]).to(scales.dtype) * scales[group]
-        out[:, rows] = numbers.T
+    for inputs, columns in tiles_of(len(qweight), scales.shape[1]):
+        group = torch.arange(inputs.start, inputs.stop) // (len(qweight) if group_size == -1 else group_size)
+        codes = _columns(qweight[inputs, columns.start // PER_WORD : columns.stop // PER_WORD])
+        numbers = (codes - zeros[:, columns][group]).to(scales.dtype) * scales[:, columns][group]
+        out[columns, inputs] = numbers.T
 
 
 def _columns(words: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from motet.engines.native.quantized.stored_tensors import (
     Parts,
     StoredTensor,
     modules_of,
-    pieces_of,
+    tiles_of,
     unpacked,
 )
 from motet.models.safetensors_header import ITEM_BYTES
@@ -81,11 +81,12 @@ class GptqFormat:
             if group_of.numel() and not 0 <= int(group_of.min()) <= int(group_of.max()) < groups:
                 raise stored["g_idx"].error(f"it names a group that does not exist; there are {groups}")
         else:
-            inputs = qweight.shape[0] * per_word
-            group_of = torch.arange(inputs) // (inputs if self.group_size == -1 else self.group_size)
-        for rows in pieces_of(len(qweight), per_word * outputs):
-            inputs_of = slice(rows.start * per_word, rows.stop * per_word)
-            codes = unpacked(qweight[rows].T, self.bits)  # [outputs, inputs]
-            group = group_of[inputs_of]
-            numbers = (codes - zeros.T[:, group]).to(scales.dtype) * scales.T[:, group]
-            out[:, inputs_of] = numbers
+            count = len(qweight) * per_word
+            group_of = torch.arange(count) // (count if self.group_size == -1 else self.group_size)
+        shifts = torch.arange(0, 32, self.bits, dtype=torch.int32).unsqueeze(1)
+        for inputs, columns in tiles_of(len(qweight) * per_word, outputs):
+            words = qweight[inputs.start // per_word : inputs.stop // per_word, columns]
+            codes = ((words.unsqueeze(1) >> shifts) & ((1 << self.bits) - 1)).flatten(0, 1)  # [inputs, columns]
+            group = group_of[inputs]
+            numbers = (codes - zeros[:, columns][group]).to(scales.dtype) * scales[:, columns][group]
+            out[columns, inputs] = numbers.T

@@ -4,7 +4,7 @@
                          qweight, scales             q_proj.weight
 
 Names, dtypes and shapes are compared before any number is read. A logical tensor is computed in pieces, so it needs
-memory for itself, for its stored tensors, and a few MB more.
+memory for itself, for its stored tensors, and about 60 MB more.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -36,8 +36,9 @@ DTYPES = {
 """The dtypes that can be read, by their safetensors names."""
 FLOATS = (*ITEM_BYTES, "F64")
 """Dtypes of tensors that are not quantized."""
-PIECE_NUMBERS = 2**22
-"""Number of weights that are dequantized at a time."""
+PIECE_NUMBERS, TILE_OUTPUTS = 2**18, 512
+"""Number of weights that are dequantized at a time, and of their outputs in formats that store weights transposed. The
+pieces of larger ones are slower, and the C library keeps their memory."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,15 @@ def pieces_of(count: int, numbers_per_item: int) -> Iterator[slice]:
     step = max(1, PIECE_NUMBERS // max(1, numbers_per_item))
     for begin in range(0, count, step):
         yield slice(begin, min(begin + step, count))
+
+
+def tiles_of(inputs: int, outputs: int) -> Iterator[tuple[slice, slice]]:
+    """Yields the ranges of inputs and outputs of a transposed weight to dequantize at a time. The ranges are multiples
+    of 8, except at the end."""
+    for begin in range(0, outputs, TILE_OUTPUTS):
+        columns = slice(begin, min(begin + TILE_OUTPUTS, outputs))
+        for rows in pieces_of(-(-inputs // 8), 8 * TILE_OUTPUTS):
+            yield slice(rows.start * 8, min(rows.stop * 8, inputs)), columns
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
