@@ -179,6 +179,8 @@ class TimedLoad:
             "max_tokens": self.max_tokens,
             "ignore_eos": True,
             "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
