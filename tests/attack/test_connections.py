@@ -229,13 +229,14 @@ async def test_the_connection_that_is_idle_for_longest_is_closed_for_a_new_one()
 
 
 async def test_with_a_request_on_each_connection_health_is_still_reported() -> None:
-    limits = ConnectionLimits(max_connections=2)
+    limits = ConnectionLimits(max_connections=2, mounted_at="/llm")
     async with serving(app, limits) as (server, *_), AsyncExitStack() as stack:
         for _ in range(2):
             reader, writer = await connected(server, stack)
             writer.write(GET % b"/stream" + b"\r\n")
             assert await status(reader) == 200
-        for path, expected in ((b"/health", 200), (b"/v1/models", 503), (b"/health", 200)):
+        paths = ((b"/health", 200), (b"/v1/models", 503), (b"/llm/health", 200), (b"/llmhealth", 503))
+        for path, expected in paths:
             reader, writer = await connected(server, stack)
             writer.write(GET % path + b"\r\n")
             assert await status(reader) == expected

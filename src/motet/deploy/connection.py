@@ -22,6 +22,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from motet.api.http.dialect import within_mount
 from motet.api.http.failure import error_json
 from motet.api.http.gate import OPEN_ROUTES
 from motet.api.http.paths import usual_path
@@ -73,6 +74,8 @@ class ConnectionLimits:
     keep_alive_s: float = 120.0
     max_connections: int = 8192
     stalled_s: float = STALLED_S
+    mounted_at: str = ""
+    """Path in front of the routes (`--root-path`), which requests can leave out."""
     waiting: dict[OpenConnection, None] = field(default_factory=dict)
     """Connections that wait for a request, or whose TLS handshake is incomplete; the first one has waited longest."""
     next_warning_s: float = 0.0
@@ -103,7 +106,7 @@ def connection_limits(config: ServerConfig) -> ConnectionLimits:
     maximum = config.max_connections
     if resource is not None and (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) != resource.RLIM_INFINITY:
         maximum = min(maximum, max(1, limit // 2))
-    return ConnectionLimits(config.receive_timeout_s, config.keep_alive_s, maximum)
+    return ConnectionLimits(config.receive_timeout_s, config.keep_alive_s, maximum, mounted_at=config.root_path)
 
 
 def allow_open_files(requested: int = OPEN_FILES) -> int | None:
@@ -286,7 +289,8 @@ class ClientConnection(HttpToolsProtocol):
         raise error
 
     def _is_health_request(self) -> bool:
-        return usual_path(httptools.parse_url(self.url).path.decode("latin-1")) in OPEN_ROUTES
+        path = httptools.parse_url(self.url).path.decode("latin-1")
+        return usual_path(within_mount(path, self._limits.mounted_at)) in OPEN_ROUTES
 
     def _expect_rest(self) -> None:
         self._deadline.start(self._limits.receive_s, self._late)

@@ -32,6 +32,10 @@ def is_below(path: str, *routes: str) -> bool:
 
 def route_of(scope: Scope) -> str:
     """Returns the path as routes see it: without the path at which the app is mounted, on Ray its `route_prefix`."""
-    path, mounted = str(scope["path"]), str(scope.get("root_path", ""))
-    within = path.removeprefix(mounted)  # Starlette removes it only before a slash
+    return within_mount(str(scope["path"]), str(scope.get("root_path", "")))
+
+
+def within_mount(path: str, mounted_at: str) -> str:
+    """Returns a path without the path in front of it at which the app is mounted, if it has it."""
+    within = path.removeprefix(mounted_at)  # Starlette removes it only before a slash
     return within if within.startswith("/") else path
