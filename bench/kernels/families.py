@@ -1,0 +1,126 @@
+"""Measures families of models on the compiled kernels and on torch's operators, with the same random weights.
+
+Each family has a small model with its properties (`tests.tiny_architectures`), enlarged to the sizes of the default
+model with fewer layers. "decode" is the rate of a group of n choices after a prompt of 256 tokens, "prompt" the rate of
+a prompt of 1024 tokens. The backends take turns; figures are medians. Prints a table, and JSON on the last line.
+
+Run: python -m bench.kernels.families [--names Llama,Olmo2] [--ns 1,8] [--repeats 3] [--dtype bfloat16]
+"""
+
+import argparse
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from bench.program.command_line import benchmark_parser, numbers, progress
+from bench.program.report import Cells, machine, print_report, table
+from motet.engines.native.build import build_parts, core_over
+from motet.engines.native.core import EngineCore
+from motet.ids import RequestId
+from motet.types import GenerateRequest, SamplingParams, choice_starts
+from tests.tiny_architectures import ARCHITECTURES, WITHOUT_KERNELS, save_tiny_architecture
+from tests.tiny_engine import engine_config
+
+SIZES: dict[str, object] = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "num_hidden_layers": 8,
+    "vocab_size": 8192,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.05,
+}
+BACKENDS = ("compiled", "torch")
+DECODED, SHORT, LONG = 32, 256, 1024
+"""Numbers of tokens: of each choice, and of the prompts."""
+
+
+@dataclass(frozen=True)
+class FamilyCost:
+    family: str
+    case: str
+    compiled: float
+    """Tokens per second."""
+    torch: float
+
+    def cells(self) -> Cells:
+        return [
+            ("family", self.family, "<"),
+            ("case", self.case, "<"),
+            ("kernels, tokens/s", self.compiled, ".0f"),
+            ("torch, tokens/s", self.torch, ".0f"),
+            ("kernels / torch", self.compiled / self.torch, ".1f"),
+        ]
+
+
+def request(name: str, *, prompt: int, n: int, max_tokens: int, seed: int) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=RequestId(name),
+        prompt=tuple(3 + (seed * 997 + at * 31) % 8000 for at in range(prompt)),
+        choices=choice_starts(n, seed),
+        sampling=SamplingParams(ignore_eos=True, max_tokens=max_tokens),
+    )
+
+
+def rate(core: EngineCore, *, prompt: int, n: int, max_tokens: int, seed: int) -> float:
+    """Returns prompt tokens per second for answers of one token, else output tokens per second after the prompt."""
+    core.submit(request(f"{seed}", prompt=prompt, n=n, max_tokens=max_tokens, seed=seed))
+    start_s, first_s = time.perf_counter(), None
+    while core.busy:
+        if core.step().deltas and first_s is None:
+            first_s = time.perf_counter()
+    end_s = time.perf_counter()
+    if max_tokens == 1:
+        return prompt / (end_s - start_s)
+    return n * (max_tokens - 1) / (end_s - (first_s or start_s))
+
+
+def measure(name: str, args: argparse.Namespace) -> list[FamilyCost]:
+    with tempfile.TemporaryDirectory() as made:
+        folder = save_tiny_architecture(name, Path(made), **SIZES | enlarged(name))  # type: ignore[arg-type]
+        configs = [
+            engine_config(
+                folder, dtype=args.dtype, kernels=kernels, max_model_len=2048, kv_cache_gb=0.5, max_num_seqs=64
+            )
+            for kernels in BACKENDS
+        ]
+        cores = [core_over(build_parts(config), config) for config in configs]
+    cases = {"prompt": (LONG, 1, 1)} | {f"decode, n = {n}": (SHORT, n, DECODED) for n in args.ns}
+    costs = []
+    for case, (prompt, n, max_tokens) in cases.items():
+        rates: list[list[float]] = [[], []]
+        for repeat in range(args.repeats):
+            for core, found in zip(cores, rates, strict=True):
+                found.append(rate(core, prompt=prompt, n=n, max_tokens=max_tokens, seed=1 + repeat + 100 * len(costs)))
+        costs.append(FamilyCost(name, case, *map(median, rates)))
+    return costs
+
+
+def enlarged(name: str) -> dict[str, object]:
+    """Returns the sizes that a family names differently, or that depend on each other in it."""
+    own = ARCHITECTURES.get(name, {})
+    return {field: None for field in ("head_dim", "num_key_value_heads") if field in own and own[field] is None}
+
+
+def main() -> None:
+    parser = benchmark_parser("bench.kernels.families", __doc__)
+    known = ["Llama", *(name for name in ARCHITECTURES if name not in WITHOUT_KERNELS)]
+    parser.add_argument("--names", default=",".join(known), help="architectures, separated by commas")
+    parser.add_argument("--ns", type=numbers, default=(1, 8), help="numbers of choices, separated by commas")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", default="bfloat16")
+    args = parser.parse_args()
+    costs = []
+    for name in args.names.split(","):
+        progress(name)
+        costs += measure(name, args)
+    report = {"families": [asdict(cost) for cost in costs]}
+    print_report(report, table(cost.cells() for cost in costs), conditions=machine())
+
+
+if __name__ == "__main__":
+    main()
