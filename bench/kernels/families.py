@@ -90,7 +90,7 @@ def measure(name: str, args: argparse.Namespace) -> list[FamilyCost]:
         ]
         cores = [core_over(build_parts(config), config) for config in configs]
     cases = {"prompt": (LONG, 1, 1)} | {f"decode, n = {n}": (SHORT, n, DECODED) for n in args.ns}
-    costs = []
+    costs: list[FamilyCost] = []
     for case, (prompt, n, max_tokens) in cases.items():
         rates: list[list[float]] = [[], []]
         for repeat in range(args.repeats):
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args()
-    costs = []
+    costs: list[FamilyCost] = []
     for name in args.names.split(","):
         progress(name)
         costs += measure(name, args)

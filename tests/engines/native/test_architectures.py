@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers.activations import ACT2FN
 from transformers.models.seed_oss import modeling_seed_oss
@@ -25,7 +26,7 @@ from tests.engines.native.recorder import RowKey, recorded_over
 from tests.kernels import kernels_of
 from tests.tiny_architectures import ARCHITECTURES, WITHOUT_KERNELS, save_tiny_architecture
 from tests.tiny_engine import engine_config
-from tests.tiny_models import Reference
+from tests.tiny_models import SIZES, Reference
 from tools.models_page import PAGE, page
 
 pytestmark = [pytest.mark.slow, pytest.mark.kernels]
@@ -148,3 +149,25 @@ def test_queries_that_depend_on_the_position_otherwise_are_refused(
 
 def test_the_page_of_models_has_the_table_of_this_test() -> None:
     assert PAGE.read_text() == page(), "run python -m tools.models_page"
+
+
+@pytest.mark.parametrize("name", ["Gemma3", "Mistral3"])
+def test_the_decoder_of_a_model_for_images_is_served_without_its_other_parts(name: str, tmp_path: Path) -> None:
+    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**SIZES, "model_type": "gemma3_text" if name == "Gemma3" else "mistral", "sliding_window": 16}
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text,
+        vision_config={**vision, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        tie_word_embeddings=False,
+        eos_token_id=[1, 106],
+    )
+    torch.manual_seed(3)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    model.save_pretrained(tmp_path)
+    core = make_core(tmp_path)
+    assert core.info.kernels != "torch" and core.info.eos_token_ids == (1, 106)
+    [tokens] = run(core, [group("g", PROMPT, temperature=0.0, max_tokens=8)])["g"].tokens.values()
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*PROMPT, *tokens]]), attention_mask=torch.ones(1, 48)).logits[0, 39:-1]
+    assert tokens == logits.argmax(-1).tolist()

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,14 @@ ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Types of RoPE whose angles depend on the longest sequence of a batch, so choices would depend on other sequences."""
 
+TEXT_PART_NAME = re.compile(r"(model\.)?language_model\.")
+"""Start of the names of a decoder's tensors in a checkpoint that also has parts for images."""
+TEXT_PART = {
+    r"^(model\.)?language_model\.lm_head\.": "lm_head.",
+    r"^(model\.)?language_model\.(model\.)?": "model.",
+}
+"""The names that these tensors have in the decoder alone, by the patterns of their names."""
+
 MAX_SIZE = 2**31
 """Maximum of a size or a token id in a config."""
 MAX_MISSING_RATIO = 2
@@ -63,7 +72,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
         fields = PreTrainedConfig.get_config_dict(folder)[0]
         architectures = fields.get("architectures") or []
         own_code = "; its code is in the folder (auto_map), and Motet does not run it" if "auto_map" in fields else ""
-        if not set(architectures) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        has_text_part = isinstance(fields.get("text_config"), dict)
+        if not (has_text_part or set(architectures) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())):
             raise UnsupportedModelError(
                 f"{folder} contains {', '.join(architectures) or 'no architecture'}, which is not a decoder of "
                 f"transformers {transformers.__version__}{own_code}"
@@ -74,6 +84,11 @@ def read_config(folder: Path) -> PreTrainedConfig:
                 f"{transformers.__version__} does not have{own_code}"
             )
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if has_text_part and (config := _text_part(config)).model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            raise UnsupportedModelError(
+                f"{folder} contains {', '.join(architectures)}, whose text part {config.model_type} is not a decoder "
+                f"of transformers {transformers.__version__}"
+            )
         if (reason := _without_kv_cache(config)) is not None:
             raise UnsupportedModelError(f"{folder} contains {', '.join(architectures)}, {reason}")
         _check_rope(config, folder)
@@ -82,6 +97,17 @@ def read_config(folder: Path) -> PreTrainedConfig:
     except Exception as exc:  # transformers does not check the types of all values
         raise ModelLoadError(f"cannot read the model config in {folder}: {in_one_line(exc)}") from exc
     return config
+
+
+def _text_part(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Returns the config of the decoder in a model for text and images, which is served without its other parts."""
+    if config.is_encoder_decoder or (text := config.get_text_config(decoder=True)) is config:
+        return config
+    text.dtype = text.dtype or config.dtype
+    for name in ("eos_token_id", "tie_word_embeddings"):
+        if (value := getattr(config, name, None)) is not None:
+            setattr(text, name, value)
+    return text
 
 
 def _without_kv_cache(config: PreTrainedConfig) -> str | None:
@@ -157,6 +183,7 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
             local_files_only=True,
             output_loading_info=True,
             state_dict=None if checkpoint is None else checkpoint.state_dict(dtype),
+            key_mapping=TEXT_PART if (is_part := any(map(TEXT_PART_NAME.match, tensors))) else None,
         )
     except MotetError:
         raise
@@ -165,7 +192,7 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
     if missing := sorted([*report["missing_keys"], *map(str, report["mismatched_keys"])]):
         # transformers fills them with random numbers and continues.
         raise ModelLoadError(f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}")
-    if unexpected := sorted(report["unexpected_keys"]):
+    if unexpected := sorted(name for name in report["unexpected_keys"] if not is_part or TEXT_PART_NAME.match(name)):
         # transformers ignores them: with a bias that the config does not mention, the answers would be wrong.
         raise _file_error(
             unexpected[0],
