@@ -8,12 +8,13 @@ the answer has the text, reasoning, tool calls and log-probabilities that the re
 With `stream`, a request has one chunk of a choice (`derender_stream`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
 
 from motet.api.generation.collect import PROMPT_LOGPROBS, BodyShape, CollectedAnswer
 from motet.api.generation.kv_params import request_context
@@ -205,12 +206,19 @@ async def _response(
         for number, choice in piece:
             answer.read(number, choice)
 
-    def body() -> bytes:
-        return b"".join(shape.body(answer, answer.usage(prompt_tokens)))
+    def body() -> Sequence[bytes]:
+        return shape.body(answer, answer.usage(prompt_tokens))
 
     for piece in _pieces(responses):
         await caller.in_thread_if_long(partial(read, piece), num_tokens)
-    return Response(await caller.in_thread_if_long(body, num_tokens), media_type="application/json")
+    encoded = await caller.in_thread_if_long(body, num_tokens)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in encoded:
+            yield piece
+
+    headers = {"content-length": str(sum(map(len, encoded)))}
+    return StreamingResponse(pieces(), headers=headers, media_type="application/json")
 
 
 def _work_size(choice: GeneratedChoice) -> int:
