@@ -1,16 +1,17 @@
 #include "forward.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <vector>
 
 #include "activations.h"
 #include "adapters.h"
 #include "attention.h"
+#include "experts.h"
 #include "gemm.h"
 #include "logit_rows.h"
 #include "norms.h"
 #include "rows.h"
+#include "strips.h"
 #include "thread_pool.h"
 
 namespace motet {
@@ -18,26 +19,6 @@ namespace {
 
 constexpr float kKeyLimit = 1e20f;       // keys up to this give finite scores for all queries of a working model
 constexpr float kValueLimit = 3.38e38f;  // slightly less than the greatest bf16
-constexpr int kFewRows = 4;              // rows per iteration: fewer would take less time than involving a thread
-constexpr int kMaxStrip = 8;             // maximum number of panels per iteration
-
-template <class Memory>
-void grow(Memory& memory, std::size_t size) {
-  if (memory.size() < size) memory.resize(size);
-}
-
-// Returns the number of a product's panels per iteration. It should be large, but all threads must end at the same
-// time, and there should be at least three iterations per thread, so that a descheduled thread causes little delay.
-int strip_of(int panels, int threads) {
-  int best = 1, min_panels = panels;
-  for (int strip = 1; strip <= std::clamp(panels / (3 * threads), 1, kMaxStrip); ++strip) {
-    const int pieces = (panels + strip - 1) / strip, panels_of_thread = (pieces + threads - 1) / threads * strip;
-    if (panels_of_thread > min_panels) continue;
-    best = strip;
-    min_panels = panels_of_thread;
-  }
-  return best;
-}
 
 // Unpacks a column of packed weights and multiplies it with `scale`. Writes [depth] floats.
 template <class Weight>
@@ -66,19 +47,19 @@ class ForwardIn final : public Forward {
   void add_outputs(const Layer& layer, const Batch& batch);
   void attend(const Layer& layer, const Batch& batch);
   void gate(const Layer& layer, int rows);
+  void add_experts(const Layer& layer, int rows);
   void add(const Linear& linear, const Norm& post_norm, float scale, const Number* input, int rows);
   void head(const Batch& batch);
   void norm(const Norm& norm, int rows);
   template <class Work>
   void each_row(int rows, Work work);
-  template <class Work>
-  void with_panels(const Linear& linear, Work work);
   template <class Done>
   void product_of(const Linear& linear, const Number* input, int rows, Done done);
 
   const Model& model_;
   ThreadPool threads_;
   Attention<Number> attention_;
+  ExpertLayer<Number> experts_;
   LogitRows logit_rows_;
   Adapters<Number> adapters_;
   std::vector<float> residual_;            // [rows][hidden]
@@ -138,7 +119,7 @@ void ForwardIn<Number>::embed(const Batch& batch) {
       return;
     }
     const float unit = model_.head.scales ? model_.head.scales[token] : 1.0f;
-    with_panels(model_.head, [&](const auto* panels) {
+    with_panels<Number>(model_.head, [&](const auto* panels) {
       unpack_column(panels, token, hidden, unit * model_.embedding_scale, to);
     });
   });
@@ -206,6 +187,7 @@ template <class Number>
 void ForwardIn<Number>::add_outputs(const Layer& layer, const Batch& batch) {
   if (layer.parallel) gate(layer, batch.num_rows);
   attend(layer, batch);
+  if (layer.experts.count) return add_experts(layer, batch.num_rows);
   if (!layer.parallel) gate(layer, batch.num_rows);
   add(layer.down, layer.mlp_post_norm, layer.residual_scale, gated_.data(), batch.num_rows);
 }
@@ -249,6 +231,33 @@ void ForwardIn<Number>::add(const Linear& linear, const Norm& post_norm, float s
   if (!normed) return;
   each_row(rows, [&](std::size_t row) {
     add_norm(post_norm, projected_.data() + row * hidden, scale, residual_.data() + row * hidden);
+  });
+}
+
+// Adds the results of experts, including the shared expert, to the residual.
+template <class Number>
+void ForwardIn<Number>::add_experts(const Layer& layer, int rows) {
+  const int hidden = model_.hidden;
+  const bool shared = layer.down.panels;
+  float* total = projected_.data();
+  if (shared)
+    gate(layer, rows);
+  else
+    norm(layer.mlp_norm, rows);
+  experts_.run(layer, input_.data(), rows, total, threads_);
+  if (shared)
+    product_of(layer.down, gated_.data(), rows, [&](int row, int column, Floats left, Floats right) {
+      float* to = total + std::size_t(row) * hidden + column;
+      const Floats factor = all(experts_.shared_factor(layer.experts, row));
+      store(to, fma(left, factor, load(to)));
+      store(to + kLanes, fma(right, factor, load(to + kLanes)));
+    });
+  each_row(rows, [&](std::size_t row) {
+    const float* from = total + row * hidden;
+    float* to = residual_.data() + row * hidden;
+    if (layer.mlp_post_norm.weight) return add_norm(layer.mlp_post_norm, from, layer.residual_scale, to);
+    const Floats scale = all(layer.residual_scale);
+    for (int at = 0; at < hidden; at += kLanes) store(to + at, fma(load(from + at), scale, load(to + at)));
   });
 }
 
@@ -307,34 +316,20 @@ void ForwardIn<Number>::product_of(const Linear& linear, const Number* input, in
   const int panels = panels_of(linear.columns), depth = linear.depth;
   const int strip = strip_of(panels, threads_.size());
   const bool has_adapters = adapters_.start(linear, input, rows, threads_);
-  const auto scaled = [&](Floats sum, int column) {
-    const Floats bias = linear.bias ? load(linear.bias + column) : all(0.0f);
-    if (linear.scales) return fma(sum, load(linear.scales + column) * all(kInt8Unit), bias);
-    return linear.bias ? sum + bias : sum;
-  };
-  with_panels(linear, [&](const auto* weights) {
+  with_panels<Number>(linear, [&](const auto* weights) {
     threads_.parallel_for((panels + strip - 1) / strip, [&](int piece, int thread) {
       const int begin = piece * strip, count = std::min(strip, panels - begin);
       if (has_adapters) adapters_.compute(begin, count, thread);
       product(rows, input, depth, weights + begin * panel_size(depth), panel_size(depth), count, depth,
               sums_[thread].data(), [&](int row, int panel, Floats left, Floats right) {
                 const int column = (begin + panel) * kPanel;
-                left = scaled(left, column);
-                right = scaled(right, column + kLanes);
+                left = finished(linear, column, left);
+                right = finished(linear, column + kLanes, right);
                 if (has_adapters) adapters_.add(row, panel, thread, left, right);
                 done(row, column, left, right);
               });
     });
   });
-}
-
-// Calls `work` with a pointer to a product's packed weights, in their actual type.
-template <class Number>
-template <class Work>
-void ForwardIn<Number>::with_panels(const Linear& linear, Work work) {
-  if constexpr (std::is_same_v<Number, bf16>)
-    if (linear.scales) return work(static_cast<const std::int8_t*>(linear.panels));
-  work(static_cast<const Number*>(linear.panels));
 }
 
 }  // namespace

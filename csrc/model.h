@@ -47,6 +47,27 @@ struct Rotary {
   std::int32_t adjacent;  // 1: numbers 2i and 2i + 1 are a pair; 0: numbers i and i + dims / 2 are a pair
 };
 
+enum Scoring : std::int32_t { kSoftmaxOfLogits = 0, kSigmoidOfLogits = 1 };
+
+// A mixture of experts. A router selects experts for each row, and the row's result is the weighted sum of their
+// results. The layer can also have a shared expert, which computes all rows.
+struct Experts {
+  Linear router;            // in float32: a column for each expert, and a column for the shared expert's factor
+  Linear gate_up;           // of all experts, one after the other; as in a layer
+  Linear down;              // of all experts, one after the other
+  const float* correction;  // [experts] or null: added to scores to select experts, but not in the weights
+  std::int32_t count;       // number of experts; 0: the layer has none
+  std::int32_t per_row;     // number of experts of a row
+  std::int32_t groups;      // experts are divided into groups of adjacent experts
+  std::int32_t top_groups;  // number of groups from which the experts of a row are selected
+  std::int32_t scoring;     // function of the router's results that gives scores: of `Scoring`
+  std::int32_t shared;      // column of the router whose sigmoid is the factor of the shared expert; 0: the factor is 1
+  float min_total;          // weights are divided by their sum, or by this if it is greater; 0: they are not divided
+  float scale;              // factor of the weights
+  float limit;              // GPT-OSS: limit of gate and up; 0: none, and the layer's activation is used
+  float alpha;              // GPT-OSS: factor in the sigmoid of the gate
+};
+
 enum Numbers : std::int32_t { kBf16 = 0, kFloat32 = 1 };
 
 struct Layer {
@@ -54,6 +75,7 @@ struct Layer {
   Linear out;
   Linear gate_up;  // 16 columns of gate, the same 16 of up, and so on; without a gate: the columns of up
   Linear down;
+  Experts experts;  // if there are any, `gate_up` and `down` are the shared expert, or empty
   Norm attention_norm;       // before attention
   Norm mlp_norm;             // before the feed-forward part
   Norm attention_post_norm;  // of attention's output, before it is added

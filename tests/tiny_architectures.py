@@ -53,7 +53,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "OPT": {**_NO_HEADS, "word_embed_proj_dim": 64, "ffn_dim": 128},
     "Olmo": {},
     "Olmo3": _WINDOWED,
-    "Olmoe": {**_EXPERTS, "head_dim": None},
+    "Olmoe": {**_EXPERTS, "head_dim": None, "num_attention_heads": 2},
     "Persimmon": {**_ROWS, "num_key_value_heads": None, "partial_rotary_factor": 0.5},
     "Phi": {**_ROWS, "partial_rotary_factor": 0.5, "qk_layernorm": True},
     "Qwen2Moe": {**_EXPERTS, "shared_expert_intermediate_size": 32},
@@ -64,21 +64,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 """Fields of the configuration by the name of the architecture. None leaves out a field of `SIZES`."""
 
-_OTHER_EXPERTS = "experts"
 WITHOUT_KERNELS: dict[str, str] = {
     "Apertus": "the activation XIELUActivation",
-    "Dots1": _OTHER_EXPERTS,
-    "Ernie4_5_Moe": _OTHER_EXPERTS,
-    "FlexOlmo": _OTHER_EXPERTS,
     "GPT2": "the part transformer.wpe",
-    "Glm4Moe": _OTHER_EXPERTS,
-    "GptOss": _OTHER_EXPERTS,
-    "GraniteMoe": _OTHER_EXPERTS,
-    "Mixtral": _OTHER_EXPERTS,
     "OPT": "the part model.decoder.embed_positions",
-    "Olmoe": _OTHER_EXPERTS,
-    "Qwen2Moe": _OTHER_EXPERTS,
-    "Qwen3Moe": _OTHER_EXPERTS,
 }
 """Part of the reason why the compiled kernels do not run an architecture. They run all others of `ARCHITECTURES`."""
 
@@ -106,6 +95,13 @@ MODELS: dict[str, str] = {
     "Gemma2": "Gemma 2",
     "Gemma3": "Gemma 3",
     "GptOss": "GPT-OSS",
+    "Qwen2Moe": "Qwen 1.5 and 2, mixtures of experts",
+    "Qwen3Moe": "Qwen 3, mixtures of experts",
+    "Ernie4_5_Moe": "ERNIE 4.5, mixtures of experts",
+    "GraniteMoe": "Granite, mixtures of experts",
+    "Glm4Moe": "GLM 4.5 to 4.7",
+    "Dots1": "dots.llm1",
+    "Olmoe": "OLMoE",
     "Starcoder2": "StarCoder 2",
 }
 """Names of models whose names differ from the name of their architecture."""
@@ -120,8 +116,8 @@ def save_tiny_architecture(name: str, folder: Path, *, seed: int = 3, **fields: 
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         kind(**{key: value for key, value in given.items() if value is not None}), dtype=torch.float32
     )
-    for path, parameter in model.named_parameters():
-        if "norm" in path or parameter.dim() == 1:
-            parameter.data.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
+    for path, tensor in model.state_dict().items():
+        if "norm" in path or path.endswith("bias") or tensor.dim() == 1:
+            tensor.add_(torch.empty_like(tensor).uniform_(-0.5, 0.5))
     model.save_pretrained(folder)
     return folder

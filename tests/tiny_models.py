@@ -72,9 +72,6 @@ def save_model_of(config: PreTrainedConfig, folder: Path, *, seed: int = 3) -> P
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         config, dtype=torch.float32
     )
-    for name, tensor in model.state_dict().items():
-        if name.endswith("correction_bias"):  # zero in a new model, and then without effect
-            tensor.normal_(std=0.3)
     model.save_pretrained(folder)
     return folder
 

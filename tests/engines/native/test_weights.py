@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 
 from motet.engines.native.build import Parts, build_parts
 from motet.engines.native.core import EngineCore
-from motet.engines.native.model_weights import TensorWeights
+from motet.engines.native.model_weights import PublishedForm, TensorWeights
 from motet.engines.native.weight_loader import StartWeights, WeightLoader
 from motet.errors import ModelLoadError, RequestError
 from motet.models import file_reading
@@ -280,7 +280,7 @@ def test_numbers_that_are_not_finite_are_refused_by_name(
     """The bug: the update was accepted, and then every request failed."""
     live = TensorWeights.of(torch.nn.Linear(40, 30, dtype=dtype))
     start = StartWeights(tmp_path, "digest of the start", load=lambda: torch.nn.Linear(40, 30))
-    loader = WeightLoader(live, start, name_of=str, cache=tmp_path)
+    loader = WeightLoader(live, start, name_of=str, cache=tmp_path, published=PublishedForm())
     sums, good = loader.checksums(), {"weight": torch.randn(30, 40), "bias": torch.zeros(30)}
     assert loader.prepare(CheckpointKind.FILES, [saved(tmp_path / "good", good)]).prepared.complete
     bad = good["weight"].clone()

@@ -35,6 +35,7 @@ from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.model import (
     ModelShape,
+    has_experts,
     has_padded_experts,
     in_one_line,
     load_model,
@@ -44,7 +45,7 @@ from motet.engines.native.model import (
     resolve_dtype,
     weights_in_memory,
 )
-from motet.engines.native.model_weights import TensorWeights
+from motet.engines.native.model_weights import PublishedForm, TensorWeights
 from motet.engines.native.step.run import Backend, ModelRunner, TorchRunner
 from motet.engines.native.weight_loader import StartWeights, WeightLoader
 from motet.errors import ConfigError, KVMemoryError, MotetError, UnsupportedModelError
@@ -143,7 +144,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     model_id = model_digest(hf_config, weights.result())
     if config.gpu_memory_utilization is not None:  # weights reduce the free memory of a GPU
         num_blocks, reason = choose()
-    facts = layout.facts(model_id, config.quantization)
+    facts, published = layout.facts(model_id, config.quantization), PublishedForm.of(model)
     storage = _allocated(layout, num_blocks, device=device)
     backend = proven_backend(model, storage, config=config, max_model_len=max_model_len, reload=load)
     info = EngineInfo(
@@ -172,7 +173,9 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     )
     options = _options_of(config, shape, device=device, bytes_per_block=layout.bytes_per_block)
     start = StartWeights(folder, weights.result(), load)
-    loader = WeightLoader(backend.weights, start, name_of=partial(model_digest, hf_config), cache=cache)
+    loader = WeightLoader(
+        backend.weights, start, name_of=partial(model_digest, hf_config), cache=cache, published=published
+    )
     adapters = AdapterLoader(
         backend.adapters, max_rank=config.max_adapter_rank, served=config.model_root or config.model_name
     )
@@ -211,7 +214,9 @@ def proven_backend(
     computes it."""
     try:
         num_tokens = min(NUM_TOKENS, max_model_len, storage.num_blocks * storage.block_size)
-        reference = reference_pass(model, num_tokens=num_tokens, vocab_size=model.config.vocab_size)
+        reference = reference_pass(
+            model, num_tokens=num_tokens, vocab_size=model.config.vocab_size, by_median=has_experts(model.config)
+        )
         int8, limit, wrong = config.quantization == "int8", CLOSE[storage.keys.dtype], ""
         for kernels in ("auto", "torch") if config.kernels == "auto" and not int8 else (config.kernels,):
             backend = _backend(model, storage, config=config, kernels=kernels, max_model_len=max_model_len)

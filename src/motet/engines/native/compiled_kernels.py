@@ -43,11 +43,23 @@ class Rotary(Structure):
     _fields_ = (*((name, c_void_p) for name in ("cosines", "sines")), ("dims", c_int32), ("adjacent", c_int32))
 
 
+class PackedExperts(Structure):
+    """`Experts` in C++."""
+
+    _fields_ = (
+        *((name, PackedLinear) for name in ("router", "gate_up", "down")),
+        ("correction", c_void_p),
+        *((name, c_int32) for name in ("count", "per_row", "groups", "top_groups", "scoring", "shared")),
+        *((name, c_float) for name in ("min_total", "scale", "limit", "alpha")),
+    )
+
+
 class Layer(Structure):
     """`Layer` in C++."""
 
     _fields_ = (
         *((name, PackedLinear) for name in ("qkv", "out", "gate_up", "down")),
+        ("experts", PackedExperts),
         *((name, PackedNorm) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
         *((name, PackedNorm) for name in ("query_norm", "key_norm")),
         ("rotary", Rotary),
@@ -100,6 +112,7 @@ SPAN_INTS = 6
 """Number of integers of `Span` in C++: row_begin, row_end, piece_begin, piece_end, trunk_keys, trunk_table."""
 
 BF16, FLOAT32 = 0, 1
+SOFTMAX_OF_LOGITS, SIGMOID_OF_LOGITS = 0, 1
 SILU, GELU_TANH, GELU, QUICK_GELU, RELU, RELU_SQUARED, RELU6, TANH, SIGMOID, IDENTITY = range(10)
 LEAKY_RELU, MISH, LAPLACE, CLIPPED_GELU, HARD_SWISH = range(10, 15)
 PANEL = 32

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import cycle
@@ -25,7 +25,15 @@ from torch import nn
 from motet.engine_info import EngineInfo
 from motet.engine_orders import Checksums, OrderAnswer, PreparedWeights, PrepareWeights, SumWeights
 from motet.engines.native.checks.fingerprint import MODEL_DIGITS
-from motet.engines.native.model_weights import NOT_FINITE, SAVED_DTYPES, ModelWeights, StagedWeights, is_finite
+from motet.engines.native.model_weights import (
+    NOT_FINITE,
+    SAVED_DTYPES,
+    ModelWeights,
+    PublishedForm,
+    StagedWeights,
+    is_finite,
+    saved_tensors,
+)
 from motet.engines.native.quantized.dequantized import DequantizedCheckpoint
 from motet.engines.native.quantized.detect import format_of
 from motet.engines.native.quantized.stored_tensors import LogicalTensor, plain_tensors
@@ -66,20 +74,30 @@ class StartWeights:
 class WeightLoader:
     """Reads weights for an engine, and stores the digest of the weights that serve."""
 
-    def __init__(self, live: ModelWeights, start: StartWeights, *, name_of: Callable[[str], str], cache: Path) -> None:
+    def __init__(
+        self,
+        live: ModelWeights,
+        start: StartWeights,
+        *,
+        name_of: Callable[[str], str],
+        cache: Path,
+        published: PublishedForm,
+    ) -> None:
         """`start`: the weights that serve now. `name_of`: computes the digest of the model from the digest of its
-        weights. `cache`: the folder in which digests of large files are cached."""
+        weights. `cache`: the folder in which digests of large files are cached. `published`: how checkpoints of the
+        model differ from it."""
         self._live = live
         self._start = start
         self._digest = start.digest
         self._name_of = name_of
         self._cache = cache
+        self._published = published
         self._released = False
         """True while the memory of the weights is released."""
 
     def over(self, live: ModelWeights) -> "WeightLoader":
         """Returns a loader for a model that has the same weights in other memory."""
-        return WeightLoader(live, self._start, name_of=self._name_of, cache=self._cache)
+        return WeightLoader(live, self._start, name_of=self._name_of, cache=self._cache, published=self._published)
 
     def prepare(self, kind: CheckpointKind, paths: Sequence[Path] = (), *, base: str = "") -> LoadedWeights:
         """Reads a checkpoint. `base`: see `PrepareWeights`. Raises RequestError, which names the tensor or the file, if
@@ -101,18 +119,22 @@ class WeightLoader:
         """Reads safetensors files, or folders of such files, with all tensors of the model or some of them."""
         reading = FileReading()
         try:
-            checkpoint = reading.run(lambda: read_checkpoint(paths, reading, shapes=self._live.shapes))
-            names = check_tensors(checkpoint, self._live)
+            known = self._live.shapes.keys() | self._published.parts.keys()
+            checkpoint = reading.run(lambda: read_checkpoint(paths, reading, names=known))
+            names = check_tensors(checkpoint, self._live, published=self._published)
             missing = missing_names(names, self._live)
-            if missing and self._released:
+            needed = missing - self._published.buffers
+            if needed and self._released:
                 raise unusable(
-                    min(missing), "it is missing, and the old weights are released: POST /wake_up?tags=weights"
+                    min(needed), "it is missing, and the old weights are released: POST /wake_up?tags=weights"
                 )
             digesting = start_weights_digest(paths, cache, reading=reading)
-            staged = self._live.stage(complete=not missing)
-            with closing(reading.ahead(_tensors(checkpoint, reading, live=self._live))) as tensors:
-                for name, tensor in tensors:
-                    staged.write(name, self._rounded(name, tensor))
+            staged = self._live.stage(complete=not needed)
+            stored = _tensors(checkpoint, reading, dtype_of=self._dtype_of, tied=self._live.tied)
+            with closing(reading.ahead(stored)) as tensors:
+                rounded = ((name, self._rounded(name, tensor)) for name, tensor in tensors)
+                for name, tensor in self._published.merged(rounded, self._live.shapes):
+                    staged.write(name, tensor)
             digest = reading.wait_for(digesting)
         except (StartupError, OSError) as error:
             raise RequestError(str(error), code=INVALID_WEIGHTS) from error
@@ -131,12 +153,15 @@ class WeightLoader:
 
     def _rounded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Rounds a tensor to the engine's dtype. Raises RequestError if a number is not finite."""
-        rounded = tensor.to(self._live.dtype)
+        rounded = tensor.to(dtype := self._dtype_of(name))
         if is_finite(rounded):
             return rounded
-        dtype = str(self._live.dtype).removeprefix("torch.")
-        why = f"it has numbers that are too large for {dtype}" if is_finite(tensor) else NOT_FINITE
-        raise unusable(name, why)
+        too_large = f"it has numbers that are too large for {str(dtype).removeprefix('torch.')}"
+        raise unusable(name, too_large if is_finite(tensor) else NOT_FINITE)
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        part = self._published.parts.get(name)
+        return self._live.dtype_of(name if part is None else part.whole)
 
     def _make_zeros(self) -> tuple[StagedWeights, int]:
         staged = self._live.stage(complete=True)
@@ -151,7 +176,7 @@ class WeightLoader:
                 raise EngineError(f"{start.folder} does not contain the weights of the start any more")
             reading.run(lambda: _read_through(start.folder, reading))
             staged = self._live.stage(complete=True)
-            tensors = dict(start.load().named_parameters(remove_duplicate=False))
+            tensors = saved_tensors(start.load())
         except StartupError as error:
             raise EngineError(f"the weights of the start cannot be read again: {error.message}") from error
         for name, tensor in tensors.items():
@@ -249,17 +274,15 @@ class WeightThreads:
             self._done.put((number, EngineError(f"the order {type(order).__name__} failed: {error!r}")))
 
 
-def read_checkpoint(
-    paths: Sequence[Path], reading: FileReading, *, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, LogicalTensor]:
+def read_checkpoint(paths: Sequence[Path], reading: FileReading, *, names: Collection[str]) -> dict[str, LogicalTensor]:
     """Returns the tensors of safetensors files, or of folders of such files, by name. A folder can have a quantized
-    checkpoint. `shapes`: the shapes of the model's tensors. Raises ModelLoadError, and UnsupportedModelError for a
-    format of quantized weights that is not supported."""
+    checkpoint. `names`: the tensors that checkpoints of the model can have. Raises ModelLoadError, and
+    UnsupportedModelError for a format of quantized weights that is not supported."""
     found: dict[str, LogicalTensor] = {}
     for path in paths:
         form, headers = format_of(path), read_headers([path], reading)
         if form is not None:
-            tensors = DequantizedCheckpoint.of(form, headers).without_zero_biases(shapes).tensors
+            tensors = DequantizedCheckpoint.of(form, headers).without_zero_biases(names).tensors
         else:
             tensors = plain_tensors(headers)
         for name, tensor in tensors.items():
@@ -269,11 +292,13 @@ def read_checkpoint(
     return found
 
 
-def check_tensors(checkpoint: Mapping[str, LogicalTensor], live: ModelWeights) -> set[str]:
-    """Returns the names of the tensors. Raises RequestError for the first tensor that the model does not have, or has
-    in another shape, or whose dtype is not in `ITEM_BYTES`."""
+def check_tensors(checkpoint: Mapping[str, LogicalTensor], live: ModelWeights, *, published: PublishedForm) -> set[str]:
+    """Returns the names of the model's tensors in a checkpoint. Raises RequestError for the first tensor that the model
+    does not have, or has in another shape, or whose dtype is not in `ITEM_BYTES`, and for an incomplete tensor of the
+    model."""
     for name, tensor in checkpoint.items():
-        expected = live.shapes.get(name)
+        part = published.parts.get(name)
+        expected = live.shapes.get(name) if part is None else part.shape
         if expected is None:
             raise unusable(name, f"the model has no such tensor ({tensor.file.name})")
         if tensor.shape != expected:
@@ -282,7 +307,12 @@ def check_tensors(checkpoint: Mapping[str, LogicalTensor], live: ModelWeights) -
             raise unusable(name, f"its dtype is {dtype}; {', '.join(ITEM_BYTES)} can be used")
     if not checkpoint:
         raise RequestError("the checkpoint has no tensors", code=INVALID_WEIGHTS)
-    return {*checkpoint}
+    for whole in sorted({published.parts[name].whole for name in checkpoint if name in published.parts}):
+        if whole in checkpoint:
+            raise unusable(whole, "parts of it are in the checkpoint too")
+        if missing := published.missing_parts(checkpoint, whole):
+            raise unusable(missing[0], f"it is missing, and other parts of {whole} are in the checkpoint")
+    return published.whole_names(checkpoint)
 
 
 def missing_names(names: set[str], live: ModelWeights) -> set[str]:
@@ -292,7 +322,11 @@ def missing_names(names: set[str], live: ModelWeights) -> set[str]:
 
 
 def _tensors(
-    checkpoint: Mapping[str, LogicalTensor], reading: FileReading, *, live: ModelWeights
+    checkpoint: Mapping[str, LogicalTensor],
+    reading: FileReading,
+    *,
+    dtype_of: Callable[[str], torch.dtype],
+    tied: list[list[str]],
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields all tensors of the files. A tensor is valid until the next one is requested, because its memory is used
     again. Raises RequestError if two names of a tied tensor have different numbers."""
@@ -302,13 +336,13 @@ def _tensors(
 
     def read(name: str, memory: torch.Tensor) -> torch.Tensor:
         if checkpoint[name].dequantize is not None:
-            return checkpoint[name].read(reading, live.dtype)
+            return checkpoint[name].read(reading, dtype_of(name))
         stored = checkpoint[name].parts[""]
         numbers = memory[: stored.num_bytes]
         reading.read_into(numbers.numpy().data, stored.file, begin=stored.begin)
         return numbers.view(SAVED_DTYPES[stored.dtype]).view(stored.shape)
 
-    twins = {name: several[0] for several in live.tied for name in several[1:] if several[0] in checkpoint}
+    twins = {name: several[0] for several in tied for name in several[1:] if several[0] in checkpoint}
     for name in checkpoint:
         tensor = read(name, next(memory))
         if (first := twins.get(name)) is not None:

@@ -92,7 +92,9 @@ class PackedWeights:
         self._runner = runner
         self.shapes = {name: location.shape for name, location in runner.model.locations.items()}
         self.tied = runner.model.tied
-        self.dtype = runner.model.dtype
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        return self._runner.model.locations[name].dtype
 
     def stage(self, *, complete: bool) -> "StagedPackedWeights":
         return StagedPackedWeights(self._runner, self._runner.model.twin(empty=complete))

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from motet.engines.native.attention.group_attention import Scores
-from motet.engines.native.cpu.model_trace import AttentionCall, Call, trace
+from motet.engines.native.cpu.expert_reader import ExpertsRead, read_experts
+from motet.engines.native.cpu.model_trace import AttentionCall, Call, is_mixture, trace
 from motet.engines.native.cpu.norm_reader import (
     CLOSE,
     NormRead,
@@ -55,15 +56,17 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class MLPRead:
-    up: Product
-    """Gate and up, or up alone. A single part with a gate is [gate, up]."""
-    down: nn.Linear
+    up: Product | None
+    """Gate and up, or up alone. A single part with a gate is [gate, up]. In a mixture of experts, the shared expert;
+    None without one."""
+    down: nn.Linear | None
     norm: NormRead | None
     post_norm: NormRead | None
     activation: int
     gated: bool
     parallel: bool
     """True if the input of the layer is its input, and not the sum with the output of attention."""
+    experts: ExpertsRead | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +116,9 @@ class Structure:
         """Sizes of hidden states, of heads and of the inputs and outputs of products, except for the vocabulary."""
         found = {self.embedding.embedding_dim}
         for layer in self.layers:
-            found |= {layer.attention.head_dim, layer.attention.out.in_features, layer.mlp.down.in_features}
+            found |= {layer.attention.head_dim, layer.attention.out.in_features}
+            found |= set() if layer.mlp.down is None else {layer.mlp.down.in_features}
+            found |= set() if layer.mlp.experts is None else {layer.mlp.experts.width}
         return sorted(found)
 
 
@@ -240,6 +245,8 @@ class _Norms:
 
 def _read_mlp(calls: Sequence[Call], *, norms: _Norms, start: Tensor) -> MLPRead:
     """`start`: the input of the layer."""
+    if len(calls) == 1 and is_mixture(calls[0].module):
+        return _read_mixture(calls[0], norms=norms, start=start)
     products, others = [call for call in calls if call.is_product], [call for call in calls if call.is_other]
     if len(others) != 1 or len(products) not in (2, 3) or len(products) + 1 != len(calls):
         names = sorted({".".join(call.name.split(".")[-2:]) for call in calls})
@@ -265,6 +272,27 @@ def _read_mlp(calls: Sequence[Call], *, norms: _Norms, start: Tensor) -> MLPRead
         activation=activation_code(activation.module),
         gated=gated,
         parallel=equal(ups[0].input if norm is None else norm.input, start),
+    )
+
+
+def _read_mixture(call: Call, *, norms: _Norms, start: Tensor) -> MLPRead:
+    experts = read_experts(call.module)
+    parts: dict[str, Any] = {} if experts.shared is None else dict(experts.shared.named_children())
+    if parts and parts.keys() != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+        raise StructureError(f"the shared expert {type(experts.shared).__name__}")
+    norm = norms.before(call)
+    if equal(call.input if norm is None else norm.input, start):
+        raise StructureError("experts that read the input of the layer")
+    activation = getattr(experts.experts, "act_fn", None)
+    return MLPRead(
+        up=Product([parts["gate_proj"], parts["up_proj"]]) if parts else None,
+        down=parts["down_proj"] if parts else None,
+        norm=_read(norm),
+        post_norm=_read(norms.after(call)),
+        activation=0 if activation is None else activation_code(activation),
+        gated=True,
+        parallel=False,
+        experts=experts,
     )
 
 

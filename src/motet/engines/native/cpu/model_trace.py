@@ -44,7 +44,12 @@ class Call:
     @property
     def is_other(self) -> bool:
         """True for an activation, and for what the kernels do not have."""
-        return not (self.is_product or self.is_norm or self.is_embedding)
+        return not (self.is_product or self.is_norm or self.is_embedding or is_mixture(self.module))
+
+
+def is_mixture(module: nn.Module) -> bool:
+    """Returns True for a mixture of experts: a module with a router and experts."""
+    return any(name == "experts" for name, _ in module.named_children())
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +76,8 @@ class Trace:
     def add(self, name: str, module: nn.Module, *, inputs: tuple[object, ...], output: object) -> None:
         if isinstance(module, nn.Dropout | nn.Identity):
             return  # they change nothing
+        if isinstance(output, tuple) and is_mixture(module):
+            output = output[0]  # the second is the scores of the router
         if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
             self.calls.append(Call(len(self.calls), name, module, inputs[0].clone(), output.clone()))
 
@@ -105,11 +112,13 @@ def trace(model: PreTrainedModel, positions: Sequence[int]) -> Trace:
 
 
 def _units(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
-    """Returns the modules that are recorded as one, by their names: norms, and modules without parts."""
+    """Returns the modules that are recorded as one, by their names: norms, mixtures of experts, and modules without
+    parts."""
     found = []
     for name, module in model.named_children():
         where = f"{path}{name}"
-        if "norm" in type(module).__name__.lower() or not any(True for _ in module.children()):
+        is_norm = "norm" in type(module).__name__.lower()
+        if is_norm or is_mixture(module) or not any(True for _ in module.children()):
             found.append((where, module))
         else:
             found += _units(module, f"{where}.")

@@ -16,9 +16,11 @@ from transformers import PreTrainedModel
 
 from motet.engines.native import compiled_kernels as c
 from motet.engines.native.cpu import panels
+from motet.engines.native.cpu.expert_reader import ExpertsRead
 from motet.engines.native.cpu.memory import trim_heap
 from motet.engines.native.cpu.model_reader import LayerRead, Product, Structure, read_structure
 from motet.engines.native.cpu.norm_reader import NormRead, StructureError
+from motet.engines.native.cpu.packed_experts import ExpertPacker, expert_shapes
 from motet.engines.native.cpu.rotary_reader import RotaryRead
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.model_weights import names_of, tied_names
@@ -68,11 +70,11 @@ class PackedModel:
         self._names = names_of(model)
         self.tied = tied_names(self._names)
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        shapes = [(one.out_features, one.in_features) for one in linears]
+        shapes = [(one.out_features, one.in_features) for one in linears] + expert_shapes(model)
         self._kernels = kernels
         self.dtype = storage.keys.dtype
         packer = panels.Packer(kernels, shapes, dtype=torch.int8 if int8 else self.dtype)
-        self._pack = packer.pack
+        self._packer = packer
         self.memory = panels.PackedMemory(packer.arena)
         self._storage = storage
         self._max_positions = max_positions
@@ -102,7 +104,7 @@ class PackedModel:
             final_norm=self._norm(structure.final_norm),
         )
         _empty(embedding)
-        del self._pack  # it refers to the arena, which a twin must not keep alive
+        del self._packer  # it refers to the arena, which a twin must not keep alive
 
     def twin(self, *, empty: bool = False) -> "PackedModel":
         """Returns a copy of the model with its own memory for weights, which is a copy of the current weights, or zeros
@@ -118,7 +120,8 @@ class PackedModel:
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Replaces one tensor of the checkpoint. The model must not run during this time."""
-        self.locations[name].write(self.memory, tensor.detach().to("cpu", self.dtype))
+        location = self.locations[name]
+        location.write(self.memory, tensor.detach().to("cpu", location.dtype))
 
     def numbers(self, name: str) -> list[Tensor]:
         """Returns the tensors that the model has in place of a tensor of the checkpoint."""
@@ -130,8 +133,9 @@ class PackedModel:
         return c.Layer(
             qkv=self._linear(attention.qkv),
             out=self._linear(Product([attention.out])),
-            gate_up=self._linear(mlp.up, interleaved=mlp.gated),
-            down=self._linear(Product([mlp.down])),
+            gate_up=c.PackedLinear() if mlp.up is None else self._linear(mlp.up, interleaved=mlp.gated),
+            down=c.PackedLinear() if mlp.down is None else self._linear(Product([mlp.down])),
+            experts=c.PackedExperts() if mlp.experts is None else self._pack_experts(mlp.experts),
             attention_norm=self._norm(attention.norm),
             mlp_norm=self._norm(mlp.norm),
             attention_post_norm=self._norm(attention.post_norm),
@@ -152,12 +156,15 @@ class PackedModel:
             rotates_first=attention.rotates_first,
         )
 
+    def _pack_experts(self, experts: ExpertsRead) -> c.PackedExperts:
+        return ExpertPacker(self.memory, self._packer, self._locate, self._kernels).pack(experts)
+
     def _linear(self, product: Product, *, interleaved: bool = False) -> c.PackedLinear:
         """Packs products with the same input as one fused product. Columns of the weights are concatenated; with
         `interleaved`, 16 columns of one weight alternate with the same 16 columns of the other."""
         pieces = product.pieces(2 if interleaved else len(product.parts))
         weights = [part.weight.detach()[rows] for part, rows in pieces]
-        packed = self._pack(*(weights if interleaved else [torch.cat(weights)]))
+        packed = self._packer.pack(*(weights if interleaved else [torch.cat(weights)]))
         bias = None
         if any(part.bias is not None for part in product.parts):
             shape = (-1, c.PANEL // 2) if interleaved else (1, -1)
@@ -215,10 +222,18 @@ class PackedModel:
         return self._keep(numbers)
 
     def _locate(
-        self, parameter: Tensor, *, write: panels.Write, read: panels.Read, place: panels.LinearPlace | None = None
+        self,
+        parameter: Tensor,
+        *,
+        write: panels.Write,
+        read: panels.Read,
+        place: panels.LinearPlace | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        """`dtype`: of the tensor, if it is not the dtype of the engine."""
+        location = panels.TensorLocation(tuple(parameter.shape), write, read, dtype or self.dtype, place)
         for name in self._names[id(parameter)]:
-            self.locations[name] = panels.TensorLocation(tuple(parameter.shape), write, read, place)
+            self.locations[name] = location
 
     def _rotary(self, rotary: RotaryRead | None) -> c.Rotary:
         if rotary is None:

@@ -53,6 +53,12 @@ class Panels:
     scales: Tensor | None
     """Scale of each column, [panels * 32] float32; None without int8."""
 
+    def part(self, index: int, count: int) -> "Panels":
+        """Returns part number `index` of `count` equal parts, a view."""
+        size = len(self.numbers) // count
+        scales = None if self.scales is None else self.scales.view(count, -1)[index]
+        return Panels(self.numbers[index * size : (index + 1) * size], scales)
+
     def moved(self, of: dict[int, Tensor]) -> "Panels":
         """Returns panels whose tensors are those in `of`, by the id of the original tensor."""
         return Panels(of[id(self.numbers)], None if self.scales is None else of[id(self.scales)])
@@ -66,6 +72,11 @@ class Packer:
         self._dtype = dtype
         sizes = [num_panels(columns) * c.PANEL * depth * self._dtype.itemsize for columns, depth in shapes]
         self.arena = Arena(sum(sizes), len(sizes))
+
+    def unwritten(self, columns: int, depth: int) -> Panels:
+        """Returns panels of zeros. A part of them can be written at a time, so that little other memory is needed."""
+        numbers = self.arena.take((num_panels(columns), depth, c.PANEL), self._dtype)
+        return Panels(numbers, torch.zeros(len(numbers) * c.PANEL) if self._dtype == torch.int8 else None)
 
     def pack(self, weight: Tensor, interleaved: Tensor | None = None) -> Panels:
         """Packs a weight; with `interleaved`, 16 columns of `weight` alternate with the same 16 columns of
@@ -206,6 +217,8 @@ class TensorLocation:
     shape: tuple[int, ...]
     write: Write
     read: Read
+    dtype: torch.dtype
+    """Dtype in which the model's own loader reads the tensor."""
     place: LinearPlace | None = None
     """Place of the weight of a product; None for other tensors."""
 
@@ -243,7 +256,11 @@ def write_columns(
     memory: PackedMemory, weight: Tensor, *, columns: Columns, kernels: ctypes.CDLL, product: int
 ) -> None:
     """Packs a weight into its columns of a fused product."""
-    fused, lanes = memory.products[product], c.PANEL // 2
+    write_weight(memory.products[product], weight, kernels=kernels, columns=columns)
+
+
+def write_weight(fused: Panels, weight: Tensor, *, kernels: ctypes.CDLL, columns: Columns) -> None:
+    lanes = c.PANEL // 2
     if fused.scales is None:
         pack_into(fused.numbers, weight, first=columns.first, every=columns.every, kernels=kernels)
         return
@@ -260,7 +277,10 @@ def write_columns(
 
 def read_columns(memory: PackedMemory, columns: Columns, *, count: int, product: int) -> list[Tensor]:
     """Returns the columns of a weight in a fused product, [columns, depth]; for int8 also their scales [columns]."""
-    fused = memory.products[product]
+    return read_weight(memory.products[product], columns=columns, count=count)
+
+
+def read_weight(fused: Panels, *, columns: Columns, count: int) -> list[Tensor]:
     in_product = slice(columns.first, columns.first + columns.every * -(-count // (c.PANEL // 2)), columns.every)
     halves = by_half(fused.numbers)
     picked = halves.flatten(0, 1)[in_product] if columns.side is None else halves[:, columns.side]

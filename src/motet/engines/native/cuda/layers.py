@@ -10,7 +10,7 @@ The rest of the decoder is unchanged: its order of layers, embeddings, RoPE tabl
 two products are rounded once instead of after every operation, so they are closer to float32 than with separate
 operators."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from motet.engines.native import compiled_kernels as c
-from motet.engines.native.cpu.model_reader import AttentionRead, LayerRead, MLPRead, Structure
+from motet.engines.native.cpu.model_reader import AttentionRead, LayerRead, Structure
 from motet.engines.native.cpu.norm_reader import NormRead, StructureError
 from motet.engines.native.cuda.launch import Activation, CudaStep, Norms, Operators
 from motet.engines.native.model_weights import Slot, TensorWeights, names_of, tied_names
@@ -48,7 +48,7 @@ def fuse(model: PreTrainedModel, operators: Operators, *, structure: Structure) 
             model.set_submodule(paths[norm.module], replaced)
     for module in model.modules():
         slots.same(module)
-    return slots.weights(model.dtype)
+    return slots.weights()
 
 
 def check_attention(read: AttentionRead) -> None:
@@ -81,6 +81,8 @@ def _replace_attention(
 def _replace_mlp(model: nn.Module, paths: Paths, *, read: LayerRead, operators: Operators, slots: "Slots") -> None:
     """Does nothing for an MLP that `GatedMLP` cannot compute."""
     mlp = read.mlp
+    if mlp.experts is not None or mlp.up is None or mlp.down is None:
+        return
     activation, parts = ACTIVATIONS.get(mlp.activation), mlp.up.parts
     if (
         activation is None
@@ -89,7 +91,7 @@ def _replace_mlp(model: nn.Module, paths: Paths, *, read: LayerRead, operators: 
         or any(one.bias is not None for one in (*parts, mlp.down))
     ):
         return
-    gated = GatedMLP(mlp, activation, operators=operators)
+    gated = GatedMLP(parts, mlp.down, activation=activation, operators=operators)
     slots.fused(gated.gate_up, *parts)
     slots.same(mlp.down)
     model.set_submodule(paths[mlp.down].rpartition(".")[0], gated)
@@ -112,9 +114,9 @@ class Slots:
         self._slots: dict[str, Slot] = {}
 
     def same(self, module: nn.Module) -> None:
-        """Records the parameters of a module that is not replaced. Ignores new modules: the checkpoint has none."""
-        for parameter in module.parameters(recurse=False):
-            self._record(parameter, parameter)
+        """Records the tensors of a module that is not replaced. Ignores new modules: the checkpoint has none."""
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            self._record(tensor, tensor)
 
     def norm(self, old: NormRead, factors: Tensor) -> None:
         """Records `factors` as the location of a norm's weight."""
@@ -130,12 +132,12 @@ class Slots:
                 self._record(part.bias, product.bias[rows])
             begin += part.out_features
 
-    def weights(self, dtype: torch.dtype) -> TensorWeights:
-        return TensorWeights(self._slots, tied=self._tied, dtype=dtype)
+    def weights(self) -> TensorWeights:
+        return TensorWeights(self._slots, tied=self._tied)
 
     def _record(self, parameter: Any, tensor: Tensor, *, offset: float = 0.0) -> None:
         for name in self._names.pop(id(parameter), ()):  # pop: a later parameter can get the id of a freed one
-            self._slots[name] = Slot(tensor.detach(), offset)
+            self._slots[name] = Slot(tensor.detach(), offset, parameter.dtype)
 
 
 class Attention(nn.Module):
@@ -168,10 +170,12 @@ class Attention(nn.Module):
 class GatedMLP(nn.Module):
     """Computes down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, old: MLPRead, activation: Activation, *, operators: Operators) -> None:
+    def __init__(
+        self, gate_up: Sequence[nn.Linear], down: nn.Linear, *, activation: Activation, operators: Operators
+    ) -> None:
         super().__init__()
-        self.gate_up = fused(*old.up.parts)
-        self.down = old.down
+        self.gate_up = fused(*gate_up)
+        self.down = down
         self._activation = activation
         self._operators = operators
 
