@@ -196,7 +196,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tracing",
     ),
     "__main__": ("cli",),
-    "weights": ("models.checkpoint", "models.memory_file"),
+    "weights": ("models.adapter_file", "models.checkpoint", "models.memory_file"),
     "testing": ("engine", "engine_orders", "transfer", "kv_events", "models.adapter_file", "models.checkpoint"),
     "cli": ("deploy", "api", "text", "engine", "engines", "routing", "transfer", "metrics", "models", "tracing"),
 }

@@ -39,6 +39,13 @@ def test_unused_flags_are_left_out_only_with_the_value_that_changes_nothing() ->
     assert without_unused(["--tensor-parallel-size"]) == ["--tensor-parallel-size", ""]
 
 
+def test_adapters_are_named_as_for_vllm() -> None:
+    arguments = ["m", "--enable-lora", "--lora_modules", "a=/1", "b=/2", "--port", "1", "--lora-modules", "c=/3"]
+    modules = ("--lora-modules", "a=/1", "--lora-modules", "b=/2")
+    assert without_unused(arguments) == ["m", *modules, "--port", "1", "--lora-modules", "c=/3"]
+    assert listed(['{"name": "a", "path": "/1", "base_model_name": "m"}', "b=/2"]) == ["a=/1", "b=/2"]
+
+
 def test_a_list_can_be_json() -> None:
     assert listed(['["*", "https://a"]', "https://b", "[x", "{}"]) == ["*", "https://a", "https://b", "[x", "{}"]
 

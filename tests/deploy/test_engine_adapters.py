@@ -1,11 +1,17 @@
 """LoRA adapters of Motet's own engines: loaded by all engines of a server or by none, kept by engines that restart and
 workers that join, and replaced while requests run."""
 
+import asyncio
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+import torch
 
+from motet import weights
 from motet.engine import WorkerState
 from motet.engine_info import adapter_in
 from motet.errors import RequestError
@@ -169,6 +175,50 @@ async def test_an_adapter_whose_folder_has_changed_is_not_served_by_an_engine_th
         assert second.info.adapters == ()
         assert "does not contain the adapter of version 1 any more" in caplog.text
         assert (await generated(server, "tiny")).status_code == 200
+
+
+class PeftLike:
+    """The part of a PEFT model that `push_adapter` uses."""
+
+    active_adapter = "default"
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+        config = {"r": 1, "lora_alpha": 2, "peft_type": "LORA", "target_modules": {"q_proj"}}
+        self.peft_config = {"default": SimpleNamespace(to_dict=lambda: config)}
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        start = "base_model.model.model.layers.0.self_attn.q_proj"
+        yield f"{start}.base_layer.weight", torch.zeros(2, 2)
+        for part in "AB":
+            yield f"{start}.lora_{part}.default.weight", torch.full((1, 2), self._value)
+
+
+@pytest.mark.parametrize("way", [None, weights.Delivery.HTTP])
+async def test_a_trainer_pushes_an_adapter_after_each_step(folder: Path, way: weights.Delivery | None) -> None:
+    async with Running(folder, restarts=3, admin_key="admin") as server:
+        engine = await server.starter.engine(0)
+        engine.let_run()
+        push = partial(weights.push_adapter, str(server.http.base_url), name="policy", admin_key="admin", way=way)
+        digests = []
+        for step, version in ((1.0, "step 1"), (2.0, None)):
+            pushed = await asyncio.to_thread(push, PeftLike(step), version=version)
+            adapter = adapter_in(engine.info, "policy")
+            assert adapter is not None
+            assert pushed == adapter.version == (version or "2")
+            digests.append(adapter.digest)
+            assert await tokens(server, "policy") == expected(engine, "policy")
+        assert len(set(digests)) == 2
+        engine.die()
+        restarted = await server.starter.engine(1)
+        fleet = server.cell.router.fleet
+        while fleet.members[0].state is not WorkerState.READY:
+            await fleet.changes.wait()
+        restarted.let_run()
+        assert restarted.info.adapters == engine.info.adapters
+        no_config = partial(weights.push_adapter, str(server.http.base_url), {"a": torch.zeros(1)}, name="policy")
+        with pytest.raises(ValueError, match="adapter_config"):
+            no_config()
 
 
 async def test_a_gateway_loads_adapters_on_its_motet_workers_and_on_workers_that_restart(

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from motet.engines.vllm.report import scrape_of
 from motet.metrics.declare import PREFIX, VLLM_PREFIX, MetricKind, MetricPrefix, aliases_in
 from motet.metrics.group_metrics import COUNTED, OBSERVED
-from motet.metrics.prometheus import CACHE_FACTS_IN_VLLM, TRANSFER_SIZES, Metrics, Scrape
+from motet.metrics.prometheus import ADAPTERS_IN_VLLM, CACHE_FACTS_IN_VLLM, TRANSFER_SIZES, Metrics, Scrape
 from motet.metrics.routing import QUEUE_S, RoutingFigures
 from motet.metrics.stats import STEP_TOKENS, EngineStats
 from motet.types import FinishReason, Role
@@ -22,9 +22,11 @@ ALIASES = [
     *TRANSFER_SIZES,
     *(alias for declared in (*OBSERVED, *COUNTED) for alias in declared.aliases),
     CACHE_FACTS_IN_VLLM,
+    ADAPTERS_IN_VLLM,
 ]
 LABELS = {"model_name", "engine"}
 IN_VLLM = {
+    "lora_requests_info": "gauge",
     "num_requests_running": "gauge",
     "num_requests_waiting": "gauge",
     "kv_cache_usage_perc": "gauge",

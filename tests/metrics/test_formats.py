@@ -4,15 +4,19 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 from prometheus_client.samples import Sample
 
+from motet.engine_info import AdapterInfo
+from motet.ids import ModelName
 from motet.metrics.declare import MetricPrefix
 from motet.metrics.prometheus import Exposition, Metrics, Scrape
 from motet.metrics.routing import RoutingFigures
 from motet.metrics.stats import EngineStats
+from motet.testing.fake_engine import fake_info
 from motet.types import FinishReason, Role
 from tests.boards.reading import promtool
 from tests.metrics.shown import ShownChoice, TimedGroup, engine_sample
@@ -37,6 +41,9 @@ ROUTING = RoutingFigures(
     pull_fallbacks={"late": 1},
     tickets_unused={"left": 1},
 )
+READY = {("engine-0", "ready"): True}
+ADAPTER = AdapterInfo(name=ModelName("poet"), digest="d", rank=8)
+WITH_ADAPTER = msgspec.structs.replace(fake_info(max_adapters=1), adapters=(ADAPTER,))
 SERVERS = {
     "one server": Scrape(engines=[engine_sample(stats=STATS)], states={("engine-0", "ready"): True}),
     "cell": Scrape(
@@ -48,6 +55,7 @@ SERVERS = {
         routing=ROUTING,
         states={("prefill-0", "ready"): True},
     ),
+    "adapters": Scrape(engines=[engine_sample(stats=STATS, info=WITH_ADAPTER)], routing=ROUTING, states=READY),
     "gateway": Scrape(routing=ROUTING, states={("b-0", "ready"): True}),
 }
 every_server = pytest.mark.parametrize("server", SERVERS)
@@ -124,9 +132,11 @@ def labels_on_the_page() -> Iterator[tuple[str, set[str]]]:
 
 def test_samples_have_the_labels_that_the_page_lists() -> None:
     documented = dict(labels_on_the_page())
-    documented["vllm:cache_config_info"] -= {"model_name"}  # as in vLLM
+    for name in ("vllm:cache_config_info", "vllm:lora_requests_info"):
+        documented[name] -= {"model_name"}  # as in vLLM
+    documented["vllm:lora_requests_info"] -= {"engine"}
     found = {}
-    for family in plain(metrics_of("cell", MetricPrefix.VLLM).body.decode()):
+    for family in plain(metrics_of("adapters", MetricPrefix.VLLM).body.decode()):
         (labels,) = {frozenset(one.labels) - {"le"} for one in family.samples}
         found[family.name + ("_total" if family.type == "counter" else "")] = labels
     assert found == documented

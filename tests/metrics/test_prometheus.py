@@ -11,8 +11,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from motet.deploy.child import block_size_in, figures_in
+from motet.engine_info import AdapterInfo
+from motet.ids import ModelName
 from motet.metrics import prometheus
-from motet.metrics.declare import PREFIX, MetricKind, declared_in
+from motet.metrics.declare import PREFIX, MetricKind, MetricPrefix, declared_in
 from motet.metrics.group_metrics import COUNTED, OBSERVED, STEP_S
 from motet.metrics.prometheus import Metrics, Scrape
 from motet.metrics.routing import QUEUE_S, UPDATE_S, RoutingFigures
@@ -26,8 +28,8 @@ from tests.metrics.shown import ShownChoice, TimedGroup, engine_sample
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 OF_ENGINES, OF_ROUTING = ([metric for _, metric in declared_in(one)] for one in (EngineStats, RoutingFigures))
 OF_GROUPS = [*OBSERVED, *COUNTED]
-OTHERS = [prometheus.CACHE_FACTS, prometheus.WEIGHT_VERSION, prometheus.WORKER_STATE, prometheus.WITHOUT_FIRST_TOKEN]
-OTHERS += [prometheus.HTTP_REQUESTS, prometheus.LOOP_TASKS]
+OTHERS = [prometheus.CACHE_FACTS, prometheus.WEIGHT_VERSION, prometheus.ADAPTERS]
+OTHERS += [prometheus.WORKER_STATE, prometheus.WITHOUT_FIRST_TOKEN, prometheus.HTTP_REQUESTS, prometheus.LOOP_TASKS]
 FACTS = ("motet:cache_config_info", "motet:weight_version_info")
 """Metrics of workers that need no answer of a worker."""
 DECLARED = [*OF_ENGINES, *OF_ROUTING, *OF_GROUPS, *OTHERS]
@@ -169,7 +171,12 @@ def test_everything_that_routing_counts_is_exposed() -> None:
     samples = exposed(Metrics(), Scrape(routing=figures))
     assert {name: value for name, value in samples.items() if name in EXPECTED} == EXPECTED
     undeclared = {field.name for field in fields(RoutingFigures)} - {name for name, _ in declared_in(RoutingFigures)}
-    assert undeclared == {"queue_seconds_sum", "weight_update_seconds_sum"}
+    assert undeclared == {
+        "queue_seconds_sum",
+        "weight_update_seconds_sum",
+        "adapters_running",
+        "adapters_waiting",
+    }
     assert samples["motet:weight_update_seconds_bucket|le=120.0"] == 1
     assert (samples["motet:weight_update_seconds_sum"], samples["motet:weight_update_seconds_count"]) == (300.5, 3)
     bounds = [samples[f"motet:queue_seconds_bucket|le={bound}"] for bound in (*QUEUE_S, "+Inf")]
@@ -230,6 +237,19 @@ def test_a_worker_shows_the_version_that_it_has_and_no_older_one() -> None:
         samples = exposed(metrics, Scrape(engines=[engine_sample(stats=EngineStats(), info=info)]))
         shown = [name for name in samples if name.startswith("motet:weight_version_info")]
         assert shown == [f"motet:weight_version_info|version={version}"] and samples[shown[0]] == 1
+
+
+def test_a_worker_shows_its_adapters_and_not_those_that_it_had() -> None:
+    """A trainer can give each adapter a new name: a series of an earlier adapter would stay forever."""
+    metrics = Metrics(MetricPrefix.VLLM)
+    for name in ("a", "b"):
+        adapter = AdapterInfo(name=ModelName(name), digest="d", version="7", rank=8)
+        info = msgspec.structs.replace(fake_info(max_adapters=3), adapters=(adapter,))
+        routing = RoutingFigures(adapters_running=(name,))
+        samples = exposed(metrics, Scrape(engines=[engine_sample(stats=EngineStats(), info=info)], routing=routing))
+        assert [key for key in samples if "adapter_info" in key] == [f"motet:adapter_info|adapter={name}|version=7"]
+        (shown,) = (key for key in samples if "lora_requests_info" in key)
+        assert f"max_lora=3|running_lora_adapters={name}|waiting_lora_adapters=" in shown
 
 
 def test_programs_read_counters_as_sums_over_the_workers() -> None:

@@ -96,6 +96,9 @@ def cell_lines(workers: Sequence[Worker], *, url: str, config: ServerConfig) -> 
     yield "kernels", info.kernels_note or KERNELS.get(info.kernels, info.kernels), kernel_facts(info)
     if defaults := info.default_sampling_params:
         yield "defaults", defaults_in_words(defaults), {"default_sampling_params": defaults}
+    if info.adapters:
+        names = [adapter.name for adapter in info.adapters]
+        yield "adapters", ", ".join(names), {"adapters": names}
     yield "memory", memory_in_words(info, num_engines=len(workers)), memory_facts(info)
     yield from addresses(url, config)
 

@@ -13,6 +13,9 @@ ALIASES: Final[Mapping[str, str]] = {
     "cors_origins": "--allowed-origins",
     "drain_timeout_s": "--shutdown-timeout",
     "prefix_cache": "--enable-prefix-caching/--no-enable-prefix-caching",
+    "adapters": "--lora-modules",
+    "max_adapters": "--max-loras",
+    "max_adapter_rank": "--max-lora-rank",
 }
 """vLLM's flags, by the names of Motet's settings."""
 SWITCH: Final = ""
@@ -24,7 +27,9 @@ UNUSED: Final[Mapping[str, str]] = {
     "--enable-auto-tool-choice": SWITCH,
     "--enable-chunked-prefill": SWITCH,
     "--enable-scale-out": SWITCH,
+    "--enable-lora": SWITCH,
 }
+LORA_MODULES: Final = "--lora-modules"
 SHORT: Final[Mapping[str, str]] = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
@@ -40,9 +45,9 @@ ADVICE: Final[Mapping[str, str]] = {
     "--kv-transfer-config": "use --prefill and --decode, or --role",
     "--ssl-cert-reqs": "--ssl-ca-certs requires client certificates",
     "--enable-ssl-refresh": "SIGHUP makes the server read its certificates again",
-    "--enable-lora": "use motet gateway with vLLM workers",
-    "--lora-modules": "use motet gateway with vLLM workers",
     "--tokens-only": "every server has a tokenizer; /inference/v1/generate returns only tokens by default",
+    "--max-cpu-loras": "use --max-adapters: all loaded adapters are in the memory of the engine",
+    "--fully-sharded-loras": "a model runs on one device; omit it",
     "--disable-log-requests": "use --log-level warning",
 }
 
@@ -51,7 +56,7 @@ def without_unused(arguments: Sequence[str]) -> list[str]:
     """Returns the arguments without flags that change nothing. A flag with another value stays, and is refused. Flags
     can have underscores in place of hyphens, as in vLLM."""
     kept: list[str] = []
-    rest = iter([*arguments])
+    rest = iter(repeated(arguments))
     for argument in rest:
         flag, equals, value = argument.partition("=")
         flag = flag.replace("_", "-") if flag.startswith("--") else SHORT.get(flag, flag)
@@ -63,13 +68,30 @@ def without_unused(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
+def repeated(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with one `--lora-modules` for each adapter, since vLLM's flag takes several: `a=1 b=2`."""
+    found: list[str] = []
+    after_modules = False
+    for argument in arguments:
+        is_adapter = "=" in argument and not argument.startswith("-")
+        if after_modules and is_adapter and found[-1].replace("_", "-") != LORA_MODULES:
+            found.append(LORA_MODULES)
+        after_modules = argument.replace("_", "-") == LORA_MODULES or (after_modules and is_adapter)
+        found.append(argument)
+    return found
+
+
 def listed(texts: Sequence[str]) -> list[str]:
-    """Returns the items of a list flag. vLLM's `--allowed-origins` takes a JSON list, such as `["*"]`."""
+    """Returns the items of a list flag. vLLM's `--allowed-origins` takes a JSON list, such as `["*"]`, and its
+    `--lora-modules` takes JSON objects with a name and a path."""
     items: list[str] = []
     for text in texts:
         try:
             value = json.loads(text)
         except ValueError:
             value = None
-        items += map(str, value) if isinstance(value, list) else [text]
+        if isinstance(value, dict) and {"name", "path"} <= value.keys():
+            items.append(f"{value['name']}={value['path']}")
+        else:
+            items += map(str, value) if isinstance(value, list) else [text]
     return items

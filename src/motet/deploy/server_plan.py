@@ -1,5 +1,6 @@
 """The plan of a server or a gateway, made before any process starts, and the configs of its engine processes."""
 
+import json
 import secrets
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,9 +12,12 @@ from motet.deploy.remote_keeper import HEARTBEAT_S
 from motet.deploy.tls.certificates import Certificates, no_certificates
 from motet.deploy.worker_list import WorkerList
 from motet.errors import ConfigError
+from motet.models.adapter_file import CONFIG_FILE
 from motet.models.folder import read_object
 from motet.models.model_source import public_name, resolve, resolve_tokenizer
 from motet.models.progress import Progress
+from motet.models.regular_files import read_regular
+from motet.models.safetensors_header import MAX_HEADER_BYTES
 from motet.sampling_defaults import (
     AUTO,
     FIELD_NAMES,
@@ -28,6 +32,7 @@ from motet.sampling_defaults import (
 )
 from motet.settings.engine_config import EngineConfig, ModelConfig
 from motet.settings.gateway_config import GatewayConfig
+from motet.settings.named_adapter import named_adapters
 from motet.settings.record import Settings
 from motet.settings.server_config import CellConfig, KVEventsConfig, RoutingConfig, ServerConfig
 from motet.text.formats import ParserNames
@@ -72,6 +77,7 @@ def server_plan(settings: Settings, *, cache: Path, progress: Progress) -> Serve
     server = server_config(settings)
     template, parsers = read_template(model.chat_template), parser_names(settings)
     certificates = Certificates(settings.tls)
+    adapter_folders(settings.engine())  # a mistake is reported before a model is downloaded
     folder = resolve(model.model, cache=cache, revision=model.revision, progress=progress)
     tokenizer = resolve_tokenizer(model.tokenizer or str(folder), cache=cache, progress=progress)
     root = public_name(model.model)
@@ -80,6 +86,7 @@ def server_plan(settings: Settings, *, cache: Path, progress: Progress) -> Serve
     engine = replace(
         named,
         tokenizer_path=str(tokenizer),
+        adapters=adapter_folders(named),
         generation_path="" if other is None else str(other),
         default_sampling_params=default_sampling_params(model, other or folder),
     )
@@ -211,6 +218,26 @@ def engine_configs(plan: ServerPlan, *, cores: int, available_bytes: int | None 
 def server_config(settings: Settings) -> ServerConfig:
     """Returns the settings of the HTTP side of a server with engines of its own."""
     return settings.server(served_model_name=settings.model.served_model_name or settings.model.model)
+
+
+def adapter_folders(engine: EngineConfig) -> tuple[str, ...]:
+    """Returns the adapters of a config with absolute folders. Raises ConfigError if a folder has no adapter, or an
+    adapter of a higher rank than the config allows."""
+    found = []
+    for adapter in named_adapters(engine.adapters):
+        folder, given = Path(adapter.path).expanduser().absolute(), f"--adapter {adapter.name}={adapter.path}"
+        try:
+            config = json.loads(read_regular(folder / CONFIG_FILE, max_bytes=MAX_HEADER_BYTES))
+            rank = config.get("r", 0)
+        except FileNotFoundError as exc:
+            raise ConfigError(f"{given}: there is no {CONFIG_FILE} in this folder") from exc
+        except (OSError, ValueError, AttributeError, RecursionError) as exc:
+            raise ConfigError(f"{given}: its {CONFIG_FILE} cannot be read: {exc}") from exc
+        if isinstance(rank, int) and rank > engine.max_adapter_rank:
+            maximum = engine.max_adapter_rank
+            raise ConfigError(f"{given}: its rank is {rank}, and --max-adapter-rank is {maximum}")
+        found.append(f"{adapter.name}={folder}")
+    return tuple(found)
 
 
 def parser_names(settings: Settings) -> ParserNames:

@@ -80,6 +80,20 @@ TRANSFER_SIZES = (
 WEIGHT_VERSION = gauge(
     "weight_version_info", "1", "Version of the worker's current weights, as a label.", labels=("version",)
 )
+ADAPTERS = gauge(
+    "adapter_info",
+    "1",
+    "Adapters that the worker has loaded now, with their versions, as labels.",
+    labels=("adapter", "version"),
+)
+ADAPTERS_IN_VLLM = gauge(
+    "lora_requests_info",
+    "1",
+    "Maximum number of adapters, and adapters with running and with waiting requests, as labels.",
+    labels=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+    prefix=VLLM_PREFIX,
+)
+"""Present while adapters are loaded. Routers such as llm-d's prefer servers that run an adapter already."""
 WORKER_STATE = gauge(
     "worker_state",
     "0 or 1",
@@ -191,10 +205,13 @@ class Metrics(Collector):
         yield from engine_families(declared_in(EngineStats), now=now, ever=ever, labels=WORKER_LABELS)
         infos = [(labels, sample.info) for labels, sample in workers if sample.info is not None]
         facts, versions = family(CACHE_FACTS, WORKER_LABELS), family(WEIGHT_VERSION, WORKER_LABELS)
+        adapters = family(ADAPTERS, WORKER_LABELS)
         for labels, info in infos:
             facts.add_metric([*labels, *(str(getattr(info, name)) for name in CACHE_FACTS.labels)], 1)
             versions.add_metric([*labels, info.weight_version], 1)
-        yield from (facts, versions)
+            for adapter in info.adapters:
+                adapters.add_metric([*labels, adapter.name, adapter.version], 1)
+        yield from (facts, versions, adapters)
         states = scrape.states.items()
         yield family_of(WORKER_STATE, {(model, *state): int(current) for state, current in states}, labels=(MODEL,))
         yield from exposed(declared_in(RoutingFigures), [((model,), scrape.routing)], labels=(MODEL,))
@@ -233,6 +250,12 @@ def as_vllm(scrape: Scrape, totals: EngineStats | None, *, model: str) -> Iterat
     if infos := [sample.info for sample in scrape.engines if sample.info is not None]:
         facts.add_metric([ONE_ENGINE, str(infos[0].block_size), str(sum(info.num_blocks for info in infos))], 1)
     yield facts
+    adapters = family(ADAPTERS_IN_VLLM, ())
+    if any(info.adapters for info in infos):
+        maximum = str(min(info.max_adapters for info in infos))
+        routing = scrape.routing
+        adapters.add_metric([maximum, ",".join(routing.adapters_waiting), ",".join(routing.adapters_running)], 1)
+    yield adapters
 
 
 def _sizes_of_transfers(stats: EngineStats, values: LabelValues) -> Iterator[Metric]:

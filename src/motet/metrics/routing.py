@@ -58,6 +58,10 @@ class RoutingFigures:
     spreads: int = counter_field("group_spreads", "groups", "Groups split over several decode workers.")
     queued: int = gauge_field("groups_queued", "groups", "Groups that wait for capacity on a worker.")
     queued_choices: int = gauge_field("choices_queued", "choices", "Choices of groups that wait for capacity.")
+    adapters_running: Sequence[str] = ()
+    """Adapters with running groups."""
+    adapters_waiting: Sequence[str] = ()
+    """Adapters with groups that wait for capacity."""
     client_choices: ByLabel = gauge_field(
         "client_choices", "choices", "Open choices of a client on workers, as counted by routing.", labels=("client",)
     )

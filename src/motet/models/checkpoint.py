@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -35,10 +35,10 @@ class TensorFacts(msgspec.Struct, frozen=True):
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
-def safetensors_header(tensors: Iterable[TensorFacts]) -> bytes:
+def safetensors_header(tensors: Iterable[TensorFacts], *, metadata: Mapping[str, str] | None = None) -> bytes:
     """Returns the start of a file in which the elements of these tensors follow in this order: the length of the
-    header, 8 bytes little endian, and the header as JSON."""
-    entries: dict[str, dict[str, object]] = {}
+    header, 8 bytes little endian, and the header as JSON. `metadata`: texts of the file."""
+    entries: dict[str, Mapping[str, object]] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for tensor in tensors:
         begin, end = end, end + tensor.num_bytes

@@ -145,6 +145,7 @@ class Router:
             if journey.waits:
                 queued[journey.request.client] += journey.num_choices
         figures.queued_choices = queued.total()
+        figures.adapters_running, figures.adapters_waiting = self._adapters(waits=False), self._adapters(waits=True)
         totals = self.fleet.client_totals
         figures.client_choices = {client: total.choices for client, total in totals.items()}
         figures.client_blocks = {client: total.blocks for client, total in totals.items()}
@@ -168,6 +169,12 @@ class Router:
         limit = self._routing.migration_limit
         moves = partial(Moves, self.counts, limit=limit, wait_s=wait_s, clock=self._clock)
         return Journey(request, self.dispatcher, moves=moves, now_s=self._clock(), on_over=self._forget)
+
+    def _adapters(self, *, waits: bool) -> tuple[str, ...]:
+        """Returns the adapters with groups that wait for capacity, or with other groups."""
+        loaded = [name for name, card in self.fleet.catalog.models().items() if card.parent is not None]
+        used = {group.request.model for group in self._groups.values() if group.waits is waits} if loaded else set()
+        return tuple(name for name in loaded if name in used)
 
     def _forget(self, journey: Journey) -> None:
         """Removes a group that is over, unless another group with its id has replaced it."""

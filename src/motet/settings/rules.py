@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from motet.errors import ConfigError
 from motet.settings.declaration import MAX_PORT
+from motet.settings.named_adapter import named_adapters
 from motet.settings.named_worker import integers_by_key, weights_by_key
 from motet.settings.record import DEFAULT, Setting, Settings
 from motet.transfer.ticket import is_loopback
@@ -111,6 +112,19 @@ RULES = (
         ("cache_answers", "prefix_cache"),
         "the prefix cache, which would hold the answers, is off",
         lambda s: s.engine().prefix_cache or not s.engine().cache_answers,
+    ),
+    Rule(
+        ("adapters", "max_adapters"),
+        "all adapters of the start must fit: --max-adapters at least their number",
+        lambda s: len(s.engine().adapters) <= s.engine().max_adapters,
+    ),
+    Rule(
+        ("adapters", "served_model_name", "model"),
+        "an adapter needs another name than its base model",
+        lambda s: all(
+            adapter.name != (s.model.served_model_name or s.model.model)
+            for adapter in named_adapters(s.engine().adapters)
+        ),
     ),
     Rule(
         ("prefill", "decode"),

@@ -93,7 +93,7 @@ class GroupAccount:
         which `end` ends. `prompt_tokens`, `max_tokens`: None if only another server knows them."""
         self._slot = slot
         self._span = span
-        self._metrics = service.metrics.of(served.name)
+        self._metrics = service.metrics.of(served.parent or served.name)
         self._record = self._metrics.group_opened(
             num_choices, clock=service.clock, prompt_tokens=prompt_tokens, max_tokens=max_tokens, on_first=slot.started
         )

@@ -8,6 +8,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
@@ -30,7 +31,7 @@ from motet.settings.named_adapter import MAX_NAME_CHARS, name_fault
 
 MAX_PATH_CHARS = 4096
 VERSION_HEADER = "x-motet-weight-version"
-"""Header of the answer with the version of the adapter."""
+"""Header of the answer with the version of the adapter, percent-encoded like a part of a URL."""
 
 
 def _check_name(name: str) -> str:
@@ -139,9 +140,8 @@ async def _load_source(service: Service, body: LoadAdapterBody, *, source: Adapt
         source.close()
         raise RequestError(f"{name!r} is the name of a base model.", param="lora_name", code="invalid_value")
     version = await load(base=body.base_model_name, version=body.weight_version)
-    headers = {VERSION_HEADER: version} if version.isascii() and version.isprintable() else {}
     message = f"Success: LoRA adapter '{name}' added successfully."
-    return PlainTextResponse(message, HTTPStatus.OK, headers)
+    return PlainTextResponse(message, HTTPStatus.OK, {VERSION_HEADER: quote(version)})
 
 
 def _adapters(service: Service) -> AdapterControl:

@@ -279,6 +279,7 @@ def worker_status(snapshot: WorkerSnapshot) -> dict[str, object]:
         "model": info.model if info else None,
         "weight_version": info.weight_version if info else None,
         "models": report.models,
+        "adapters": info.adapters if info else (),
         "max_num_seqs": info.max_num_seqs if info else 0,
         "transfer": info.transfer if info else None,
         "transfer_backend": info.transfer_backend if info else None,
