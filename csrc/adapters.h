@@ -41,7 +41,7 @@ class Adapters {
   }
 
  private:
-  static constexpr int kRowsOfTask = 4 * kMaxRows;
+  static constexpr int kRowsOfTask = 2 * kMaxRows;
   static constexpr int kMaxPanels = 8;  // of a call of `compute`
 
   struct Rows {
@@ -142,11 +142,10 @@ void Adapters<Number>::compute(int begin, int count, int thread) {
 template <class Number>
 void Adapters<Number>::multiply_up(const Part& part, int begin, int count, int thread) {
   const LowRank& low_rank = *part.low_rank;
-  const std::size_t size = panel_size(low_rank.width);
   float* changes = changes_[thread].data() + std::size_t(part.begin) * stride_;
   for (int panel = 0, stop; panel < count; panel = stop) {
-    const std::int32_t* window = low_rank.windows + 2 * (begin + panel);
-    for (stop = panel + 1; stop < count && std::equal(window, window + 2, low_rank.windows + 2 * (begin + stop));)
+    const std::int32_t* window = low_rank.windows + 3 * (begin + panel);
+    for (stop = panel + 1; stop < count && std::equal(window, window + 2, low_rank.windows + 3 * (begin + stop));)
       ++stop;
     const auto write = [&](int row, int p, Floats left, Floats right) {
       float* to = changes + std::size_t(row) * stride_ + (panel + p) * kPanel;
@@ -158,9 +157,13 @@ void Adapters<Number>::multiply_up(const Part& part, int begin, int count, int t
         for (int p = 0; p < stop - panel; ++p) write(row, p, all(0.0f), all(0.0f));
       continue;
     }
-    const Number* up = static_cast<const Number*>(low_rank.up) + (begin + panel) * size + panel_size(window[0]);
-    product_in_cache(part.end - part.begin, low_.data() + std::size_t(part.begin) * width_ + window[0], width_, up,
-                     size, stop - panel, window[1] - window[0], [] {}, write);
+    const Number* up = static_cast<const Number*>(low_rank.up) + panel_size(window[2]);
+    const Number* low = low_.data() + std::size_t(part.begin) * width_ + window[0];
+    const int rows = part.end - part.begin, depth = window[1] - window[0];
+    if (rows <= kFewRowsOfTile)  // limited by memory bandwidth
+      product(rows, low, width_, up, panel_size(depth), stop - panel, depth, sums_[thread].data(), write);
+    else
+      product_in_cache(rows, low, width_, up, panel_size(depth), stop - panel, depth, [] {}, write);
   }
 }
 

@@ -24,8 +24,9 @@ struct Linear {
 // The change of a product by an adapter: (x * down) * up, with both weights in panels of the model's type of number.
 struct LowRank {
   const void* down;             // [panels of width][depth of the product][32]
-  const void* up;               // [panels of the product][width][32]
-  const std::int32_t* windows;  // [panels of the product][2]: begin and end of the numbers of x * down that it uses
+  const void* up;               // a panel of 32 columns for each panel of the product, with the depth of its window
+  const std::int32_t* windows;  // [panels of the product][3]: begin and end of the numbers of x * down that a panel
+                                // uses, and the sum of the depths of all panels before it
   std::int32_t width;           // columns of `down`, a multiple of 32; 0: the adapter does not change the product
 };
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from motet.engine_orders import LoadAdapter
 from motet.ids import ModelName
@@ -20,9 +21,10 @@ WEIGHTS = "model.safetensors"
 
 def linear_shapes(model: Path) -> dict[str, tuple[int, int]]:
     """Returns outputs and inputs of the linear layers of a model folder's decoder layers, by name."""
-    tensors = load_file(model / WEIGHTS)
-    names = {name.removesuffix(".weight"): tensor for name, tensor in tensors.items() if tensor.dim() == 2}
-    return {name: (len(tensor), tensor.shape[1]) for name, tensor in names.items() if name.endswith("_proj")}
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))  # type: ignore[no-untyped-call]
+    linears = {name: module for name, module in made.named_modules() if isinstance(module, torch.nn.Linear)}
+    return {name: (one.out_features, one.in_features) for name, one in linears.items() if ".layers." in name}
 
 
 def save_adapter(
@@ -36,14 +38,21 @@ def save_adapter(
     dtype: torch.dtype = torch.float32,
     **config: object,
 ) -> Path:
-    """Writes an adapter of the model. `size`: size of the numbers of B. `config`: fields of adapter_config.json."""
+    """Writes an adapter of the model. `targets`: last names of the layers it changes, empty for all. `size`: size of
+    the numbers of B. `config`: fields of adapter_config.json."""
     generator = torch.Generator().manual_seed(seed)
-    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none", "target_modules": [*targets]}
+    fields = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "bias": "none",
+        "target_modules": [*targets] or "all-linear",
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(fields | config))
     tensors: dict[str, Tensor] = {}
     for name, (outputs, inputs) in linear_shapes(model).items():
-        if name.split(".")[-1] in targets:
+        if not targets or name.split(".")[-1] in targets:
             a = torch.randn(rank, inputs, generator=generator) / math.sqrt(inputs)
             b = torch.randn(outputs, rank, generator=generator) * size
             tensors[f"base_model.model.{name}.lora_A.weight"] = a.to(dtype)

@@ -21,6 +21,7 @@ from tests.engines.native.adapter_files import load_order, merge, save_adapter
 from tests.engines.native.drive import GroupOutcome, gb_of, group, prompt_of, run, take_step
 from tests.engines.native.pair import CorePair, with_ticket
 from tests.engines.native.recorder import recorded_over
+from tests.tiny_architectures import save_tiny_architecture
 from tests.tiny_engine import engine_config
 from tests.tiny_models import Reference, assert_greedy_equal
 
@@ -98,6 +99,22 @@ def test_adapters_generate_as_merged_models(
         assert_greedy_equal(reference, PROMPT, tokens, reference.greedy(PROMPT, 30))
         answers.add(tuple(tokens))
     assert len(answers) == 4
+
+
+@SLOW
+@pytest.mark.parametrize("architecture", ["Phi3", "GPTNeoX", "Nemotron", "Cohere", "Qwen2Moe", "OPT"])
+def test_all_linear_layers_of_an_architecture_can_have_adapters(architecture: str, tmp_path: Path) -> None:
+    """Fused and interleaved layers, plain feed-forward parts, parallel layers, shared experts and flat rows."""
+    base = save_tiny_architecture(architecture, tmp_path / "base")
+    adapter = save_adapter(base, tmp_path / "adapter", targets=(), rank=5, size=0.2)
+    parts = parts_of(base, {"kernels": "torch" if architecture == "Qwen2Moe" else "auto"}, kv_cache_gb=0.1)
+    core = core_of(parts)
+    load(core, parts, "a", adapter)
+    outcomes = run(core, [request(name or "base", name, max_tokens=20, temperature=0.0) for name in ("", "a")])
+    for name, folder in {"base": base, "a": merge(base, adapter, tmp_path / "merged")}.items():
+        reference = Reference(folder)
+        assert_greedy_equal(reference, PROMPT, outcomes[name].tokens[0], reference.greedy(PROMPT, 20))
+    assert outcomes["base"].tokens != outcomes["a"].tokens
 
 
 @pytest.mark.parametrize("numbers", NUMBERS)
@@ -276,8 +293,9 @@ def test_an_equal_adapter_that_is_loaded_again_costs_nothing(tiny: Tiny, adapter
     assert core.counters.replayed_tokens == 0 and core.info.adapters[0].version == "False"
 
 
-def test_loads_and_unloads_leave_nothing(tiny: Tiny, adapters: Callable[..., Path]) -> None:
-    parts = parts_of(tiny("llama"), TORCH)
+@pytest.mark.parametrize("numbers", FLOAT32)
+def test_loads_and_unloads_leave_nothing(numbers: dict[str, Any], tiny: Tiny, adapters: Callable[..., Path]) -> None:
+    parts = parts_of(tiny("llama"), numbers)
     core = core_of(parts)
     held: list[weakref.ref[object]] = []
     for number in range(100):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from motet.engine_orders import Connect, EngineFigures, ReadStats
+from motet.engine_orders import Connect, EngineFacts, EngineFigures, EngineOrder, ReadStats, UnloadAdapter
 from motet.engines.native.adapters.adapter_loader import AdapterThreads
 from motet.engines.native.process import EngineLoop, HeartbeatThread
 from motet.engines.native.protocol import (
@@ -29,10 +29,12 @@ from motet.engines.native.sleep import Sleeper
 from motet.engines.native.step.handover import NO_TRANSFERS
 from motet.engines.native.weight_loader import WeightThreads
 from motet.engines.wire import CarriedError
-from motet.errors import EngineError
+from motet.errors import EngineError, ModelGoneError
+from motet.ids import ModelName, RequestId
 from motet.metrics.stats import EngineStats
 from motet.settings.engine_config import EngineConfig
 from motet.transfer.ticket import Ticket, TransferAddress
+from tests.engines.native.adapter_files import load_order, save_adapter
 from tests.engines.native.drive import group, prompt_of
 from tests.engines.native.grammars import PERSON
 from tests.engines.native.pair import CorePair, alone, with_ticket
@@ -161,6 +163,51 @@ def test_an_engine_without_transfers_answers_that_it_cannot_connect(tiny: Tiny) 
     with wired(pair) as engine:
         engine.send(NumberedOrder(7, Connect(TransferAddress("someone", "127.0.0.1", 1))))
         assert engine.next_event() == NumberedAnswer(7, None, CarriedError.of(EngineError(NO_TRANSFERS)))
+
+
+def test_orders_load_and_unload_adapters_while_groups_run(tiny: Tiny, tmp_path: Path) -> None:
+    pair = CorePair(tiny("llama"), max_adapters=1)
+    adapter = save_adapter(tiny("llama"), tmp_path / "a")
+    long = group("long", prompt_of(30), max_tokens=200)
+    with wired(pair) as engine:
+        facts: list[tuple[str, ...] | str] = []
+
+        def order(order: EngineOrder) -> None:
+            """Sends an order, and notes the names of the adapters in the answer, or the code of the error."""
+            engine.send(NumberedOrder(len(facts), order))
+            while not isinstance(event := engine.next_event(), NumberedAnswer):
+                pass
+            assert event.number == len(facts)
+            if event.error is not None:
+                facts.append(event.error.code or "")
+            else:
+                assert isinstance(event.answer, EngineFacts)
+                facts.append(tuple(one.name for one in event.answer.info.adapters))
+
+        engine.send(Submit(long))
+        order(load_order("broken", tmp_path))
+        order(load_order("a", adapter))
+        order(load_order("b", adapter))
+        order(load_order("a", adapter))
+        order(load_order("a", adapter, in_place=True))
+        order(UnloadAdapter(ModelName("a")))
+        order(UnloadAdapter(ModelName("a")))
+        assert facts == [
+            "invalid_adapter",
+            ("a",),
+            "too_many_adapters",
+            "adapter_exists",
+            ("a",),
+            (),
+            "model_not_found",
+        ]
+        engine.send(Submit(msgspec.structs.replace(group("gone", prompt_of(9)), model=ModelName("a"))))
+        failures: dict[RequestId, CarriedError] = {}
+        while not failures:
+            event = engine.next_event()
+            failures = event.failures if isinstance(event, StepReport) else {}
+        assert isinstance(failures[RequestId("gone")].error(), ModelGoneError)
+    assert engine.crash is None
 
 
 def test_a_step_that_raises_ends_the_loop(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

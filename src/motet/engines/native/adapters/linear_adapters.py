@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 from motet.engines.native.adapters.low_rank import AdapterRows, LowRank, Shape
 from motet.engines.native.step.inputs import ROW_MULTIPLE
-from motet.errors import EngineError
 
 EXPERT = re.compile(r"(^|\.)experts(\.|$)")
 CHECKED_ROWS, CHECKED_COUNTS = 32, (4, 12)
@@ -71,9 +70,16 @@ class LinearAdapters:
         self._hooked: set[str] = set()
         self._step: list[_Rows] = []
         self._num_rows = 0
+        self._other_rows: set[str] = set()
+        """Linear layers that had another number of rows than the first step, which compares the model."""
+        self._counters = [
+            module.register_forward_pre_hook(partial(self._count, name)) for name, module in self._modules.items()
+        ]
 
     def obstacle(self, linear: str) -> str | None:
-        return obstacle_of(self._model, linear)
+        if (why := obstacle_of(self._model, linear)) is None and linear in self._other_rows:
+            return "the layer computes other rows than the model's"
+        return why
 
     def make(self, parts: Mapping[str, LowRank]) -> LinearAdapter:
         device = self._model.device
@@ -82,16 +88,19 @@ class LinearAdapters:
 
     @contextmanager
     def step(self, rows: Sequence[AdapterRows], *, num_rows: int) -> Iterator[None]:
-        """Computes these rows with adapters inside `with`. `num_rows`: number of rows of the step, with padding."""
+        """Computes rows with adapters inside `with`. `num_rows`: number of rows of the step, with padding."""
+        self._num_rows = num_rows
         if rows:
-            self._start(rows, num_rows)
+            self._start(rows)
         try:
             yield
         finally:
             self._step = []
+            for counter in self._counters:
+                counter.remove()
+            self._counters.clear()
 
-    def _start(self, rows: Sequence[AdapterRows], num_rows: int) -> None:
-        self._num_rows = num_rows
+    def _start(self, rows: Sequence[AdapterRows]) -> None:
         by_adapter: dict[int, list[int]] = {}
         adapters: dict[int, LinearAdapter] = {}
         for one in rows:
@@ -114,11 +123,13 @@ class LinearAdapters:
         for rows in self._step:
             if (part := rows.adapter.parts.get(name)) is None:
                 continue
-            if args[0].shape[:-1] != (1, self._num_rows):
-                raise EngineError(f"{name} does not compute one row for each row of a step, which adapters need")
-            x = args[0][0].index_select(0, rows.padded)
+            x = args[0].flatten(0, -2).index_select(0, rows.padded)
             change = product(x, part, alike=rows.adapter.alike)
-            output[0].index_add_(0, rows.index, change[: len(rows.index)])
+            output.view(self._num_rows, -1).index_add_(0, rows.index, change[: len(rows.index)])
+
+    def _count(self, name: str, module: nn.Module, args: tuple[Tensor]) -> None:  # sizes: torch calls it
+        if args[0].shape[:-1].numel() != self._num_rows:
+            self._other_rows.add(name)
 
 
 def product(x: Tensor, part: LowRank, *, alike: bool) -> Tensor:

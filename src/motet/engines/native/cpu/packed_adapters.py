@@ -64,11 +64,13 @@ class PackedAdapters:
         by_product: dict[int, dict[str, LowRank]] = {}
         for linear, part in parts.items():
             by_product.setdefault(self._places[linear].product, {})[linear] = part
-        for product, changed in by_product.items():
-            down, up, windows = self._pack(product, changed)
-            tensors += (down, up, windows)
-            addresses = (tensor.data_ptr() for tensor in (down, up, windows))
-            structs[product] = c.LowRankPart(*addresses, len(down) * c.PANEL)
+        packed = {product: self._pack(product, by_product[product]) for product in sorted(by_product)}
+        weights = [tensor for down, up, _ in packed.values() for tensor in (down, up)]
+        arena = panels.Arena(sum(tensor.nbytes for tensor in weights), len(weights))
+        for product, (*matrices, windows) in packed.items():
+            own = [*(arena.take(tuple(one.shape), self.dtype).copy_(one) for one in matrices), windows]
+            tensors += own
+            structs[product] = c.LowRankPart(*(one.data_ptr() for one in own), len(own[0]) * c.PANEL)
         return PackedAdapter(structs, tensors)
 
     def _pack(self, product: int, changed: Mapping[str, LowRank]) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,7 +83,7 @@ class PackedAdapters:
         inputs = next(iter(changed.values())).down.shape[1]
         rows = torch.zeros(width, inputs, dtype=self.dtype)
         up = torch.zeros(self._num_panels[product], width, c.PANEL, dtype=self.dtype)
-        windows = np.zeros((len(up), 2), np.int32)
+        windows = np.zeros((len(up), 3), np.int32)
         for linear, part in changed.items():
             begin, rank = begins[linear], len(part.down)
             rows[begin : begin + rank] = part.down
@@ -95,7 +97,9 @@ class PackedAdapters:
                     _widen(windows[panel], begin, end=-(-(begin + rank) // ALIGNMENT) * ALIGNMENT)
         down = torch.zeros(width // c.PANEL, inputs, c.PANEL, dtype=self.dtype)
         panels.pack_into(down, rows, kernels=self._kernels)
-        return down, up, torch.from_numpy(windows)
+        windows[1:, 2] = np.cumsum(windows[:-1, 1] - windows[:-1, 0])
+        used = [one[begin:end] for one, (begin, end, _) in zip(up, windows.tolist(), strict=True)]
+        return down, torch.cat(used), torch.from_numpy(windows)
 
 
 def _widen(window: Ints, begin: int, *, end: int) -> None:
