@@ -4,7 +4,7 @@
     chunk 2, state 1  ─► chunk, state 2
 
 A state has the tokens that must be read again: for a plain text the last ones, for an answer with reasoning, tool calls
-or stop strings all output tokens. Reading them takes 2 us each, in turns with other clients, and
+or stop strings all output tokens. Reading them takes 5 us each, in turns with other clients, and
 the model's length limits their number.
 """
 
@@ -36,7 +36,7 @@ from motet.text.parts import Content, Reasoning, ToolCallArguments, ToolCallBegi
 from motet.text.prepare import PromptPreparer
 from motet.types import ChoiceDelta, ChoiceStart, TokenLogprob, Usage
 
-PIECE_TOKENS = 2**14
+PIECE_TOKENS = 2**12
 """Number of tokens after which a piece of work ends, and other clients have their turn."""
 
 
