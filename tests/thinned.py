@@ -1,10 +1,8 @@
-"""`make check` runs a part of the cases of a test that has many parameters, and `make test` all of them.
+"""`make check` and `make test` run a part of the cases of a test that has many parameters, and `make test-long` all.
 
-With the profile `quick` of `tests.property_settings`:
-
-- Of a test with several `parametrize` marks, each value of each mark runs, and not all combinations.
-- Of these cases, and of the cases of a single mark, at most `MAX_CASES` run, at equal distances, and at most
-  `MAX_ASYNC_CASES` of an async test, since most of these start a server.
+- Of a test with several `parametrize` marks, each value of each mark runs, and not all combinations. Where the
+  combinations matter, one mark lists them.
+- Of these cases, and of the cases of a single mark, at most the number in `MAX_CASES` run, at equal distances.
 
 The choice depends on the test's name and parameters only, so every process of a run makes the same choice.
 """
@@ -12,12 +10,26 @@ The choice depends on the test's name and parameters only, so every process of a
 import inspect
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from zlib import crc32
 
 import pytest
 from hypothesis import settings
 
-MAX_CASES, MAX_ASYNC_CASES = 32, 6
+
+@dataclass(frozen=True)
+class MaxCases:
+    """Maximum number of cases of one test. Most async tests start a server."""
+
+    plain: int
+    asynchronous: int
+    slow: int
+
+
+MAX_CASES = {"quick": MaxCases(plain=32, asynchronous=6, slow=8), "all": MaxCases(plain=64, asynchronous=12, slow=8)}
+"""Maximum for each profile of `tests.property_settings`. The profile `long` has none."""
+NEVER_THINNED = ("gpu", "clients")
+"""Marks of tests that neither command runs."""
 
 Values = tuple[Hashable, ...]
 """The value of each mark in one case."""
@@ -26,22 +38,27 @@ Values = tuple[Hashable, ...]
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects the other cases, after pytest has deselected tests by their marks."""
-    if settings.get_current_profile_name() != "quick":
+    limits = MAX_CASES.get(settings.get_current_profile_name())
+    if limits is None:
         return
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
-    chosen = {item for name, of_test in cases.items() for item in part_of(of_test, name)}
+    chosen = {item for name, of_test in cases.items() for item in part_of(of_test, name, limits)}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
 
 
-def part_of(cases: Sequence[pytest.Item], name: str) -> list[pytest.Item]:
+def part_of(cases: Sequence[pytest.Item], name: str, limits: MaxCases) -> list[pytest.Item]:
     """Returns the cases of one test that run."""
-    if len(cases) == 1:
+    if len(cases) == 1 or any(cases[0].get_closest_marker(mark) for mark in NEVER_THINNED):
         return list(cases)
-    is_async = inspect.iscoroutinefunction(getattr(cases[0], "obj", None))
-    limit = MAX_ASYNC_CASES if is_async else MAX_CASES
+    if any(case.get_closest_marker("slow") for case in cases):
+        limit = limits.slow
+    elif inspect.iscoroutinefunction(getattr(cases[0], "obj", None)):
+        limit = limits.asynchronous
+    else:
+        limit = limits.plain
     return [cases[place] for place in chosen_places([values_of(case) for case in cases], name, limit)]
 
 

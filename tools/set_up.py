@@ -78,7 +78,8 @@ def install(backend: str, *, again: bool) -> None:
 
 
 def uv(*arguments: str) -> None:
-    run([PYTHON, "-m", "uv", "pip", "install", "--quiet", "--python", PYTHON, *arguments])
+    """Installs packages and compiles their modules to bytecode, as pip does. Otherwise the first processes would."""
+    run([PYTHON, "-m", "uv", "pip", "install", "--quiet", "--compile-bytecode", "--python", PYTHON, *arguments])
 
 
 def pip(*arguments: str, shown: bool = False) -> None:

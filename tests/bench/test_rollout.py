@@ -84,6 +84,7 @@ def test_the_trainers_own_log_probabilities_have_no_mismatch(policy: TrainedPoli
     assert all(torch.equal(old, new) for old, (_, new) in zip(before, policy.named_tensors(), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("all_forked")
 def test_a_server_is_measured_with_every_way_of_an_update(

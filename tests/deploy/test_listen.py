@@ -295,6 +295,7 @@ asyncio.run(main())
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_threads_allocate_memory_from_one_arena() -> None:
     """Regression: each thread had an arena of its own, and an API process grew by 27 MB per hour."""

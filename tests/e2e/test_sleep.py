@@ -33,6 +33,7 @@ def resident(server: ChildServer, client: httpx.Client) -> int:
     return sum(int(psutil.Process(pid).memory_info().rss) for pid in pids)
 
 
+@pytest.mark.long
 def test_memory_of_the_default_model_is_released_and_its_answers_stay_the_same(server: ChildServer) -> None:
     body = {"messages": [{"role": "user", "content": "Name a boat."}], "n": 4, "max_tokens": 20, "seed": 1}
     with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:

@@ -106,6 +106,7 @@ async def test_objects_have_the_properties_that_the_schema_names_and_no_others(
     assert {tuple(json.loads(text)) for text in complete} == {("name", "age")}
 
 
+@pytest.mark.long
 async def test_all_answers_follow_their_regular_expressions_choices_and_grammars(
     default_server: ChildServer, record_property: Record
 ) -> None:

@@ -137,6 +137,7 @@ def test_the_result_of_a_call_is_sent_back_and_answered(client: OpenAI) -> None:
     assert "17" in texts.pop()
 
 
+@pytest.mark.long
 def test_a_cell_makes_the_calls_of_a_single_server(forking: ForkingProcess, calls_of_four: list[Calls]) -> None:
     flags = [DEFAULT_MODEL, "--kv-cache-gb", "0.25", "--prefill", "1", "--decode", "1"]
     with forking.server(flags) as cell, client_of(cell) as separate:

@@ -44,6 +44,7 @@ def texts(url: str) -> list[str]:
     return [choice["text"] for choice in answer["choices"]]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_cell_serves_gets_weights_and_ends_without_what_only_linux_has(
     folder: Path, tmp_path: Path, one_engine: Callable[[str], ChildServer]

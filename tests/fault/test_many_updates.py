@@ -77,6 +77,7 @@ async def updated(cell: RunningCell, folders: tuple[Path, Path], number: int) ->
     return answers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("updates", [60, pytest.param(200, marks=pytest.mark.long)])
 async def test_many_updates_leave_nothing_behind(
     updates: int, folders: tuple[Path, Path], forking: ForkingProcess

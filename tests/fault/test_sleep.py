@@ -155,6 +155,7 @@ async def test_requests_wait_while_engines_sleep_and_then_are_refused(
         await cell.check_nothing_left()
 
 
+@pytest.mark.long
 async def test_a_server_that_is_stopped_asleep_lets_its_answers_end(long_folder: Path, forking: ForkingProcess) -> None:
     async with RunningCell(long_folder, spawn=forking.spawn, server=RL, **LONG_TEXTS) as cell:
         complete = await fetch_answer(cell.http, CHAT, LONG)

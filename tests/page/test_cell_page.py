@@ -70,6 +70,7 @@ def send_request(page: Page, cell: ChildServer) -> None:
     eventually(lambda: running(cell) == N, bool)
 
 
+@pytest.mark.long
 def test_an_engine_is_killed_and_its_choices_end_as_if_undisturbed(page: Page, cell: ChildServer) -> None:
     eventually(lambda: is_complete(cell), bool)
     expected = undisturbed(cell)

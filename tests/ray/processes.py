@@ -1,7 +1,9 @@
 """The processes of a cluster on this machine: tests find them, kill them, and check that none is left."""
 
+import os
 import signal
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,6 +57,26 @@ def stopped(process: psutil.Process) -> Iterator[None]:
     finally:
         with suppress(psutil.NoSuchProcess):
             process.resume()
+
+
+RUN_S = 0.005
+"""Time in which engines generate a few tokens."""
+
+
+def let_run(engines: Iterable[psutil.Process]) -> None:
+    """Lets the processes run for `RUN_S`, and stops them. This process does nothing else in that time."""
+    resume(engines)
+    time.sleep(RUN_S)
+    for engine in engines:
+        with suppress(ProcessLookupError):
+            os.kill(engine.pid, signal.SIGSTOP)
+
+
+def resume(processes: Iterable[psutil.Process]) -> None:
+    """Resumes stopped processes. Processes that have ended are left out."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGCONT)
 
 
 def tcp_addresses(process: psutil.Process) -> set[tuple[str, int]]:

@@ -13,7 +13,7 @@ from tests.fault.fault_requests import CHAT, COUNTED, chat
 from tests.fault.oracle import Undisturbed
 from tests.ray.processes import check_gone, engine_of, folders, kill, stopped
 from tests.ray.running_ray import RunningRay
-from tests.ray.streaming import LONG, streaming
+from tests.ray.streaming import LONG, streaming, unfinished
 
 pytestmark = [
     pytest.mark.anyio,
@@ -33,7 +33,7 @@ async def test_an_engine_that_dies_during_a_stream_restarts_and_the_answer_is_un
     expected = await undisturbed.answer(CHAT, body)
     replicas = ray.replicas("decode")
     engine = engine_of(await ray.home_of("s"))
-    async with streaming(ray, CHAT, body, session="s") as stream:
+    async with unfinished(ray, CHAT, body, session="s") as stream:
         kill(engine)
         assert (await stream.read_all()).complete() == expected
     check_gone([engine])
@@ -50,7 +50,7 @@ async def test_an_answer_whose_replica_is_killed_never_looks_complete(
     replicas, (directory,) = ray.replicas("decode"), ray.replicas("directory")
     replica = await ray.home_of("s")
     kill(directory)
-    async with streaming(ray, CHAT, body, session="s") as stream:
+    async with unfinished(ray, CHAT, body, session="s") as stream:
         kill(replica)
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
             await stream.read_all()

@@ -21,7 +21,7 @@ from tests.patience import PATIENCE_S
 from tests.ray.cell_status import RayStatus
 from tests.ray.processes import check_gone, engine_of, kill, lower_priority, stopped
 from tests.ray.running_ray import ADMIN_KEY, CONTROLLER, RunningRay, eventually_in
-from tests.ray.streaming import LONG, answer_with_fault, streaming
+from tests.ray.streaming import LONG, answer_with_fault, unfinished
 
 pytestmark = [
     pytest.mark.anyio,
@@ -113,7 +113,7 @@ async def test_a_killed_gateway_breaks_off_its_streams_and_the_workers_free_all(
     body = chat("gateway dies", COUNTED, n=8, max_tokens=LONG)
     (gateway,) = ray.replicas("gateway")
     workers = (await ray.status()).addresses
-    async with streaming(ray, CHAT, body) as stream:
+    async with unfinished(ray, CHAT, body) as stream:
         kill(gateway)
         with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
             await stream.read_all()

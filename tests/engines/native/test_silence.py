@@ -108,6 +108,7 @@ async def test_a_stopped_engine_can_be_closed(tiny: Tiny, forking: ForkingProces
         assert not native.died.is_set()
 
 
+@pytest.mark.long
 async def test_an_engine_in_a_long_step_is_not_killed(long_model: Path, forking: ForkingProcess) -> None:
     async with in_one_step(long_model, forking.spawn, heartbeat_timeout_s=SILENCE_S) as native:
         started_s = time.monotonic()

@@ -133,8 +133,10 @@ def test_log_probabilities_are_nearer_to_float32_than_those_of_torchs_operators(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.02), ("float32", 2e-5)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "dtype", "most"),
+    [(kind, *numbers) for kind in KINDS for numbers in (("bfloat16", 0.02), ("float32", 2e-5))],
+)
 def test_every_kind_of_kernels_that_the_processor_can_run_computes_the_model(
     kind: str, dtype: str, most: float, tiny: Made
 ) -> None:

@@ -3,6 +3,7 @@ logits nor the stored keys and values."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -84,8 +85,7 @@ stage = cache(Stage)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("kind", ["avx512", "avx2"])
+@pytest.mark.parametrize(("kind", "dtype"), list(product(("avx512", "avx2"), ("bfloat16", "float32"))))
 @examples(8)
 @given(requested=st.lists(st.integers(0, NUM_ROWS - 1), max_size=9) | st.just([NUM_ROWS - 1]))
 def test_logits_have_the_same_bits_with_any_other_requested_rows(
