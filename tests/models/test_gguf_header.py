@@ -80,7 +80,7 @@ def test_a_truncated_file_is_refused(content: bytes, tmp_path: Path, kept: int) 
         read_gguf(file)
 
 
-@examples(200)
+@examples(60)
 @given(data=st.data())
 def test_any_header_is_read_or_refused(
     content: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

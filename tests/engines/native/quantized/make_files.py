@@ -2,6 +2,8 @@
 
     python -m venv VENV && VENV/bin/pip install gptqmodel==7.7.0 autoawq==0.2.9 compressed-tensors==0.20.1
     VENV/bin/python tests/engines/native/quantized/make_files.py
+    VENV/bin/pip install compressed-tensors==0.9.4
+    VENV/bin/python tests/engines/native/quantized/make_files.py --ordered
 
 Each file has the tensors of one linear layer, `layer.*`, as the library stores them, and `expected`, the weight that
 the library's own dequantization computes. The `quantization_config` is in the metadata.
@@ -145,9 +147,33 @@ def make_compressed(name: str, form: str, *, dtype: torch.dtype = torch.bfloat16
     save(f"compressed-{name}", stored, expected, config)
 
 
+def make_ordered() -> None:
+    """Makes the file with the group of each input, which compressed-tensors has not written since 2026."""
+    from compressed_tensors.compressors.quantized_compressors.pack_quantized import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationArgs
+
+    args = QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=32, actorder="group")
+    weight, order = random_layer(128).weight.detach().bfloat16(), torch.randperm(128)
+    scale = (weight[:, order].view(OUTPUTS, 4, 32).abs().amax(-1) / 7.5).bfloat16()
+    g_idx = torch.empty(128, dtype=torch.int32)
+    g_idx[order] = torch.arange(128, dtype=torch.int32) // 32
+    compressor = PackedQuantizationCompressor(config=None)
+    stored = compressor.compress_weight(
+        weight=weight, scale=scale, zero_point=torch.zeros_like(scale), g_idx=g_idx, quantization_args=args
+    )
+    stored |= {"weight_scale": scale, "weight_g_idx": g_idx}
+    expected = compressor.decompress_weight(stored, quantization_args=args)
+    weights = json.loads(args.model_dump_json())
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    save("compressed-w4-32-ordered", stored, expected, config | {"config_groups": {"group_0": {"weights": weights}}})
+
+
 def main() -> None:
     torch.manual_seed(0)
     FILES.mkdir(exist_ok=True)
+    if "--ordered" in sys.argv:
+        make_ordered()
+        return
     for bits, group_size, symmetric, ordered, form in (
         (4, 32, True, False, "gptq"),
         (4, 64, False, True, "gptq"),

@@ -114,9 +114,12 @@ def group(**weights: object) -> dict[str, object]:
         (GPTQ | {"group_size": 0}, "group_size is 0"),
         (GPTQ | {"group_size": None}, "group_size is None"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
+        (GPTQ | {"format": "bitblas"}, "format is 'bitblas'"),
+        (GPTQ | {"format": "gptq", "checkpoint_format": "gptq_v2"}, "checkpoint_format is 'gptq_v2', .* as in format"),
         (GPTQ | {"dynamic": {"lm_head": {"bits": 8}}}, "dynamic is {'lm_head'"),
         ({"quant_method": "awq", "bits": 8, "group_size": 32}, "bits is 8, which is not supported; it can be 4"),
         ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "version is 'gemv'"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "format": "llm-awq"}, "format is 'llm-awq'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size is \[128\]"),
         (COMPRESSED | {"format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized'"),
@@ -170,11 +173,32 @@ def test_a_missing_part_is_named(tmp_path: Path, missing: str) -> None:
         read(write(tmp_path, tensors), GPTQ)
 
 
+def test_the_version_of_zero_points_has_two_names() -> None:
+    forms = [GPTQ | {name: "gptq_v2"} for name in ("format", "checkpoint_format")]
+    assert (
+        FORMATS["gptq"](Fields(forms[0], ""))
+        == FORMATS["gptq"](Fields(forms[1], ""))
+        != FORMATS["gptq"](Fields(GPTQ, ""))
+    )
+
+
 def test_without_group_indices_groups_are_consecutive(tmp_path: Path) -> None:
     tensors = changed("layer.scales", lambda t: t)
     del tensors["layer.g_idx"]
     file = next(file for file in FILES if file.stem == "gptq-4-32-gptq")
     assert torch.equal(read(write(tmp_path, tensors), GPTQ), load_file(file)["expected"].float())
+
+
+def test_groups_of_compressed_tensors_can_be_in_order(tmp_path: Path) -> None:
+    """LLM Compressor writes groups of -1 where the inputs were not reordered."""
+    file = next(file for file in FILES if file.stem == "compressed-w4-32")
+    tensors = load_file(file)
+    expected = tensors.pop("expected")
+    tensors["layer.weight_g_idx"] = torch.full((128,), -1, dtype=torch.int32)
+    assert torch.equal(read(write(tmp_path, tensors), config_of(file)), expected.float())
+    tensors["layer.weight_g_idx"][3] = 4
+    with pytest.raises(ModelLoadError, match="it names a group that does not exist; there are 4"):
+        read(write(tmp_path, tensors), config_of(file))
 
 
 def test_the_stored_shape_of_packed_weights_must_be_theirs(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_a_model_has_the_weights_from_which_its_file_was_made(tmp_path: Path, ar
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6 if "norm" in name else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_model_has_the_weights_that_transformers_reads(tmp_path: Path, architecture: str) -> None:
     source = save_model_of(tiny_config(architecture), tmp_path / "source")

@@ -75,6 +75,7 @@ def test_a_quantized_model_has_the_dequantized_weights(
     assert weights_in_memory(quantized, config, dtype=torch.bfloat16) == sum(t.nbytes for t in expected.values()) // 2
 
 
+@pytest.mark.slow
 def test_experts_are_dequantized_one_by_one_and_merged(tmp_path: Path) -> None:
     config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64)
     quantized, plain = quantize(save_model_of(config, tmp_path / "source"), tmp_path, "fp8")
@@ -83,6 +84,7 @@ def test_experts_are_dequantized_one_by_one_and_merged(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_experts_of_gpt_oss_are_dequantized(tmp_path: Path) -> None:
     windows: dict[str, Any] = {
         "sliding_window": 16,

@@ -39,7 +39,8 @@ class AwqFormat:
     def of(cls, fields: Fields) -> "AwqFormat":
         """Raises UnsupportedModelError for a value that is not supported."""
         fields.number("bits", (BITS,))
-        fields.text("version", ("gemm",), default="gemm")
+        for name in ("version", "format", "checkpoint_format"):
+            fields.text(name, ("gemm",), default="gemm")
         return cls(fields.size("group_size"))
 
     @property

@@ -5,7 +5,7 @@ pack-quantized                    weight_packed      [out, in * bits / 32] int32
 int-, float-, naive-quantized     weight             [out, in] int8 or float8_e4m3fn
 all                               weight_scale       one scale per group, row, tensor or block (`blocks`)
                                   weight_zero_point  without symmetric; packed along the rows in pack-quantized
-                                  weight_g_idx       with actorder group: the group of each input
+                                  weight_g_idx       with actorder group: the group of each input, or -1
 
 (weight - zero point) * scale, in the dtype of the scales
 """
@@ -45,8 +45,6 @@ class CompressedFormat:
     block: tuple[int, int]
     """Rows and columns of a block; 0 for all."""
     symmetric: bool
-    ordered: bool
-    """True if `weight_g_idx` has the group of each input."""
 
     @classmethod
     def of(cls, fields: Fields) -> "CompressedFormat":
@@ -80,8 +78,7 @@ class CompressedFormat:
         symmetric = weights.get("symmetric") is not False
         if not symmetric and strategy == "block":
             raise weights.refused("symmetric", "true with blocks")
-        ordered = strategy == "group" and weights.get("actorder") in ("group", "dynamic", True)
-        return cls(packed, number, bits, strategy, block, symmetric, ordered and packed)
+        return cls(packed, number, bits, strategy, block, symmetric)
 
     @property
     def description(self) -> str:
@@ -93,11 +90,12 @@ class CompressedFormat:
 
     def tensors(self, stored: Mapping[str, StoredTensor]) -> list[LogicalTensor]:
         required = {"weight_scale", *({"weight_shape"} if self.packed else {"weight"})}
-        required |= (set() if self.symmetric else {"weight_zero_point"}) | ({"weight_g_idx"} if self.ordered else set())
+        required |= set() if self.symmetric else {"weight_zero_point"}
+        optional = {"weight_g_idx"} if self.packed and self.strategy == "group" else set()
         marker = "weight_packed" if self.packed else "weight_scale"
         # A symmetric weight can have zero points that are zero, which are left out.
         unused = UNUSED | ({"weight_zero_point"} if self.symmetric else set())
-        modules, others = modules_of(stored, marker, required=required, optional=frozenset(), unused=unused - required)
+        modules, others = modules_of(stored, marker, required=required, optional=optional, unused=unused - required)
         make = self._packed_tensor if self.packed else self._whole_tensor
         return [*others, *(make(module, parts) for module, parts in modules.items())]
 
@@ -129,7 +127,7 @@ class CompressedFormat:
                 grid.check(parts["weight_zero_point"], ("I8", *ITEM_BYTES))
             else:
                 parts["weight_zero_point"].check(("I32",), (-(-rows // per_word), grid.shape[1]))
-        if self.ordered:
+        if "weight_g_idx" in parts:
             parts["weight_g_idx"].check(("I32", "I64"), (columns,))
         return LogicalTensor(
             f"{module}.weight", (rows, columns), parts, partial(self._dequantize_packed, grid=grid, stored=parts)
@@ -146,10 +144,10 @@ class CompressedFormat:
         def numbers(rows: slice) -> Tensor:
             return unpacked(packed[rows], self.bits) - middle
 
-        if not self.ordered:
+        group = parts["weight_g_idx"].long() if "weight_g_idx" in parts else None
+        if group is None or bool((group == -1).all()):
             grid.write(out, numbers, scales=scales, zeros=zeros, dtype=scales.dtype)
             return
-        group = parts["weight_g_idx"].long()
         if group.numel() and not 0 <= int(group.min()) <= int(group.max()) < grid.shape[1]:
             raise stored["weight_g_idx"].error(f"it names a group that does not exist; there are {grid.shape[1]}")
         for rows in pieces_of(grid.rows, grid.columns):

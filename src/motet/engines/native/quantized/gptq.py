@@ -26,6 +26,7 @@ from motet.engines.native.quantized.stored_tensors import (
 )
 from motet.models.safetensors_header import ITEM_BYTES
 
+FORMS = ("gptq", "gptq_v2")
 LESS_ONE = {4: 0x11111111, 8: 0x01010101}
 """A word of ones, by the number of bits. GPTQModel adds it to whole words, so that a carry undoes a borrow."""
 
@@ -42,11 +43,11 @@ class GptqFormat:
         """Raises UnsupportedModelError for a value that is not supported."""
         fields.empty("dynamic", "is_marlin_format")
         fields.text("pack_dtype", ("int32",), default="int32")
-        return cls(
-            fields.number("bits", (4, 8)),
-            fields.size("group_size"),
-            fields.text("checkpoint_format", ("gptq", "gptq_v2"), default="gptq") == "gptq",
-        )
+        # GPTQModel writes both fields since 2026.
+        form = fields.text("format", FORMS, default=fields.text("checkpoint_format", FORMS, default=FORMS[0]))
+        if fields.text("checkpoint_format", FORMS, default=form) != form:
+            raise fields.refused("checkpoint_format", f"{form}, as in format")
+        return cls(fields.number("bits", (4, 8)), fields.size("group_size"), form == FORMS[0])
 
     @property
     def description(self) -> str:
