@@ -133,6 +133,19 @@ def test_an_error_names_the_file_and_the_tensor(
         load(folder)
 
 
+def test_tensors_that_no_decoder_needs_are_left_out(source: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(source, folder)
+    for name, numbers in (
+        ("model.layers.0.self_attn.k_scale", torch.ones(1)),
+        ("model.layers.0.attn.bias", torch.ones(1, 1, 8, 8)),
+        ("model.layers.0.attn.masked_bias", torch.ones(())),
+        ("mtp.0.norm.weight", torch.ones(4)),
+    ):
+        add(name, beside=HEAD, numbers=numbers)(folder)
+    load(folder)
+
+
 @pytest.mark.parametrize("tied", [False, True], ids=["separate head", "tied head"])
 def test_sharded_files_have_the_weights_of_a_single_file(tmp_path: Path, tied: bool) -> None:
     config = LlamaConfig(**SIZES | {"tie_word_embeddings": tied})

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from motet.engines.native.model_weights import NOT_FINITE, is_finite
 from motet.engines.native.quantized.dequantized import DequantizedCheckpoint
 from motet.engines.native.quantized.detect import PLACES
+from motet.engines.native.quantized.fp8 import ACTIVATIONS
 from motet.engines.native.quantized.stored_tensors import FLOATS, LogicalTensor, plain_tensors
 from motet.engines.native.step.padded_experts import EXPERTS_NAME
 from motet.engines.native.step.run import ATTENTION_NAME
@@ -45,6 +46,7 @@ TEXT_PART = {
 
 MAX_SIZE = 2**31
 """Maximum of a size or a token id in a config."""
+UNUSED, MTP = {*ACTIVATIONS, "masked_bias"}, re.compile(r"(^|\.)mtp")
 MAX_MISSING_RATIO = 2
 """Maximum ratio of a model's weights to those in its files. Tied weights are stored once."""
 MAX_VALUE_CHARS, MAX_REASON_CHARS = 100, 1000
@@ -192,7 +194,8 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
     if missing := sorted([*report["missing_keys"], *map(str, report["mismatched_keys"])]):
         # transformers fills them with random numbers and continues.
         raise ModelLoadError(f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}")
-    if unexpected := sorted(name for name in report["unexpected_keys"] if not is_part or TEXT_PART_NAME.match(name)):
+    possible = (name for name in report["unexpected_keys"] if not is_part or TEXT_PART_NAME.match(name))
+    if unexpected := sorted(name for name in possible if not _is_unused(name, tensors)):
         # transformers ignores them: with a bias that the config does not mention, the answers would be wrong.
         raise _file_error(
             unexpected[0],
@@ -248,6 +251,13 @@ def _file_error(name: str, why: str, *, tensors: Mapping[str, LogicalTensor], fo
     names the folder."""
     file = tensors[name].file if name in tensors else folder
     return ModelLoadError(f"tensor {cut(name, MAX_VALUE_CHARS)} in {file}: {why}")
+
+
+def _is_unused(name: str, tensors: Mapping[str, LogicalTensor]) -> bool:
+    """Returns True for tensors that published checkpoints have and no decoder needs: scales of a quantized KV cache,
+    layers that predict several tokens, and the causal masks of GPT-J and GPT-Neo, which have four dimensions."""
+    mask = name.endswith(".bias") and name in tensors and len(tensors[name].shape) == 4
+    return mask or name.rpartition(".")[2] in UNUSED or MTP.search(name) is not None
 
 
 def check_finite(model: torch.nn.Module, tensors: Mapping[str, LogicalTensor], *, folder: Path) -> None:
