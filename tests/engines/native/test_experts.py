@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace as replace_fields
 from safetensors.torch import load_file, save_file
 
 from bench.accuracy import prompt_logits
@@ -17,8 +18,10 @@ from motet.engines.native.cpu.cpu_runner import CpuRunner
 from motet.engines.native.cpu.packed_weights import PackedModel
 from motet.engines.native.model import load_model, read_config
 from motet.errors import RequestError
+from motet.ids import ModelName
 from motet.models.checkpoint import CheckpointKind
-from tests.engines.native.drive import gb_of, prompt_of
+from tests.engines.native.adapter_files import ATTENTION, merge, save_adapter
+from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
 from tests.kernels import kernels_of
 from tests.tiny_architectures import save_tiny_architecture
 from tests.tiny_engine import engine_config
@@ -124,3 +127,13 @@ def test_weights_of_zeros_select_some_experts(name: str, save: Save) -> None:
     parts = built(save(name), dtype="bfloat16")
     parts.weights.prepare(CheckpointKind.ZEROS).staged.apply()
     assert not prompt_logits(parts, PROMPT).any()
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "torch"])
+def test_an_adapter_of_attention_generates_as_the_merged_model(kernels: str, save: Save, tmp_path: Path) -> None:
+    folder = save("Qwen2Moe")
+    adapter = save_adapter(folder, tmp_path / "adapter", targets=ATTENTION)
+    merged = merge(folder, adapter, tmp_path / "merged")
+    core = make_core(folder, kernels=kernels, adapters=[f"a={adapter}"])
+    request = replace_fields(group("g", PROMPT, temperature=0.0), model=ModelName("a"))
+    assert run(core, [request])["g"].tokens[0] == Reference(merged).greedy(PROMPT, 20)
