@@ -26,10 +26,10 @@ class MaxCases:
     slow: int
 
 
-MAX_CASES = {"quick": MaxCases(plain=32, asynchronous=6, slow=8), "all": MaxCases(plain=64, asynchronous=12, slow=8)}
+MAX_CASES = {"quick": MaxCases(plain=32, asynchronous=6, slow=6), "all": MaxCases(plain=64, asynchronous=12, slow=6)}
 """Maximum for each profile of `tests.property_settings`. The profile `long` has none."""
-NEVER_THINNED = ("gpu", "clients")
-"""Marks of tests that neither command runs."""
+NEVER_THINNED = ("every_case", "gpu", "clients")
+"""Marks of tests whose cases all run. Neither command runs tests with the last two marks."""
 
 Values = tuple[Hashable, ...]
 """The value of each mark in one case."""

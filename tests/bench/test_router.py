@@ -115,6 +115,7 @@ def test_routing_by_cost_finds_more_prompts_in_caches_than_round_robin() -> None
     assert hits(Policy.KV) > 1.2 * hits(Policy.ROUND_ROBIN)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_tiny_run_fills_every_table() -> None:
     plan = plan_of(parse(["--quick", "--groups", "60", "--workers", "2", "--loads", "0.5", "--weights"]))

@@ -122,6 +122,7 @@ def test_a_cell_that_cannot_start_gives_its_reason_once_and_leaves_nothing(
     assert list(tmp_path.glob("motet-*")) == []
 
 
+@pytest.mark.long
 def test_two_cells_on_one_machine_stay_separate_and_each_ends_without_the_other(
     forking: ForkingProcess,
     folder: Path,

@@ -119,6 +119,7 @@ def test_the_service_has_the_config_that_its_command_prints(service: Document) -
     settings_in(yaml.safe_load(inside))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_serve_knows_every_field_of_the_configs(service: Document) -> None:
     """Serve drops unknown fields, so the parsed config must equal the file."""

@@ -96,6 +96,7 @@ async def shared(folder: Path, forking: ForkingProcess, undisturbed: Undisturbed
             yield cell
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_the_answer_is_the_undisturbed_one_with_an_engine(
     case: Case, cell: RunningCell, undisturbed: Undisturbed

@@ -165,6 +165,7 @@ async def test_a_server_that_is_stopped_asleep_lets_its_answers_end(long_folder:
             assert await stream.rest() == complete
 
 
+@pytest.mark.long
 async def test_an_emptied_prefix_cache_is_recomputed_on_all_engines_and_the_router_knows(
     long_folder: Path, forking: ForkingProcess
 ) -> None:

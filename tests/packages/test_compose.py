@@ -93,6 +93,7 @@ def named(network: Mapping[str, Host]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.hosts
 def test_the_services_serve_a_group_with_one_transfer(folder: Path, forking: ForkingProcess) -> None:

@@ -61,6 +61,7 @@ def test_eight_choices_stream_one_is_stopped_and_four_more_follow(page: Page, st
     assert len(server.engine.requests) == 2
 
 
+@pytest.mark.long
 def test_tokens_that_are_reported_before_they_stream_are_counted_once(page: Page, start: Start) -> None:
     server = start()
     send_request(page, server, n="1")
@@ -79,6 +80,7 @@ def test_tokens_that_are_reported_before_they_stream_are_counted_once(page: Page
     expect(facts).to_contain_text(f"ended · {len(fake_answer(complete))} tokens")
 
 
+@pytest.mark.long
 def test_all_choices_are_stopped(page: Page, start: Start) -> None:
     server = start()
     send_request(page, server, n="3")
@@ -90,6 +92,7 @@ def test_all_choices_are_stopped(page: Page, start: Start) -> None:
     assert server.engine.open == {}
 
 
+@pytest.mark.long
 def test_the_choices_of_a_large_group_fit_on_a_phone(page: Page, start: Start) -> None:
     server = start()
     server.go(1000)
@@ -131,6 +134,7 @@ def test_a_group_with_enough_answers_shows_its_majority(page: Page, start: Start
     expect(receipt).to_contain_text("42")
 
 
+@pytest.mark.long
 def test_an_impossible_form_is_refused_with_the_server_s_message(page: Page, refusals: set[int], start: Start) -> None:
     refusals.add(400)
     server = start()
@@ -156,6 +160,7 @@ def test_an_impossible_form_is_refused_with_the_server_s_message(page: Page, ref
     expect(problem).to_be_hidden()
 
 
+@pytest.mark.long
 def test_a_busy_server_returns_a_503(page: Page, refusals: set[int], start: Start) -> None:
     refusals.add(503)
     server = start(key_max_requests=1)

@@ -68,7 +68,8 @@ async def refuses_requests(ray: RunningRay) -> bool:
     return (await ray.http.get("/health")).status_code != httpx.codes.OK
 
 
-@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.long)], ids=["joined", "own-cluster"])
+@pytest.mark.long
+@pytest.mark.parametrize("own", [False, True], ids=["joined", "own-cluster"])
 async def test_a_signal_while_replicas_start_ends_them(own: bool, folder: Path, existing: ExistingCluster) -> None:
     """The test above ends a cluster of its own."""
     ray = RunningRay(folder, joined=None if own else await existing.joined(), decode=1)

@@ -82,6 +82,7 @@ async def test_decode_works_without_a_killed_prefill_replica_and_connects_to_the
     assert (after.transfers - before.transfers, after.bypasses - before.bypasses) == (4, 0)
 
 
+@pytest.mark.long
 async def test_a_trainers_weights_reach_all_replicas_including_one_that_starts_later(
     ray: RunningRay, undisturbed: Undisturbed, folder: Path
 ) -> None:
