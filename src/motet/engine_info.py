@@ -109,12 +109,13 @@ def adapter_in(info: EngineInfo, model: str) -> AdapterInfo | None:
 def weights_of(info: EngineInfo, model: str) -> str:
     """Returns a digest of the weights that generate for this model: the base model, and the adapter if it is one."""
     adapter = adapter_in(info, model)
-    return info.model_digest if adapter is None else adapted(info.model_digest, adapter.digest)
+    return info.model_digest if adapter is None else adapted(info.model_digest, adapter)
 
 
-def adapted(model_digest: str, adapter_digest: str) -> str:
-    """Returns the digest of a base model's weights with an adapter."""
-    return f"{model_digest}+{adapter_digest}"
+def adapted(model_digest: str, adapter: AdapterInfo) -> str:
+    """Returns the digest of a base model's weights with an adapter. It has the name, because an adapter can be replaced
+    while another one with equal tensors stays."""
+    return f"{model_digest}+{adapter.name}={adapter.digest}"
 
 
 def version_of(info: EngineInfo, model: str) -> str:

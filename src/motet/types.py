@@ -371,16 +371,22 @@ class PromptScores(Sequence[Score]):
     """The scores of a prompt, in encoded parts of `SCORES_PER_PART` tokens. A part is decoded when it is read: 8,000
     tokens with 20 alternatives each are 330,000 numbers, which would take 40 to 100 ms."""
 
-    def __init__(self, parts: Sequence[bytes]) -> None:
+    def __init__(self, parts: Sequence[bytes], *, first: int = 0) -> None:
+        """`first`: number of scores at the start of the parts that are left out."""
         self._parts = parts
+        self._first = first
 
     def __len__(self) -> int:
-        return SCORES_PER_PART * (len(self._parts) - 1) + len(_SCORES.decode(self._parts[-1])) if self._parts else 0
+        if not self._parts:
+            return 0
+        return max(0, SCORES_PER_PART * (len(self._parts) - 1) + len(_SCORES.decode(self._parts[-1])) - self._first)
 
     def __iter__(self) -> Iterator[Score]:
         """Yields all scores. Raises `msgspec.MsgspecError` for parts that cannot be decoded."""
+        left_out = self._first
         for part in self._parts:
-            yield from _SCORES.decode(part)
+            yield from _SCORES.decode(part)[left_out:]
+            left_out = 0
 
     @overload
     def __getitem__(self, place: int) -> Score: ...
@@ -393,9 +399,15 @@ class PromptScores(Sequence[Score]):
             place = range(len(self))[place]
             return self[place : place + 1][0]
         first, stop, step = place.indices(len(self))
+        first, stop = first + self._first, stop + self._first
         part = first // SCORES_PER_PART
         read = [score for raw in self._parts[part : -(-stop // SCORES_PER_PART)] for score in _SCORES.decode(raw)]
         return tuple(read[first - part * SCORES_PER_PART : stop - part * SCORES_PER_PART : step])
+
+    def since(self, position: int) -> "PromptScores":
+        """Returns the scores from a position on, without the parts before it."""
+        part, first = divmod(self._first + position, SCORES_PER_PART)
+        return PromptScores(self._parts[part:], first=first)
 
 
 class PromptReport(msgspec.Struct, frozen=True, array_like=True):

@@ -15,6 +15,7 @@ from motet import weights
 from motet.engine import WorkerState
 from motet.engine_info import adapter_in
 from motet.errors import RequestError
+from motet.settings.server_config import CellConfig
 from motet.testing.fake_adapters import adapted_token, make_adapter
 from motet.types import Role
 from tests.deploy.dying import ANSWER, DyingEngine
@@ -219,6 +220,26 @@ async def test_a_trainer_pushes_an_adapter_after_each_step(folder: Path, way: we
         no_config = partial(weights.push_adapter, str(server.http.base_url), {"a": torch.zeros(1)}, name="policy")
         with pytest.raises(ValueError, match="adapter_config"):
             no_config()
+
+
+async def test_groups_of_an_adapter_move_after_another_one_with_equal_tensors_was_replaced(
+    folder: Path, tmp_path: Path
+) -> None:
+    one, two = make_adapter(tmp_path / "1", "1"), make_adapter(tmp_path / "2", "2")
+    cell = CellConfig(decode=2)
+    async with Running(folder, cell=cell, adapters=(f"poet={one}",), admin_key="admin") as server:
+        engines = [await server.starter.engine(number) for number in (0, 1)]
+        for path in (one, two):
+            assert (await load(server, "step", path, load_inplace=True)).status_code == 200
+        answer = asyncio.ensure_future(generated(server, "poet"))
+        await asyncio.wait([asyncio.ensure_future(e.submitted.wait()) for e in engines], return_when="FIRST_COMPLETED")
+        first, second = engines if engines[0].submitted.is_set() else reversed(engines)
+        first.steps.release()
+        while first.record.generated_tokens == 0:
+            await server.cell.router.fleet.capacity.wait_at_most(0.01)
+        second.let_run()
+        first.die()
+        assert (await answer).json()["choices"][0]["token_ids"] == expected(second, "poet")
 
 
 async def test_a_gateway_loads_adapters_on_its_motet_workers_and_on_workers_that_restart(

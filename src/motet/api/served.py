@@ -186,7 +186,7 @@ def model_named(models: Mapping[str, ServedModel | TextModel], name: str | None)
     """Returns the model that a request names. A request can omit `model` if there is only one. Raises
     `ModelNotFoundError` for an unknown name, `RequestError` if the name is missing and there are several, and
     `NoWorkerError` if there is no model."""
-    if name is not None and (found := models.get(name)) is not None:
+    if name is not None and (found := models.get(name) or _of_base(models, name)) is not None:
         return found
     known = list(models.values())
     if not known:
@@ -199,6 +199,13 @@ def model_named(models: Mapping[str, ServedModel | TextModel], name: str | None)
         message = f"Missing required parameter: 'model'. This server has several. {listed}"
         raise RequestError(message, param="model", code="missing_required_parameter")
     return known[0]
+
+
+def _of_base(models: Mapping[str, ServedModel | TextModel], name: str) -> ServedModel | TextModel | None:
+    """Returns the adapter that is named as `base:adapter`, as in Ray Serve LLM."""
+    base, _, adapter = name.rpartition(":")
+    found = models.get(adapter) if base else None
+    return found if found is not None and found.parent == base else None
 
 
 class GrammarChecks:

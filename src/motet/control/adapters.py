@@ -186,8 +186,11 @@ class AdapterControl:
             source.close()
             raise
         source.settle()
-        for old in {old.digest for old in before.values() if old is not None and old.digest != digest}:
-            self._fleet.successors.replace_adapter(old, digest, infos=[worker.engine.info for worker in changed])
+        infos = [worker.engine.info for worker in changed]
+        new = next((adapter for info in infos if (adapter := adapter_in(info, name)) is not None), None)
+        for old in {old for old in before.values() if old is not None and old.digest != digest}:
+            if new is not None:
+                self._fleet.successors.replace_adapter(old, new, infos=infos)
         self._fleet.refresh_facts()
         await self._until_listed(name, [worker.id for worker in changed], listed=True)
         logger.info("adapter %s, version %s: loaded by %d engines", name, order.version, len(changed))

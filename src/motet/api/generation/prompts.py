@@ -30,14 +30,14 @@ def parse_prompts(value: object) -> tuple[Prompt, ...]:
     if not value:
         raise FieldError(invalid_value, None, "the array is empty; at least one prompt is needed")
     if all(isinstance(item, str | list) for item in value):
-        return tuple(item if isinstance(item, str) else _token_ids(item, number) for number, item in enumerate(value))
+        return tuple(item if isinstance(item, str) else token_ids(item, number) for number, item in enumerate(value))
     if any(isinstance(item, str | list) for item in value):
         raise FieldError(invalid_type, None, "either token ids, or prompts in an array of prompts")
-    return (_token_ids(value),)
+    return (token_ids(value),)
 
 
-def _token_ids(item: list[object], number: int | None = None) -> tuple[int, ...]:
-    """`number`: number of the prompt in an array of prompts."""
+def token_ids(item: list[object], number: int | None = None) -> tuple[int, ...]:
+    """Reads a list of token ids. `number`: number of the list in an array of such lists, for errors."""
     ids = tuple(token for token in item if type(token) is int)
     if len(ids) != len(item):
         ids = tuple(token for token in map(as_integer, item) if type(token) is int)
@@ -99,20 +99,20 @@ async def completion_prompts(
         return ids
 
     all_ids: list[Sequence[int]] = []
-    for piece in _pieces(prompts):
+    for piece in work_pieces([len(prompt) for prompt in prompts]):
         all_ids += await caller.in_thread_if_long(partial(list, map(checked, piece)))
         await asyncio.sleep(0)  # other tasks run, also if the body is short
     return all_ids
 
 
-def _pieces(prompts: Sequence[Prompt]) -> Iterator[range]:
+def work_pieces(sizes: Sequence[int]) -> Iterator[range]:
     """Yields the numbers of the prompts of each piece of work: one long prompt, or several prompts that are together
-    shorter than `LONG_WORK`."""
+    shorter than `LONG_WORK`. `sizes`: number of characters or tokens of each prompt."""
     first = size = 0
-    for number, prompt in enumerate(prompts):
-        prompt_size = PROMPT_CHARS + len(prompt)
+    for number, own_size in enumerate(sizes):
+        prompt_size = PROMPT_CHARS + own_size
         if number > first and size + prompt_size > LONG_WORK:
             yield range(first, number)
             first, size = number, 0
         size += prompt_size
-    yield range(first, len(prompts))
+    yield range(first, len(sizes))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from motet.block_names import LastPrompt
 from motet.engine import ANSWERING, Worker, WorkerReport, WorkerState
-from motet.engine_info import EngineInfo, EngineKind, ModelCard, adapted
+from motet.engine_info import AdapterInfo, EngineInfo, EngineKind, ModelCard, adapted
 from motet.errors import EngineSilentError, MotetError
 from motet.routing.workers.affinity import SESSION_TTL_S, Affinity
 from motet.routing.workers.client_holdings import ClientTotal
@@ -216,12 +216,12 @@ class WeightSuccessors:
         """Records that all workers with the old weights have the new weights now, so that groups which started with the
         old weights continue with the new ones. `old`, `new`: `EngineInfo.model_digest`. `infos`: the engines."""
         self.replace(old, new)
-        for adapter in {adapter.digest for info in infos for adapter in info.adapters}:
+        for adapter in {adapter for info in infos for adapter in info.adapters}:
             self.replace(adapted(old, adapter), adapted(new, adapter))
 
-    def replace_adapter(self, old: str, new: str, *, infos: Iterable[EngineInfo]) -> None:
-        """Records that all workers with an adapter have another one under the same name now, with which its groups
-        continue. `old`, `new`: digests of the two. `infos`: the engines."""
+    def replace_adapter(self, old: AdapterInfo, new: AdapterInfo, *, infos: Iterable[EngineInfo]) -> None:
+        """Records that all workers with the adapter `old` have `new` under the same name now, with which its groups
+        continue. `infos`: the engines."""
         for digest in {info.model_digest for info in infos}:
             self.replace(adapted(digest, old), adapted(digest, new))
 
