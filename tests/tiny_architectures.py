@@ -21,6 +21,15 @@ _ROUTED: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,
 }
+_LATENT: dict[str, Any] = {
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}
 _FACTORS: dict[str, Any] = {"embedding_multiplier": 3.0, "attention_multiplier": 0.1, "residual_multiplier": 0.4}
 _NO_HEADS: dict[str, Any] = {"head_dim": None, "num_key_value_heads": None}
 _ROWS: dict[str, Any] = {"head_dim": None, "hidden_size": 128}
@@ -36,6 +45,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Apertus": {},
     "Arcee": {},
     "Cohere": {**_ROWS, "logit_scale": 0.3, "use_qk_norm": True},
+    "DeepseekV2": {**_ROUTED, **_LATENT, "topk_method": "group_limited_greedy", "n_shared_experts": 1},
+    "DeepseekV3": {**_ROUTED, **_LATENT, "n_shared_experts": 1},
     "Dots1": {**_ROUTED, **_WINDOWED, "n_shared_experts": 1},
     "Ernie4_5": {},
     "Ernie4_5_Moe": {"moe_num_experts": 16, "moe_k": 3, "moe_intermediate_size": 32, "moe_layer_start_index": 1},
@@ -66,6 +77,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 WITHOUT_KERNELS: dict[str, str] = {
     "Apertus": "the activation XIELUActivation",
+    "DeepseekV2": "the RoPE of DeepseekV2RotaryEmbedding",
+    "DeepseekV3": "4 products before attention",
     "GPT2": "the part transformer.wpe",
     "OPT": "the part model.decoder.embed_positions",
 }
@@ -83,6 +96,8 @@ MODELS: dict[str, str] = {
     "Olmo3": "OLMo 3",
     "Cohere": "Command R",
     "Cohere2": "Command R7B, Command A",
+    "DeepseekV2": "DeepSeek V2",
+    "DeepseekV3": "DeepSeek V3 and R1",
     "Phi": "Phi 1 to 2",
     "Phi3": "Phi 3 and 4",
     "Exaone4": "EXAONE 4",

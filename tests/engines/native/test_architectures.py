@@ -27,7 +27,7 @@ from tests.kernels import kernels_of
 from tests.tiny_architectures import ARCHITECTURES, WITHOUT_KERNELS, save_tiny_architecture
 from tests.tiny_engine import engine_config
 from tests.tiny_models import SIZES, Reference
-from tools.models_page import PAGE, page
+from tools.models_page import ADAPTERS, PAGE, page
 
 pytestmark = [pytest.mark.slow, pytest.mark.kernels]
 
@@ -41,20 +41,21 @@ PROMPT, OTHER, LENGTH = prompt_of(40), prompt_of(30, 7), 24
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     folder = save_tiny_architecture(name, tmp_path)
-    core = make_core(folder, blocks=1024)
+    core = make_core(folder, blocks=2048)
     assert (core.info.kernels == "torch") == (name in WITHOUT_KERNELS)
     assert WITHOUT_KERNELS.get(name, "") in core.info.kernels_note
+    assert (core.info.max_adapters > 0) == (ADAPTERS == "yes")
     outcome = run(core, [group("g", PROMPT, n=2, temperature=0.0, max_tokens=LENGTH)])["g"]
     assert outcome.tokens[0] == outcome.tokens[1] == Reference(folder).greedy(PROMPT, LENGTH)
     assert core.info.fingerprint.endswith("-same")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", WITH_KERNELS)
+@pytest.mark.parametrize("name", [*WITH_KERNELS, "DeepseekV3"])
 def test_a_choice_has_the_same_bits_alone_as_in_a_group_whose_prompt_is_cut(
     name: str, dtype: str, tmp_path: Path
 ) -> None:
-    parts = build_parts(engine_config(save_tiny_architecture(name, tmp_path), dtype=dtype, kv_cache_gb=gb_of(512)))
+    parts = build_parts(engine_config(save_tiny_architecture(name, tmp_path), dtype=dtype, kv_cache_gb=gb_of(1024)))
     rows = [
         rows_of(parts, [group("a", PROMPT, seed=5, max_tokens=12)], budget=512),
         rows_of(

@@ -98,7 +98,6 @@ def test_models_without_a_kv_cache_are_refused_before_their_weights_are_read(
             {"layer_types": ["conv", "full_attention"] * 2},
             "layers of the kind conv, whose state is not in",
         ),
-        ("DeepseekV3", {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}, "be served: "),
     ],
 )
 def test_models_that_no_backend_computes_are_refused_with_the_reason(

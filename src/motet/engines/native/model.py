@@ -149,11 +149,19 @@ def read_shape(folder: Path, config: PreTrainedConfig, *, generation: Path | Non
     return ModelShape(
         num_layers=size("num_hidden_layers"),
         num_kv_heads=size("num_key_value_heads", heads),
-        head_dim=size("head_dim", size("hidden_size") // heads),
+        head_dim=_latent_head_dim(config) or size("head_dim", size("hidden_size") // heads),
         vocab_size=size("vocab_size"),
         max_model_len=size("max_position_embeddings"),
         eos_token_ids=_eos_token_ids(folder, config, generation=generation or folder),
     )
+
+
+def _latent_head_dim(config: PreTrainedConfig) -> int | None:
+    """Returns the size of a key head in latent attention (DeepSeek V2 and V3), whose keys have a part with RoPE and a
+    part without; None for other attention."""
+    parts = [getattr(config, name, None) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    sizes = [part for part in parts if type(part) is int]
+    return sum(sizes) if len(sizes) == len(parts) else None
 
 
 def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

@@ -8,12 +8,17 @@ import pytest
 import torch
 
 from motet.engines.native.core import EngineCore
+from motet.engines.native.cpu.model_reader import read_structure
+from motet.engines.native.cpu.norm_reader import StructureError
 from motet.engines.native.cuda.cuda_runner import CudaRunner
+from motet.engines.native.cuda.layers import fuse
+from motet.engines.native.model import load_model, read_config
 from motet.errors import EngineError
 from motet.types import GenerateRequest
 from tests.engines.native.conftest import Expected
 from tests.engines.native.cuda.cpu_runner import PLAIN, Repeating, cuda_parts
 from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
+from tests.tiny_architectures import save_tiny_architecture
 from tests.tiny_models import FAMILIES, Reference, assert_greedy_equal
 
 pytestmark = pytest.mark.slow
@@ -123,3 +128,33 @@ def test_answers_are_copied_into_the_prefix_cache(tiny: Tiny) -> None:
     assert again.prompt is not None and again.prompt.cached_tokens == 112
     fresh = run(make_core(tiny("llama")), [group("f", [*prompt, *answer, 5, 6, 7], max_tokens=30, temperature=0.0)])
     assert again.tokens == fresh["f"].tokens
+
+
+@pytest.mark.parametrize("name", ["Granite", "Starcoder2", "SeedOss"])
+def test_parts_without_a_kernel_keep_torchs_operators(name: str, tmp_path: Path) -> None:
+    """LayerNorm and MLPs without a gate."""
+    folder, prompt = save_tiny_architecture(name, tmp_path), prompt_of(40)
+    core = core_over(folder, Repeating(), kv_cache_gb=gb_of(512))
+    outcome = run(core, [group("g", prompt, n=2, temperature=0.0, max_tokens=12)])["g"]
+    assert outcome.tokens[0] == outcome.tokens[1] == Reference(folder).greedy(prompt, 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("GPTNeoX", "a single product of queries, keys and values"),
+        ("Glm4", "RoPE that is not of complete heads"),
+        ("SmolLM3", "RoPE that is not of complete heads"),
+        ("Olmo2", "another norm of heads"),
+        ("GptOss", "attention sinks"),
+    ],
+)
+def test_attention_without_a_kernel_is_refused_before_the_model_is_changed(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    folder = save_tiny_architecture(name, tmp_path)
+    model = load_model(folder, read_config(folder), dtype=torch.float32, device=torch.device("cpu"))
+    before = {path: id(module) for path, module in model.named_modules()}
+    with pytest.raises(StructureError, match=reason):
+        fuse(model, PLAIN, structure=read_structure(model, max_positions=1000))
+    assert {path: id(module) for path, module in model.named_modules()} == before

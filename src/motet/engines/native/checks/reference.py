@@ -63,7 +63,7 @@ class Comparison:
 
     logits: float
     keys: Sequence[float]
-    """Difference of the keys of each layer."""
+    """Difference of the keys of each layer. Empty if transformers keeps something else (latent attention)."""
     same: bool
     """True if the tokens had the same bits in chunks and at once."""
 
@@ -74,7 +74,7 @@ class Comparison:
         """Returns a clause about the difference. If it exceeds the limit, the clause names the first part of the model
         whose results differ: the keys of a layer depend on the layers before it."""
         words = f"the logits differ from transformers' in float32 by {self.logits:.1g} of their spread"
-        if self.agrees(limit):
+        if self.agrees(limit) or not self.keys:
             return words
         layer = next((number for number, keys in enumerate(self.keys) if not keys <= limit), len(self.keys))
         return f"{words}, from {f'layer {layer - 1}' if layer else 'the embedding or the keys of layer 0'} on"
@@ -148,7 +148,9 @@ def compare(runner: ModelRunner, reference: ReferencePass, *, storage: KVStorage
     keys = storage.keys[:, :count].transpose(1, 2).float().cpu()
     found = Comparison(
         reference.difference(chunks, reference.logits),
-        [difference_of(one.flatten(1), other.flatten(1)) for one, other in zip(keys, reference.keys, strict=True)],
+        [difference_of(one.flatten(1), other.flatten(1)) for one, other in zip(keys, reference.keys, strict=True)]
+        if all(one.shape == other.shape for one, other in zip(keys, reference.keys, strict=True))
+        else [],
         same=torch.equal(run(0, count), chunks),
     )
     slots = len(table) * storage.block_size

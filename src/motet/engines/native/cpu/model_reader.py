@@ -5,6 +5,7 @@ What cannot be recognized raises StructureError, and torch's operators run the m
 the logits, which `checks.reference` compares with transformers' before the model serves.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,13 @@ from motet.engines.native.cpu.norm_reader import (
     read_norm,
 )
 from motet.engines.native.cpu.rotary_reader import RotaryRead, RotaryReader
+from motet.errors import MotetError
+from motet.log import cut
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON_CHARS = 200
+"""Maximum length of an unexpected error in the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +130,20 @@ class Structure:
         return sorted(found)
 
 
-@torch.inference_mode()
 def read_structure(model: PreTrainedModel, *, max_positions: int) -> Structure:
     """Raises StructureError with the reason if the kernels do not implement the model."""
+    try:
+        return _read_structure(model, max_positions=max_positions)
+    except (StructureError, MotetError):
+        raise
+    except Exception as error:  # a form that no model had until now; torch's operators can still run the model
+        logger.warning("the structure of a model cannot be read", exc_info=error)
+        name = type(model).__name__
+        raise StructureError(f"the structure of {name} ({cut(str(error), MAX_REASON_CHARS)})") from error
+
+
+@torch.inference_mode()
+def _read_structure(model: PreTrainedModel, *, max_positions: int) -> Structure:
     config = model.config
     if getattr(config, "clip_qkv", None) is not None:  # the numbers of random tokens can be below the limit
         raise StructureError("clip_qkv")
@@ -198,6 +217,8 @@ def _read_layer(
         raise StructureError("a layer without attention")
     before = [call for call in calls if call.number < attention.num_calls]
     qkv = [call for call in before if call.is_product]
+    if len(qkv) > 3:  # such as latent attention
+        raise StructureError(f"{len(qkv)} products before attention")
     out = next((call for call in calls if call.is_product and equal(call.input, attention.output)), None)
     if out is None or not qkv:
         raise StructureError("attention without a product before it, or after it")

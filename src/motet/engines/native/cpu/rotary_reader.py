@@ -73,7 +73,10 @@ def _tables(module: Any, kind: str | None, *, positions: Sequence[int]) -> tuple
     which = () if kind is None else (kind,)
     device = next((one.device for one in module.buffers()), torch.device("cpu"))
     places = torch.tensor([list(positions)], device=device)
-    cosines, sines = (one[0].float().cpu() for one in module(torch.empty(0, device=device), places, *which))
+    found = module(torch.empty(0, device=device), places, *which)
+    if not isinstance(found, tuple):
+        raise StructureError(f"the RoPE of {type(module).__name__}")
+    cosines, sines = (one[0].float().cpu() for one in found)
     half = cosines.shape[-1] // 2
     for pick in (slice(half), slice(0, None, 2)):
         other = slice(half, None) if pick == slice(half) else slice(1, None, 2)

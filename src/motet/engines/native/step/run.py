@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -120,7 +121,10 @@ def attend(
     layer = module.layer_idx
     if not isinstance(layer, int):
         raise TypeError(f"{type(module).__name__} has no layer index")
-    return step(layer, query, key, value, Scores(scaling, sliding_window, softcap, s_aux)), None
+    scores, width = Scores(scaling, sliding_window, softcap, s_aux), value.shape[-1]
+    # Latent attention (DeepSeek) has narrower values. The KV cache has them with zeros at the end.
+    value = F.pad(value, (0, key.shape[-1] - width)) if width < key.shape[-1] else value
+    return step(layer, query, key, value, scores)[..., :width], None
 
 
 AttentionInterface.register(ATTENTION_NAME, attend)
