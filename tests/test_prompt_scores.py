@@ -21,6 +21,13 @@ def test_the_scores_of_a_report_can_be_read_like_a_list_also_after_they_were_sen
     assert report is not None and report.logprobs is not None and report.cached_tokens == 3
     found = report.logprobs
     assert (len(found), [*found], list(found[:])) == (length, expected, expected)
+    for first in (0, 1, SCORES_PER_PART - 1, SCORES_PER_PART, length):
+        since = found.since(first)
+        assert (len(since), [*since], list(since[1:40])) == (
+            length - min(first, length),
+            expected[first:],
+            expected[first:][1:40],
+        )
     for first in (0, 1, SCORES_PER_PART - 1, SCORES_PER_PART, 50):
         for stop in (0, 1, SCORES_PER_PART, SCORES_PER_PART + 1, 50, 1000):
             assert [*found[first:stop]] == expected[first:stop]

@@ -46,6 +46,10 @@ REQUESTS: dict[str, list[Sent]] = {
     "POST /v1/messages": [{"json": {**HI, "max_tokens": 9}}, {"json": {**HI, "max_tokens": 9, "stream": True}}],
     "POST /v1/messages/count_tokens": [{"json": HI}],
     "POST /v1/responses/render": [{"json": {"input": "hi"}}],
+    "POST /v1/score": [
+        {"json": {"prompt": [5, 6], "continuations": ["a", [7, 8]]}},
+        {"json": {**HI, "continuations": ["a"]}},
+    ],
     "POST /inference/v1/generate": [
         {"json": TOKENS},
         {"json": {**TOKENS, "sampling_params": {"logprobs": 1, "prompt_logprobs": 1, "n": 2}}},

@@ -91,6 +91,16 @@ STATE, DONE = obj(status=TEXT), obj(message=TEXT)
 VERSION = obj(weight_version=TEXT)
 CHAT = _answer("chat.completion", message=ANSWER_MESSAGE, logprobs=nullable(OBJECT))
 COMPLETION = _answer("text_completion", text=TEXT, logprobs=nullable(OBJECT))
+SCORE = obj(
+    index=COUNT,
+    logprob=NUMBER,
+    mean_logprob=NUMBER,
+    is_greedy=TRUTH,
+    num_tokens=COUNT,
+    token_ids=TOKENS,
+    token_logprobs=listed(NUMBER),
+)
+SCORES = obj(id=TEXT, object=_kind("score"), created=COUNT, model=TEXT, scores=listed(SCORE), usage=USAGE)
 
 DERENDERED_CHUNK = obj(chunk=obj(id=TEXT, object=TEXT, choices=listed(obj(index=COUNT))), stream_state=OBJECT)
 
@@ -102,6 +112,7 @@ ANSWERS: Mapping[str, Json] = {
     "/v1/responses/input_tokens": obj(object=_kind("response.input_tokens"), input_tokens=COUNT),
     "/v1/messages": MESSAGE,
     "/v1/messages/count_tokens": obj(input_tokens=COUNT),
+    "/v1/score": SCORES,
     "/inference/v1/generate": GENERATED,
     "/generate": {"anyOf": [SGLANG, listed(SGLANG)]},
     "/v1/chat/completions/render": RENDERED,

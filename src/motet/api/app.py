@@ -30,6 +30,7 @@ from motet.api.openapi import openapi_router
 from motet.api.operators.adapter_routes import adapter_router
 from motet.api.operators.admin import admin_router, membership_router
 from motet.api.page import PAGE_ROUTES, page_router
+from motet.api.scoring.scores import score_router
 from motet.api.service import Service
 from motet.api.sglang.sglang_generate import sglang_generate_router
 from motet.api.sglang.sglang_routes import sglang_router
@@ -47,6 +48,7 @@ ROUTERS = (
     completion_router,
     responses_router,
     messages_router,
+    score_router,
     generate_router,
     group_router,
     render_router,
