@@ -121,6 +121,17 @@ def test_parts_that_are_not_the_tensors_of_all_experts_are_refused(
         parts.weights.prepare(CheckpointKind.FILES, [tmp_path])
 
 
+def test_layers_that_predict_several_tokens_are_not_used(save: Save, tmp_path: Path) -> None:
+    """Published checkpoints of GLM 4.5 Air have such a layer after the 46 layers of the model."""
+    folder = save("Glm4Moe")
+    save_file(load_file(folder / FILE) | {"model.layers.46.eh_proj.weight": torch.ones(64, 128)}, tmp_path / FILE)
+    parts = built(folder, dtype="bfloat16")
+    assert parts.weights.prepare(CheckpointKind.FILES, [tmp_path]).prepared.complete
+    save_file({"model.layers.47.eh_proj.weight": torch.ones(64, 128)}, tmp_path / FILE)
+    with pytest.raises(RequestError, match="the model has no such tensor"):
+        parts.weights.prepare(CheckpointKind.FILES, [tmp_path])
+
+
 @pytest.mark.parametrize("name", ["Qwen2Moe", "Dots1"])
 def test_weights_of_zeros_select_some_experts(name: str, save: Save) -> None:
     """All experts are equally good then."""

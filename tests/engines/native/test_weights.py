@@ -253,6 +253,7 @@ def test_unusable_weights_are_refused_by_name_and_the_old_ones_still_serve(
         (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-100])
         words = "bytes, but its header states"
     elif fault == "missing shard":
+        (folder / FILE).unlink()
         (folder / "model.safetensors.index.json").write_text(
             '{"weight_map": {"lm_head.weight": "shard-2.safetensors"}}'
         )

@@ -203,7 +203,7 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
         # transformers fills them with random numbers and continues.
         raise ModelLoadError(f"the weights in {folder} lack {len(missing)} tensors of the model, such as {missing[0]}")
     possible = (name for name in report["unexpected_keys"] if not is_part or TEXT_PART_NAME.match(name))
-    if unexpected := sorted(name for name in possible if not _is_unused(name, tensors)):
+    if unexpected := sorted(name for name in possible if not is_unused(name, tensors)):
         # transformers ignores them: with a bias that the config does not mention, the answers would be wrong.
         raise _file_error(
             unexpected[0],
@@ -261,7 +261,7 @@ def _file_error(name: str, why: str, *, tensors: Mapping[str, LogicalTensor], fo
     return ModelLoadError(f"tensor {cut(name, MAX_VALUE_CHARS)} in {file}: {why}")
 
 
-def _is_unused(name: str, tensors: Mapping[str, LogicalTensor]) -> bool:
+def is_unused(name: str, tensors: Mapping[str, LogicalTensor]) -> bool:
     """Returns True for tensors that published checkpoints have and no decoder needs: scales of a quantized KV cache,
     layers that predict several tokens, and the causal masks of GPT-J and GPT-Neo, which have four dimensions."""
     mask = name.endswith(".bias") and name in tensors and len(tensors[name].shape) == 4

@@ -6,6 +6,7 @@ file), and for models that the compiled kernels run (`cpu.cpu_runner.PackedWeigh
 
 import copy
 import math
+import re
 from bisect import bisect
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -151,11 +152,16 @@ class PublishedForm:
     """Parts of the model's tensors, by their names in published checkpoints."""
     buffers: frozenset[str] = frozenset()
     """Names of tensors that are not parameters. Trainers do not send them, and they keep their numbers then."""
+    unused: re.Pattern[str] | None = None
+    """Names of tensors that checkpoints of the family have and its models do not need, such as layers that predict
+    several tokens."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "PublishedForm":
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        return cls(_published_parts(model), frozenset(saved_tensors(model).keys() - parameters.keys()))
+        buffers = frozenset(saved_tensors(model).keys() - parameters.keys())
+        unused = getattr(model, "_keys_to_ignore_on_load_unexpected", None)
+        return cls(_published_parts(model), buffers, re.compile("|".join(unused)) if unused else None)
 
     def whole_names(self, names: Iterable[str]) -> set[str]:
         """Returns the names of the model's tensors for names of a checkpoint."""

@@ -25,6 +25,7 @@ from torch import nn
 from motet.engine_info import EngineInfo
 from motet.engine_orders import Checksums, OrderAnswer, PreparedWeights, PrepareWeights, SumWeights
 from motet.engines.native.checks.fingerprint import MODEL_DIGITS
+from motet.engines.native.model import is_unused
 from motet.engines.native.model_weights import (
     NOT_FINITE,
     SAVED_DTYPES,
@@ -120,7 +121,8 @@ class WeightLoader:
         reading = FileReading()
         try:
             known = self._live.shapes.keys() | self._published.parts.keys()
-            checkpoint = reading.run(lambda: read_checkpoint(paths, reading, names=known))
+            stored = reading.run(lambda: read_checkpoint(paths, reading, names=known))
+            checkpoint = {name: one for name, one in stored.items() if name in known or not self._unused(name, stored)}
             names = check_tensors(checkpoint, self._live, published=self._published)
             missing = missing_names(names, self._live)
             needed = missing - self._published.buffers
@@ -130,8 +132,8 @@ class WeightLoader:
                 )
             digesting = start_weights_digest(paths, cache, reading=reading)
             staged = self._live.stage(complete=not needed)
-            stored = _tensors(checkpoint, reading, dtype_of=self._dtype_of, tied=self._live.tied)
-            with closing(reading.ahead(stored)) as tensors:
+            read = _tensors(checkpoint, reading, dtype_of=self._dtype_of, tied=self._live.tied)
+            with closing(reading.ahead(read)) as tensors:
                 rounded = ((name, self._rounded(name, tensor)) for name, tensor in tensors)
                 for name, tensor in self._published.merged(rounded, self._live.shapes):
                     staged.write(name, tensor)
@@ -158,6 +160,10 @@ class WeightLoader:
             return rounded
         too_large = f"it has numbers that are too large for {str(dtype).removeprefix('torch.')}"
         raise unusable(name, too_large if is_finite(tensor) else NOT_FINITE)
+
+    def _unused(self, name: str, stored: Mapping[str, LogicalTensor]) -> bool:
+        unused = self._published.unused
+        return is_unused(name, stored) or (unused is not None and unused.search(name) is not None)
 
     def _dtype_of(self, name: str) -> torch.dtype:
         part = self._published.parts.get(name)
