@@ -66,6 +66,7 @@ async def cards(server: Running | RunningGateway) -> dict[str, tuple[str | None,
     return {card["id"]: (card["parent"], card["root"], card["weight_version"]) for card in listed}
 
 
+@pytest.mark.slow
 async def test_all_engines_of_a_cell_load_replace_and_unload_an_adapter(folder: Path, tmp_path: Path) -> None:
     poet, other = make_adapter(tmp_path / "poet", "1"), make_adapter(tmp_path / "other", "2")
     async with Running(folder, cell=CELL, adapters=(f"start={other}",), admin_key="admin") as server:
@@ -242,6 +243,7 @@ async def test_groups_of_an_adapter_move_after_another_one_with_equal_tensors_wa
         assert (await answer).json()["choices"][0]["token_ids"] == expected(second, "poet")
 
 
+@pytest.mark.slow
 async def test_a_gateway_loads_adapters_on_its_motet_workers_and_on_workers_that_restart(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -265,6 +267,7 @@ async def test_a_gateway_loads_adapters_on_its_motet_workers_and_on_workers_that
         assert_error(await generated(gateway, "poet"), status=404, code="model_not_found")
 
 
+@pytest.mark.slow
 async def test_a_worker_that_joins_a_gateway_gets_its_adapters(folder: Path, tmp_path: Path) -> None:
     poet = make_adapter(tmp_path / "poet", "1")
     async with Running(folder) as one, Running(folder) as two, RunningGateway(one) as gateway:

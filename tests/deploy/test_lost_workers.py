@@ -53,6 +53,7 @@ async def test_before_the_first_token_the_worker_is_named_in_a_header_and_its_ad
         assert id in line["error"]
 
 
+@pytest.mark.slow
 async def test_the_error_event_of_a_stream_has_no_address(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with FakeVLLM() as server, gateway_of(folder, server) as gateway:
         server.hold()

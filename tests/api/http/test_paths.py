@@ -68,6 +68,7 @@ async def test_an_error_of_messages_keeps_its_dialect(served: Served) -> None:
     assert (await served.http.post("/v1/messages/", json={})).json()["type"] == "error"
 
 
+@pytest.mark.slow
 async def test_other_forms_need_the_same_keys(serve: Serving) -> None:
     served = await serve(api_keys=("secret",), admin_key="admin", worker_key="worker")
     for path in (*WITHOUT_V1, "/v1/models", *ADMIN_ROUTES, "/workers"):

@@ -56,6 +56,7 @@ def sizes_of(length: int, step: int = 3) -> list[list[int]]:
     return [[length], [step] * (length // step) + [length % step], [length, 0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
@@ -89,6 +90,7 @@ async def test_streamed_chunks_of_any_size_join_to_the_derendered_chat(
             assert entries == (other["logprobs"] or {"content": []})["content"]
 
 
+@pytest.mark.slow
 async def test_streamed_chunks_of_any_size_join_to_the_derendered_completion(serve: Serving) -> None:
     """A plain text needs only the last tokens, however long the answer is."""
     served = await serve(saying("It rains. 日本 😀 " * 12 + "end"))

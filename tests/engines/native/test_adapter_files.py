@@ -156,6 +156,7 @@ def test_ranks_scalings_and_layers_are_those_of_peft() -> None:
     assert named(target_modules=["proj"]) == []
 
 
+@pytest.mark.slow
 def test_the_digest_depends_on_numbers_and_scaling_only(model: Path, tmp_path: Path) -> None:
     adapters: dict[str, dict[str, Any]] = {
         "first": {},

@@ -81,6 +81,7 @@ def request(name: str, model: str = "", **fields: Any) -> GenerateRequest:
     return msgspec.structs.replace(group(name, fields.pop("prompt"), **fields), model=ModelName(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", pytest.param("gemma2", marks=SLOW), pytest.param("qwen2", marks=SLOW)])
 @pytest.mark.parametrize("numbers", FLOAT32)
 def test_adapters_generate_as_merged_models(
@@ -117,6 +118,7 @@ def test_all_linear_layers_of_an_architecture_can_have_adapters(architecture: st
     assert outcomes["base"].tokens != outcomes["a"].tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", NUMBERS)
 def test_logits_are_close_to_the_logits_of_merged_models(
     numbers: dict[str, Any], tiny: Tiny, adapters: Callable[..., Path], tmp_path: Path
@@ -133,6 +135,7 @@ def test_logits_are_close_to_the_logits_of_merged_models(
         assert difference_of(found, expected[len(PROMPT) - 1 : -1]) < limit < difference_of(base, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", NUMBERS)
 def test_bits_of_a_choice_do_not_depend_on_what_runs_next_to_it(
     numbers: dict[str, Any], tiny: Tiny, adapters: Callable[..., Path]
@@ -173,6 +176,7 @@ def test_bits_of_a_choice_do_not_depend_on_what_runs_next_to_it(
             assert position != len(PROMPT) or torch.equal(logits, alone[301, position])
 
 
+@pytest.mark.slow
 def test_kv_is_never_shared_between_adapters(tiny: Tiny, adapters: Callable[..., Path]) -> None:
     """Equal prompts, with and without a full block, in the prefix cache, running, and kept."""
     parts = parts_of(tiny("llama"), TORCH)
@@ -200,6 +204,7 @@ def test_kv_is_never_shared_between_adapters(tiny: Tiny, adapters: Callable[...,
     assert cached("a") == 40, "the first adapter's blocks are found again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_groups_continue_with_a_new_adapter_as_if_it_had_been_loaded_before(
     prefix_cache: bool, tiny: Tiny, adapters: Callable[..., Path]
@@ -240,6 +245,7 @@ def test_groups_continue_with_a_new_adapter_as_if_it_had_been_loaded_before(
     assert outcomes["base"].tokens == resumed["base"].tokens
 
 
+@pytest.mark.slow
 def test_groups_of_an_unloaded_adapter_end_and_then_its_memory_is_free(
     tiny: Tiny, adapters: Callable[..., Path]
 ) -> None:
@@ -276,6 +282,7 @@ def test_groups_of_an_unloaded_adapter_end_and_then_its_memory_is_free(
         core.adapters.unload(ModelName("b"))
 
 
+@pytest.mark.slow
 def test_an_equal_adapter_that_is_loaded_again_costs_nothing(tiny: Tiny, adapters: Callable[..., Path]) -> None:
     """Groups of an adapter that was replaced or unloaded use the new copy, so that the old one is freed."""
     parts = parts_of(tiny("llama"), TORCH)
@@ -293,6 +300,7 @@ def test_an_equal_adapter_that_is_loaded_again_costs_nothing(tiny: Tiny, adapter
     assert core.counters.replayed_tokens == 0 and core.info.adapters[0].version == "False"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", FLOAT32)
 def test_loads_and_unloads_leave_nothing(numbers: dict[str, Any], tiny: Tiny, adapters: Callable[..., Path]) -> None:
     parts = parts_of(tiny("llama"), numbers)
@@ -313,6 +321,7 @@ def test_loads_and_unloads_leave_nothing(numbers: dict[str, Any], tiny: Tiny, ad
     assert not [one for one in held if one() is not None]
 
 
+@pytest.mark.slow
 def test_a_ticket_for_another_adapter_is_not_used(tiny: Tiny, adapters: Callable[..., Path]) -> None:
     pair = CorePair(tiny("llama"), kernels="torch")
     for core, parts in ((pair.p, pair.parts["P"]), (pair.d, pair.parts["D"])):
@@ -330,6 +339,7 @@ def test_a_ticket_for_another_adapter_is_not_used(tiny: Tiny, adapters: Callable
     pair.check_empty()
 
 
+@pytest.mark.slow
 def test_a_weight_update_keeps_adapters(tiny: Tiny, adapters: Callable[..., Path]) -> None:
     parts = parts_of(tiny("llama"), TORCH)
     core = core_of(parts)
@@ -341,6 +351,7 @@ def test_a_weight_update_keeps_adapters(tiny: Tiny, adapters: Callable[..., Path
     assert after.prompt is not None and after.prompt.cached_tokens == 0, "blocks of other weights have other names"
 
 
+@pytest.mark.slow
 def test_a_start_with_an_adapter_that_cannot_be_used_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"--adapter a={tmp_path}: .*adapter_config.json is missing"):
         parts_of(tiny("llama"), TORCH, adapters=[f"a={tmp_path}"])

@@ -52,6 +52,7 @@ def one_by_one(core: EngineCore, requests: Sequence[GenerateRequest]) -> dict[st
     return {name: found for each in requests for name, found in results_of(run(core, [each]), [each]).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", NUMBERS)
 def test_prompts_in_any_order_get_the_scores_of_an_engine_without_a_cache(numbers: dict[str, Any], tiny: Tiny) -> None:
     """There are few blocks, and steps are small: groups follow one another, are suspended, and lose cached blocks."""
@@ -72,6 +73,7 @@ def test_prompts_in_any_order_get_the_scores_of_an_engine_without_a_cache(number
     assert stats.cached_tokens > 0 and stats.prefill_tokens < sum(len(each.prompt) for each in requests)
 
 
+@pytest.mark.slow
 def test_only_tokens_without_known_scores_are_computed(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
 

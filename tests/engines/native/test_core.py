@@ -157,6 +157,7 @@ def test_logits_that_are_not_finite_fail_their_group_alone(device: str, tiny: Ti
     assert outcomes["well"].tokens == expected
 
 
+@pytest.mark.slow
 def test_preempted_choices_count_as_waiting(device: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"), device=device, blocks=40, max_model_len=256)
     core.submit(group("g", prompt_of(64), n=12, max_tokens=40))

@@ -165,6 +165,7 @@ def test_an_engine_without_transfers_answers_that_it_cannot_connect(tiny: Tiny) 
         assert engine.next_event() == NumberedAnswer(7, None, CarriedError.of(EngineError(NO_TRANSFERS)))
 
 
+@pytest.mark.slow
 def test_orders_load_and_unload_adapters_while_groups_run(tiny: Tiny, tmp_path: Path) -> None:
     pair = CorePair(tiny("llama"), max_adapters=1)
     adapter = save_adapter(tiny("llama"), tmp_path / "a")
@@ -210,6 +211,7 @@ def test_orders_load_and_unload_adapters_while_groups_run(tiny: Tiny, tmp_path: 
     assert engine.crash is None
 
 
+@pytest.mark.slow
 def test_a_step_that_raises_ends_the_loop(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = CorePair(tiny("llama"))
 

@@ -180,6 +180,7 @@ def obstacle(kernels: ctypes.CDLL | None, dtype: torch.dtype, device: str = "cpu
     return found if isinstance(found, str) else ""
 
 
+@pytest.mark.slow
 def test_the_obstacle_names_what_the_kernels_cannot_run() -> None:
     found, bf16 = best_kernels(), torch.bfloat16
     assert obstacle(found, bf16) == obstacle(found, torch.float32) == ""

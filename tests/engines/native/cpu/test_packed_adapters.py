@@ -60,6 +60,7 @@ class AdapterStage:
 stage = cache(AdapterStage)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [

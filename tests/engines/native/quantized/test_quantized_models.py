@@ -169,6 +169,7 @@ def test_a_format_is_refused_before_weights_are_read(made: Callable[[str], Folde
         build_parts(engine_config(folder))
 
 
+@pytest.mark.slow
 def test_zero_points_are_a_part_of_the_digest(made: Callable[[str], Folders], tmp_path: Path) -> None:
     """The same file has other weights if its zero points are stored in another way."""
     folder = changed(made("gptq")[0], tmp_path, config={"checkpoint_format": "gptq_v2"})
