@@ -108,6 +108,9 @@ def test_experts_of_gpt_oss_are_dequantized(tmp_path: Path) -> None:
     found = load(source).state_dict()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert len(stored) == len(expected) + 6
+    prompt, reference = prompt_of(50), Reference(source)  # transformers dequantizes it too
+    tokens = run(make_core(source), [group("g", prompt, temperature=0.0, max_tokens=40)])["g"].tokens[0]
+    assert_greedy_equal(reference, prompt, tokens, reference.greedy(prompt, 40))
 
 
 @pytest.mark.slow
