@@ -25,6 +25,8 @@ class Sampler:
     """Number of answers per prompt."""
     max_tokens: int
     temperature: float = 1.0
+    model: str | None = None
+    """Name of the model or adapter that generates the answers; None for the server's only model."""
 
     def rollouts(self, prompts: Sequence[Chat], *, seed: int) -> dict[str, list[list[int]] | list[list[float]]]:
         """Returns n answers for each prompt, in the order of the prompts.
@@ -44,7 +46,7 @@ class Sampler:
 
     def _request(self, http: httpx.Client, prompt: Chat, seed: int) -> dict[str, Any]:
         """Requests the n answers of one prompt in one request. The prompt is computed once, and its KV stored once."""
-        body = {
+        body: dict[str, Any] = {
             "messages": prompt,
             "n": self.n,
             "max_tokens": self.max_tokens,
@@ -53,6 +55,8 @@ class Sampler:
             "logprobs": True,
             "return_token_ids": True,
         }
+        if self.model is not None:
+            body["model"] = self.model
         response = http.post("/v1/chat/completions", json=body)
         response.raise_for_status()
         answer: dict[str, Any] = response.json()

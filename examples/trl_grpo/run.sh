@@ -2,6 +2,7 @@
 # Creates an environment with Motet, torch and TRL in this folder, starts a server, and trains with three seeds.
 #
 #     examples/trl_grpo/run.sh [STEPS]        32 steps by default: a quarter of an hour on two cores, and 2 GB of packages
+#     PEFT=1 examples/trl_grpo/run.sh         trains a LoRA adapter instead of all weights
 #
 # Results are in examples/trl_grpo/out: one line of JSON per step, and rewards.png.
 set -euo pipefail
@@ -15,7 +16,7 @@ bin=${ENVIRONMENT:-$here/.venv}/bin
 if [ ! -e $bin/motet ]; then
   python3 -m venv $here/.venv
   $bin/python -m pip install --quiet torch==2.13.0
-  $bin/python -m pip install --quiet . trl==1.16.0 matplotlib==3.11.2
+  $bin/python -m pip install --quiet . trl==1.16.0 peft==0.21.2 matplotlib==3.11.2
 fi
 
 # The server and the trainer share the cores, so their threads must not spin for long while they wait.
@@ -29,6 +30,6 @@ until curl --silent --fail --output /dev/null "http://127.0.0.1:$port/health"; d
 
 for seed in 1 2 3; do
   $bin/python -m examples.trl_grpo.train --model "$model" --server "http://127.0.0.1:$port" \
-    --seed $seed --steps "$steps" --out $out/seed$seed.jsonl
+    --seed $seed --steps "$steps" --out $out/seed$seed.jsonl ${PEFT:+--peft}
 done
 $bin/python -m examples.trl_grpo.plot $out/rewards.png $out/seed[123].jsonl

@@ -3,7 +3,8 @@
     motet serve smollm2 --rl --dtype float32 --port 8000
     python -m examples.trl_grpo.train --model ~/.cache/motet/smollm2-v1 --server http://127.0.0.1:8000 --out seed1.jsonl
 
-`run.sh` does both, for three seeds. The output file gets one line of JSON per step.
+`run.sh` does both, for three seeds. The output file gets one line of JSON per step. With `--peft` the trainer trains a
+LoRA adapter, pushes it after each step, and samples from it; the server then needs no `--rl`.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import torch
 from datasets import Dataset
 from transformers import (
     AutoModelForCausalLM,
-    PreTrainedModel,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -35,11 +35,17 @@ PROMPTS = 2
 MAX_TOKENS = 24
 
 
+ADAPTER = "policy"
+"""Name of the adapter in requests."""
+
+
 class PushAfterEachStep(TrainerCallback):
     """Pushes the initial weights to the server, and then the weights of each step as soon as the step ends."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, *, peft: bool) -> None:
+        """`peft`: True to push the adapter of a PEFT model, which has few weights."""
         self.server = server
+        self.peft = peft
         self.seconds = 0.0
         """Duration of the last push."""
 
@@ -51,9 +57,12 @@ class PushAfterEachStep(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._push(kwargs["model"], state.global_step)
 
-    def _push(self, model: PreTrainedModel, step: int) -> None:
+    def _push(self, model: Any, step: int) -> None:
         begin = time.perf_counter()
-        weights.push(self.server, model.named_parameters(), version=f"step {step}")
+        if self.peft:
+            weights.push_adapter(self.server, model, name=ADAPTER, version=f"step {step}")
+        else:
+            weights.push(self.server, model.named_parameters(), version=f"step {step}")
         self.seconds = time.perf_counter() - begin
 
 
@@ -95,9 +104,16 @@ def rewards(completions: list[list[dict[str, str]]], thing: list[str], ended: li
     return [reward(turn[0]["content"], thing=name, ended=done) for turn, name, done in answers]
 
 
+def lora_config() -> object:
+    """Returns an adapter of all linear layers."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
 def train(arguments: argparse.Namespace) -> None:
-    sampler = Sampler(arguments.server, n=N, max_tokens=MAX_TOKENS)
-    pushes = PushAfterEachStep(arguments.server)
+    sampler = Sampler(arguments.server, n=N, max_tokens=MAX_TOKENS, model=ADAPTER if arguments.peft else None)
+    pushes = PushAfterEachStep(arguments.server, peft=arguments.peft)
     log = Log(arguments.out, pushes)
 
     def rollout(prompts: list[Chat], trainer: GRPOTrainer) -> dict[str, list[Any]]:
@@ -116,7 +132,7 @@ def train(arguments: argparse.Namespace) -> None:
         per_device_train_batch_size=PROMPTS * N,
         num_generations=N,
         max_completion_length=MAX_TOKENS,
-        learning_rate=arguments.learning_rate,
+        learning_rate=arguments.learning_rate or (1e-4 if arguments.peft else 1e-5),
         lr_scheduler_type="constant",
         beta=0.0,
         use_cpu=True,
@@ -133,6 +149,7 @@ def train(arguments: argparse.Namespace) -> None:
         args=config,
         train_dataset=Dataset.from_list([{"prompt": prompt_about(thing), "thing": thing} for thing in THINGS]),
         rollout_func=rollout,
+        peft_config=lora_config() if arguments.peft else None,
         callbacks=[pushes, log],
     )
     trainer.train()
@@ -144,7 +161,8 @@ def main() -> None:
     parser.add_argument("--server", default="http://127.0.0.1:8000", help="URL of a server that runs with --rl")
     parser.add_argument("--seed", type=int, default=1, help="seed of the order of prompts and of all answers")
     parser.add_argument("--steps", type=int, default=32, help="number of steps")
-    parser.add_argument("--learning-rate", type=float, default=1e-5, help="learning rate")
+    parser.add_argument("--learning-rate", type=float, help="learning rate; by default 1e-5, with --peft 1e-4")
+    parser.add_argument("--peft", action="store_true", help="train a LoRA adapter instead of all weights")
     parser.add_argument(
         "--out", type=Path, default=Path("rewards.jsonl"), help="output file, with one line of JSON per step"
     )

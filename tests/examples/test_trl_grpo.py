@@ -165,12 +165,15 @@ def test_the_environment_of_trl_has_what_the_example_imports_from_motet() -> Non
 
 @pytest.mark.clients
 @pytest.mark.timeout(1200)
-def test_trl_s_trainer_trains_a_tiny_model(model: Path, server: ChildServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("--peft",)], ids=["weights", "adapter"])
+def test_trl_s_trainer_trains_a_tiny_model(
+    model: Path, server: ChildServer, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     out = tmp_path / "steps.jsonl"
     python = TRL.installed() / "bin" / "python"
     environ = {**environment(), "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     command = [str(python), "-m", "examples.trl_grpo.train", "--model", str(model), "--server", server.url]
-    run([*command, "--steps", "3", "--out", str(out)], environ, ROOT)
+    run([*command, "--steps", "3", "--out", str(out), *flags], environ, ROOT)
     steps = [json.loads(line) for line in out.read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert all(step["tokens"] > 0 and step["push_s"] > 0 for step in steps)
