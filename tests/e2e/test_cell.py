@@ -95,6 +95,7 @@ def expected(one_engine: Callable[[str], ChildServer]) -> list[str]:
     return texts(one_engine("float32"))
 
 
+@pytest.mark.long
 def test_a_signal_during_the_start_of_a_cell_ends_all_started_processes(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "motet", "serve", str(folder), *TINY, *CELL, "--port", "0"]
     with subprocess.Popen(

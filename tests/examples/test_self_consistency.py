@@ -47,6 +47,7 @@ def test_equal_seeds_make_equal_questions_of_each_kind_in_turn_and_none_twice() 
         make_questions(MAX_QUESTIONS + 1, seed=11)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_command_runs_each_policy_and_one_makes_the_picture(server: FakeServer, tmp_path: Path) -> None:
     """A policy starts as few samples as it needs if all agree, and all samples if none agree."""

@@ -192,6 +192,7 @@ async def test_a_shutdown_ends_an_open_update(
         assert receiver_pid(cell) is None
 
 
+@pytest.mark.long
 async def test_a_trainer_that_cannot_be_reached_is_an_error(
     cell: RunningCell, receiver: Receiver, library: str
 ) -> None:

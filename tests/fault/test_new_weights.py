@@ -252,6 +252,7 @@ async def test_a_request_that_slime_aborts_ends_with_its_output_tokens(
         await cell.check_nothing_left()
 
 
+@pytest.mark.long
 async def test_a_gateway_distinguishes_workers_with_two_versions(
     folder: Path, other: Path, forking: ForkingProcess
 ) -> None:

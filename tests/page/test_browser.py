@@ -122,6 +122,7 @@ def test_output_stays_text(page: Page, start: Start) -> None:
     assert page.title() == "Motet"
 
 
+@pytest.mark.long
 def test_a_group_with_enough_answers_shows_its_majority(page: Page, start: Start) -> None:
     server = start(lambda _, start: fake_answer(f"It is {42 if start.index else 41}"))
     server.go(1000)
@@ -236,6 +237,7 @@ def test_a_broken_connection_is_reported(page: Page, refusals: set[int], start: 
     expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
 
 
+@pytest.mark.long
 def test_a_silent_server_is_announced_and_its_choices_can_be_stopped(
     page: Page, refusals: set[int], start: Start
 ) -> None:

@@ -122,6 +122,7 @@ def test_an_engine_is_killed_in_the_table_of_workers_by_the_admin_key_alone(
     expect(page.locator("#worker-rows tr").nth(1)).to_contain_text("ready")
 
 
+@pytest.mark.long
 def test_a_worker_is_drained_and_the_models_of_a_gateway_get_requests(
     page: Page, refusals: set[int], cell: ChildServer, folder: Path, forking: ForkingProcess
 ) -> None:

@@ -75,6 +75,7 @@ def test_finished_answers_are_valid_and_equal_however_they_are_run(model: Path, 
             assert whole == {start.index: sampled.tokens[start.index] for start in starts}
 
 
+@pytest.mark.long
 @examples(8)
 @given(schemas)
 def test_choices_after_a_transfer_equal_those_of_a_single_engine(model: Path, schema: Schema) -> None:
