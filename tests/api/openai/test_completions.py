@@ -443,14 +443,7 @@ async def test_prompt_logprobs_of_a_chat_are_next_to_its_choices(served: Served)
     assert (await served.chat()).json()["prompt_logprobs"] is None
 
 
-async def test_prompt_logprobs_are_for_unstreamed_answers(served: Served) -> None:
-    """`/inference/v1/generate` used to stream without them, and without an error."""
-    assert_error(await served.chat(prompt_logprobs=1, stream=True), status=400, param="prompt_logprobs")
-    assert_error(await served.complete(prompt_logprobs=1, stream=True), status=400, param="prompt_logprobs")
-    body = {"token_ids": [5], "sampling_params": {"prompt_logprobs": 1}, "stream": True}
-    assert_error(
-        await served.http.post("/inference/v1/generate", json=body), status=400, param="sampling_params.prompt_logprobs"
-    )
+async def test_more_alternatives_to_prompt_tokens_than_the_server_allows_are_refused(served: Served) -> None:
     assert_error(await served.chat(prompt_logprobs=21), status=400, param="prompt_logprobs")
 
 

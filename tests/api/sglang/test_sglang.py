@@ -180,6 +180,21 @@ async def test_events_that_a_client_cannot_receive_yet_are_one_event(serve: Serv
         assert (last["output_ids"], last["meta_info"]["completion_tokens"]) == (fake_answer(f"hello {index}") * 2, 8)
 
 
+@pytest.mark.parametrize("start", [0, 2, 39])
+async def test_the_prompt_is_scored_from_a_token_on_also_in_streams(served: Served, start: int) -> None:
+    """The first listed token has no log-probability, and every event of a stream repeats the list, as in SGLang."""
+    ids = [*range(5, 45)]
+    fields = {"input_ids": ids, "return_logprob": True, "logprob_start_len": start, "top_logprobs_num": 1, "rid": "a"}
+    unstreamed = (await generate(served, **fields)).json()
+    meta = unstreamed["meta_info"]
+    scored = [[-float(place), token, None] for place, token in enumerate(ids)][start + 1 :]
+    assert meta["input_token_logprobs"] == [[None, ids[start], None], *scored]
+    assert meta["input_top_logprobs"] == [None, *[[]] * len(scored)]
+    *data, end = events(await generate(served, **fields, stream=True))
+    assert (json.loads(data[-1]), end) == (unstreamed, "[DONE]")
+    assert json.loads(data[0])["meta_info"]["input_token_logprobs"] == meta["input_token_logprobs"]
+
+
 async def test_each_event_of_a_stream_has_the_choice_so_far(served: Served) -> None:
     sampling = {"n": 2, "max_new_tokens": 3}
     fields = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True, "rid": "r"}
@@ -313,8 +328,18 @@ async def test_a_rid_names_the_request_also_of_each_prompt(serve: Serving) -> No
         ({"text": ["a", "b"], "sampling_params": [{}, {"logit_bias": {"9999": 1}}]}, "sampling_params[1].logit_bias"),
         ({"text": ["a", "b"], "sampling_params": [{}, {"regex": "("}]}, "sampling_params[1].regex"),
         ({"text": ["a", "b"], "sampling_params": [{"n": 2}, {}]}, "sampling_params[1].n"),
-        ({"return_logprob": True, "logprob_start_len": 2}, "logprob_start_len"),
-        ({"return_logprob": True, "logprob_start_len": 0, "stream": True}, "logprob_start_len"),
+        ({"return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
+        ({"return_logprob": True, "logprob_start_len": 3, "input_ids": [[5] * 4, [6] * 3]}, "logprob_start_len"),
+        (
+            {
+                "return_logprob": True,
+                "logprob_start_len": 0,
+                "top_logprobs_num": 1,
+                "stream": True,
+                "input_ids": [5] * 3900,
+            },
+            "stream",
+        ),
         ({"return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
         ({"return_logprob": True, "token_ids_logprob": [9999]}, "token_ids_logprob"),
         ({"return_logprob": True, "token_ids_logprob": [[5], [9999]], "input_ids": [[5], [6]]}, "token_ids_logprob"),

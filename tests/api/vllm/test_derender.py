@@ -231,6 +231,14 @@ async def test_what_tokens_do_not_show_comes_from_the_generated_answer(serve: Se
     assert answer["usage"]["prompt_tokens"] == 3
 
 
+async def test_the_log_probabilities_of_the_prompt_in_a_chunk_are_unchanged(served: Served) -> None:
+    scored = [None, {"6": {"logprob": -1.0, "rank": 1, "decoded_token": "a"}}]
+    body = chunk_of(prompt_logprobs=scored)
+    chat = (await served.http.post(f"{CHAT}/derender", json=body)).json()["chunk"]
+    (choice,) = (await served.http.post(f"{COMPLETIONS}/derender", json=body)).json()["chunk"]["choices"]
+    assert (chat["prompt_logprobs"], choice["prompt_logprobs"]) == (scored, scored)
+
+
 def wrong(**fields: object) -> dict[str, object]:
     return {"generate_response": {"request_id": "r", "choices": [CHOICE | fields]}}
 

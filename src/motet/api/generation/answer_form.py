@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 import msgspec
 from pydantic import BeforeValidator, Field, model_validator
 
-from motet.api.generation.request_fields import SamplingFields, in_range
+from motet.api.generation.request_fields import SamplingFields
 from motet.api.http.failure import FieldError, invalid_value, missing_parameter, unsupported_parameter
 from motet.api.http.schema import UNICODE, JsonObject, Neutral, Schema, TextOrObject, schema_text
 from motet.grammar.limits import MAX_SOURCE_CHARS
@@ -168,7 +168,7 @@ def check_named_logprobs(sampling: SamplingFields, num_top: int | None) -> None:
 
 
 class FormattedFields(Schema):
-    """The form of answers on OpenAI's routes, and the log-probabilities of the prompt."""
+    """The form of answers on OpenAI's routes."""
 
     former = FORMER_NAMES
 
@@ -178,8 +178,6 @@ class FormattedFields(Schema):
     regex: Annotated[str, UNICODE] | None = Field(None, min_length=1)
     ebnf: Annotated[str, UNICODE] | None = Field(None, min_length=1)
     """SGLang's names of `structured_outputs.regex` and `structured_outputs.grammar`."""
-    prompt_logprobs: int | None = in_range("prompt_logprobs", None)
-    """Number of alternatives to each token of the prompt."""
 
     _refuse_former_names = model_validator(mode="before")(refuse_former_names)
 

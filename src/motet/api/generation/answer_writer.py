@@ -6,17 +6,20 @@ it and sends what it returns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
 
-from motet.api.generation.json_pieces import Buffer, encode_json
+from motet.api.generation.json_pieces import Buffer, EncodedJson, JsonArray, encode_arrays, encode_json
 from motet.api.generation.plan import Plan
-from motet.api.generation.request_fields import SamplingFields
+from motet.api.generation.request_fields import PromptLogprobs, SamplingFields
 from motet.api.http import event_stream
 from motet.api.http.failure import error_json
+from motet.text.logprobs import ranked_logprobs
 from motet.text.text_group import GroupStep, split_step
-from motet.types import Usage
+from motet.text.tokenizer import Tokenizer
+from motet.types import PromptReport, PromptScores, Usage
 
 StepT = TypeVar("StepT")
 UsedT = TypeVar("UsedT")
@@ -115,6 +118,22 @@ class OncePerPrompt(Generic[ValueT]):
         if self._last is None or self._last[0] != number:
             self._last = number, make()
         return self._last[1]
+
+
+def encode_prompt_logprobs(scores: PromptScores, fields: PromptLogprobs, *, tokenizer: Tokenizer) -> EncodedJson:
+    """Returns the requested log-probabilities of a prompt in vLLM's form."""
+    sent, ranked = scores.since(fields.prompt_logprobs_from), partial(ranked_logprobs, tokenizer)
+    num_top = fields.prompt_logprobs or 0
+    arrays = encode_arrays(len(sent), lambda part: {"": ranked(sent[part], num_top=num_top)})
+    return arrays[""].json() if arrays else JsonArray().json()
+
+
+def streamed_prompt_logprobs(report: PromptReport | None, fields: PromptLogprobs, *, tokenizer: Tokenizer) -> bytes:
+    """Returns the field `prompt_logprobs` after other fields of a chunk; empty if the request does not have it."""
+    if fields.prompt_logprobs is None or report is None or report.logprobs is None:
+        return b""
+    encoded = encode_prompt_logprobs(report.logprobs, fields, tokenizer=tokenizer)
+    return b"".join([b',"prompt_logprobs":', *encoded.pieces])
 
 
 class NamedEvent(msgspec.Struct, frozen=True):

@@ -12,14 +12,19 @@ from typing import Protocol
 
 import msgspec
 
-from motet.api.generation.answer_writer import LOGPROB_BYTES, GroupsWriter, OncePerPrompt, divide_logprobs
-from motet.api.generation.json_pieces import EncodedJson, JsonArray, around_choices, encode_answer, encode_arrays
+from motet.api.generation.answer_writer import (
+    LOGPROB_BYTES,
+    GroupsWriter,
+    OncePerPrompt,
+    divide_logprobs,
+    encode_prompt_logprobs,
+)
+from motet.api.generation.json_pieces import EncodedJson, JsonArray, around_choices, encode_answer
 from motet.api.generation.plan import Plan
-from motet.api.generation.request_fields import VersionsShown
+from motet.api.generation.request_fields import PromptLogprobs, VersionsShown
 from motet.api.http.long_work import LONG_WORK
 from motet.policies.steering import GroupReport, Keep
 from motet.text.choice import ChoiceEvent, WeightSpan
-from motet.text.logprobs import ranked_logprobs
 from motet.text.parts import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 from motet.text.text_group import GroupStep
 from motet.transfer.ticket import Ticket
@@ -263,17 +268,12 @@ class CollectedAnswer:
         answers = sum(choice.num_tokens for group in self.groups for choice in group.choices)
         return prompts + scored + answers >= LONG_WORK
 
-    def prompt_logprobs(self, group: int, num_top: int | None) -> dict[str, object]:
+    def prompt_logprobs(self, group: int, fields: PromptLogprobs) -> dict[str, object]:
         """Returns the field with the log-probabilities of a prompt, which is null if the request does not have it."""
-        report = self.groups[group].prompt
-        if num_top is None or report is None or report.logprobs is None:
+        report, tokenizer = self.groups[group].prompt, self.plan.served.tokenizer
+        if fields.prompt_logprobs is None or report is None or (scored := report.logprobs) is None:
             return {PROMPT_LOGPROBS: None}
-        scored, ranked = report.logprobs, partial(ranked_logprobs, self.plan.served.tokenizer, num_top=num_top)
-
-        def encode() -> EncodedJson:
-            arrays = encode_arrays(len(scored), lambda part: {PROMPT_LOGPROBS: ranked(scored[part])})
-            return arrays[PROMPT_LOGPROBS].json()
-
+        encode = partial(encode_prompt_logprobs, scored, fields, tokenizer=tokenizer)
         return {PROMPT_LOGPROBS: self._prompt_logprobs.value(group, encode)}
 
     def reports(self) -> dict[str, object]:

@@ -314,6 +314,21 @@ class ReturnedTokens(Schema):
         return VersionsShown.ALWAYS if self.return_weight_versions else VersionsShown.NEVER
 
 
+class PromptLogprobs(Schema):
+    """The fields for log-probabilities of the prompt."""
+
+    prompt_logprobs: int | None = in_range("prompt_logprobs", None)
+    """Number of alternatives to each token of the prompt."""
+    prompt_logprobs_from: int = Field(0, ge=0)
+    """Place of the first token of the prompt whose log-probabilities are sent."""
+
+    @model_validator(mode="after")
+    def check_place(self) -> Self:
+        if self.prompt_logprobs_from and self.prompt_logprobs is None:
+            raise FieldError(invalid_value, "prompt_logprobs_from", "'prompt_logprobs' must be set when it is given")
+        return self
+
+
 class TokenNames(Schema):
     """Fields that choose the form of tokens in log-probabilities and in rendered requests."""
 

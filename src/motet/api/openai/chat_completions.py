@@ -6,7 +6,13 @@ from typing import Protocol
 from fastapi import APIRouter, Request, Response
 from msgspec.json import encode as json_bytes
 
-from motet.api.generation.answer_writer import GroupsWriter, chat_usage_json, num_listed, usage_shape
+from motet.api.generation.answer_writer import (
+    GroupsWriter,
+    chat_usage_json,
+    num_listed,
+    streamed_prompt_logprobs,
+    usage_shape,
+)
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
 from motet.api.generation.known_answers import answer_plan
@@ -121,7 +127,7 @@ class ChatBody(BodyShape):
         request = self._request
         # Fields that vLLM adds are null without a request for them, as in vLLM: its clients read them unconditionally.
         ids = answer.plan.groups[0].prompt if request.return_token_ids else None
-        prompt = {"prompt_token_ids": ids, **answer.prompt_logprobs(0, request.prompt_logprobs)}
+        prompt = {"prompt_token_ids": ids, **answer.prompt_logprobs(0, request)}
         choices = answer.take_choices(self._choice)
         return answer.openai_body("chat.completion", choices, usage=usage_shape(usage, reasoning=True), **prompt)
 
@@ -166,7 +172,7 @@ class ChatChunks(ChunkShape):
         self._tokenizer = plan.served.tokenizer
         self._num_top = None if hidden else num_listed(body, body.num_logprobs)
         self._as_ids = body.return_tokens_as_token_ids
-        self._prompt_ids = body.return_token_ids
+        self._request = body
         self._token_ids = body.return_token_ids and not hidden
         self._versions_shown = body.versions_shown
         self._reasoning = body.include_reasoning
@@ -177,10 +183,12 @@ class ChatChunks(ChunkShape):
         """Choices without content and tool calls so far: their content can still become a string, or stay null."""
 
     def openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
-        prompt = b',"prompt_token_ids":' + json_bytes(self._prompt) if self._prompt_ids else b""
+        prompt = b',"prompt_token_ids":' + json_bytes(self._prompt) if self._request.return_token_ids else b""
+        scored = streamed_prompt_logprobs(step.prompt, self._request, tokenizer=self._tokenizer)
         delta = b'{"role":"assistant","content":%b}' % (b"null" if self._calls else b'""')
-        rest = delta + AFTER_DELTA + prompt + closing
-        return [self._chunk(index, rest) for index in indices]
+        rest = delta + AFTER_DELTA + prompt
+        ends = [scored + closing, *[closing] * (len(indices) - 1)]  # only the first chunk has the log-probabilities
+        return [self._chunk(index, rest + end) for index, end in zip(indices, ends, strict=True)]
 
     def chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
         """Returns a chunk for each delta; the first one has the event's tokens and log-probabilities. Clients read

@@ -404,6 +404,5 @@ class ChatRequest(ChatPrompt, OpenAIRequest):
         if self.top_logprobs and not self.logprobs:
             raise FieldError(invalid_value, "top_logprobs", "'logprobs' must be true when 'top_logprobs' is given")
         check_named_logprobs(self, self.num_logprobs)
-        self.refuse_if_streamed("prompt_logprobs", self.prompt_logprobs)
         check_keep(self, self.group)
         return self

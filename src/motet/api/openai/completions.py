@@ -9,7 +9,14 @@ from msgspec.json import encode as json_bytes
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from motet.api.generation.answer_form import check_named_logprobs
-from motet.api.generation.answer_writer import GroupsWriter, OncePerPrompt, num_listed, usage_json, usage_shape
+from motet.api.generation.answer_writer import (
+    GroupsWriter,
+    OncePerPrompt,
+    num_listed,
+    streamed_prompt_logprobs,
+    usage_json,
+    usage_shape,
+)
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
 from motet.api.generation.group_schema import check_keep
@@ -92,7 +99,6 @@ class CompletionRequest(OpenAIRequest):
 
     @model_validator(mode="after")
     def check_best_of(self) -> Self:
-        self.refuse_if_streamed("prompt_logprobs", self.prompt_logprobs)
         check_keep(self, self.group)
         if self.best_of is None:
             return self
@@ -273,7 +279,7 @@ class CompletionBody(BodyShape):
             **choice.end_fields(),
             **ids,
             **choice.span_fields(self._request.versions_shown),
-            **answer.prompt_logprobs(group, self._request.prompt_logprobs),
+            **answer.prompt_logprobs(group, self._request),
         }
 
 
@@ -290,16 +296,19 @@ class CompletionChunks(ChunkShape):
         self._texts = texts
         self._token_ids = body.return_token_ids
         self._versions_shown = body.versions_shown
-        self._echo = body.echo
+        self._request = body
+        self._opens = body.echo or body.prompt_logprobs is not None
         """True if each choice starts with a chunk about the prompt."""
-        self._without_prompt = {*plan.choice_indices} if body.return_token_ids and not body.echo else set[int]()
+        self._without_prompt = {*plan.choice_indices} if body.return_token_ids and not self._opens else set[int]()
         """Choices whose first chunk, with the prompt's token ids, is still to come, by their indices in the answer."""
         self._prompts: dict[int, PromptReport] = {}
         """The reports on the prompts, for choices that start later."""
+        self._prompt_logprobs = OncePerPrompt[bytes]()
 
     def openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
-        """Returns a chunk for each choice with the prompt's text and token ids, if the answer repeats the text."""
-        if not self._echo:
+        """Returns a chunk for each choice with the prompt's text, token ids and log-probabilities, if the request needs
+        the text or the log-probabilities."""
+        if not self._opens:
             return []
         group = step.group
         if step.prompt is not None:
@@ -308,13 +317,18 @@ class CompletionChunks(ChunkShape):
         if self._token_ids:
             ids = b',"prompt_token_ids":%b,"token_ids":[]' % json_bytes(self._plan.groups[group].prompt)
         scored = self._texts.prompt_logprobs(group, self._prompts.get(group))
-        rest = b'%b,"logprobs":%b,"finish_reason":null%b}]%b' % (
+        rest = b'%b,"logprobs":%b,"finish_reason":null%b%b}]%b' % (
             json_bytes(self._texts.prompt(group)),
             b"null" if scored is None else b"".join(encode_json({name: own.json() for name, own in scored.items()})),
             ids,
+            self._prompt_logprobs.value(group, partial(self._scored, group)),
             closing,
         )
         return [self._before_text(group, index) + rest for index in indices]
+
+    def _scored(self, group: int) -> bytes:
+        tokenizer = self._plan.served.tokenizer
+        return streamed_prompt_logprobs(self._prompts.get(group), self._request, tokenizer=tokenizer)
 
     def chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:
         index = group * self._plan.group_size + event.index

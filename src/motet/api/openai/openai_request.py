@@ -12,6 +12,7 @@ from motet.api.generation.request_fields import (
     IGNORED_FIELDS,
     NO_REPETITION_DETECTION,
     SAMPLING_NAMES,
+    PromptLogprobs,
     RequestFields,
     ReturnedTokens,
     SamplingFields,
@@ -23,6 +24,7 @@ from motet.api.generation.request_fields import (
 
 class OpenAIRequest(
     FormattedFields,
+    PromptLogprobs,
     SamplingFields,
     TruncationFields,
     SteeredFields,

@@ -44,7 +44,7 @@ from motet.errors import NoWorkerError, RequestError
 from motet.text.choice import ChoiceEvent, WeightSpan
 from motet.text.logprobs import LOWEST
 from motet.text.text_group import GroupStep
-from motet.types import FinishReason, SamplingParams, TokenLogprob, Usage
+from motet.types import FinishReason, PromptScores, SamplingParams, TokenLogprob, Usage
 
 NAMES = names_table(
     (
@@ -112,6 +112,7 @@ async def _plan(service: Service, body: SglangRequest, *, context: RequestContex
             raise renamed(error, NAMES) from error
         await asyncio.sleep(0)  # other tasks run
     plan = joined_plans(service, plans, options=options) if listed else plans[0]
+    _check_start(plan, body)
     _check_streamed(plan, body)
     plan = _with_named(plan, body) if body.longest_named else plan
     if isinstance(body.rid, list):
@@ -136,14 +137,25 @@ def _with_named(plan: Plan, body: SglangRequest) -> Plan:
     return replace(plan, groups=tuple(groups))
 
 
+def _check_start(plan: Plan, body: SglangRequest) -> None:
+    """Raises RequestError if a prompt has no token at `logprob_start_len`."""
+    for group in plan.groups:
+        if body.scores_prompt and body.logprob_start_len >= len(group.prompt):
+            why = f"it is {body.logprob_start_len}, and a prompt has {len(group.prompt)} tokens"
+            raise invalid_value("logprob_start_len", why)
+
+
 def _check_streamed(plan: Plan, body: SglangRequest) -> None:
     """Raises RequestError for a stream whose events could become too large."""
     if not body.stream:
         return
     listed = 1 + body.top_logprobs_num + len(body.longest_named) if body.return_logprob else 0
     tokens = sum(len(group.choices) * group.sampling.max_tokens for group in plan.groups)
-    if (num_bytes := tokens * (EVENT_TOKEN_BYTES + EVENT_LOGPROB_BYTES * listed)) > MAX_STREAMED_BYTES:
-        size = f"{tokens} tokens (prompts x n x 'max_new_tokens') have about {num_bytes} bytes"
+    scored = sum(len(group.choices) * len(group.prompt) for group in plan.groups) if body.scores_prompt else 0
+    num_bytes = tokens * EVENT_TOKEN_BYTES + (tokens + scored) * EVENT_LOGPROB_BYTES * listed
+    if num_bytes > MAX_STREAMED_BYTES:
+        of_prompts = f" and {scored} scored tokens of prompts" if scored else ""
+        size = f"{tokens} tokens (prompts x n x 'max_new_tokens'){of_prompts} have about {num_bytes} bytes"
         why = f"each event repeats its choice, and the last events of {size}; the maximum is {MAX_STREAMED_BYTES}"
         raise invalid_value("stream", f"{why}; use /v1/completions, whose events do not repeat it")
 
@@ -222,31 +234,31 @@ class SglangBody(BodyShape):
             return {}
         prompt: dict[str, object] = {"input_token_logprobs": []}
         if self._request.scores_prompt and group.prompt is not None and group.prompt.logprobs is not None:
-            first = self._plan.groups[number].prompt[0]
-            encode = partial(self._prompt_logprobs, group.prompt.logprobs, first=first, number=number)
+            encode = partial(self._prompt_logprobs, group.prompt.logprobs, number)
             prompt = self._prompt_fields.value(number, encode)
         output = {**self._output_logprobs((), number), **choice.logprob_fields()}
         return {**prompt, **output, "output_token_logprobs_length": choice.logprob_mean.count}
 
-    def _prompt_logprobs(self, scored: Sequence[TokenLogprob | None], *, first: int, number: int) -> dict[str, object]:
-        """`first`: the first token of the prompt, which has no log-probability. `number`: number of the prompt."""
+    def _prompt_logprobs(self, scores: PromptScores, number: int) -> dict[str, object]:
+        """`number`: number of the prompt."""
         has_top, named = self._request.top_logprobs_num > 0, self._request.token_ids_logprob
+        start = self._request.logprob_start_len
+        first, sent = self._plan.groups[number].prompt[start], scores.since(start)
 
         def entries(part: slice) -> dict[str, Sequence[object]]:
+            scored = sent[part] if part.start else (None, *sent[part][1:])  # the first one has no score
             own = [
-                self._scored(first, None) if one is None else self._scored(one.token_id, one.logprob)
-                for one in scored[part]
+                self._scored(first, None) if one is None else self._scored(one.token_id, one.logprob) for one in scored
             ]
             fields: dict[str, Sequence[object]] = {"input_token_logprobs": own}
             if has_top:
-                fields["input_top_logprobs"] = [None if one is None else self._top(one) for one in scored[part]]
+                fields["input_top_logprobs"] = [None if one is None else self._top(one) for one in scored]
             if named is not None:
                 ids = named.of(number)
-                listed = [None if one is None else self._named(one, ids) for one in scored[part]]
-                fields["input_token_ids_logprobs"] = listed
+                fields["input_token_ids_logprobs"] = [None if one is None else self._named(one, ids) for one in scored]
             return fields
 
-        return {name: array.json() for name, array in encode_arrays(len(scored), entries).items()}
+        return {name: array.json() for name, array in encode_arrays(len(sent), entries).items()}
 
     def logprobs(self, group: int, event: ChoiceEvent) -> LogprobFields | None:
         return self._output_logprobs(event.logprobs or (), group) if self._request.return_logprob else None

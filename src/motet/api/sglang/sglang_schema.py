@@ -18,8 +18,8 @@ from motet.types import MAX_NAMED_LOGPROBS, Grammar, GrammarKind
 DEFAULT_MAX_NEW_TOKENS = 128
 ANY_JSON = "$$ANY$$"
 """SGLang's name for a `json_schema` that any JSON object fits."""
-ENTIRE_PROMPT, NO_PROMPT = 0, -1
-"""The accepted values of `logprob_start_len`."""
+NO_PROMPT = -1
+"""The `logprob_start_len` for the log-probabilities of the answer alone."""
 
 OTHER_DATA = (
     *("return_bytes", "return_entropy", "return_flat_raw_top_logprobs", "return_hidden_states", "return_indexer_topk"),
@@ -170,7 +170,8 @@ class SglangRequest(RequestFields, StreamingFields):
     ] = Field(default_factory=lambda: _sampling({}))
     """One entry for all prompts, or an entry for each prompt."""
     return_logprob: bool = False
-    logprob_start_len: int = NO_PROMPT
+    logprob_start_len: int = Field(NO_PROMPT, ge=NO_PROMPT)
+    """Place of the first token of the prompt that is listed. As in SGLang, it has no log-probability in the list."""
     top_logprobs_num: int = in_range("logprobs", 0)
     token_ids_logprob: Annotated[
         NamedTokens | None, PlainValidator(_named_tokens, json_schema_input_type=list[int] | list[list[int]])
@@ -201,7 +202,7 @@ class SglangRequest(RequestFields, StreamingFields):
 
     @property
     def scores_prompt(self) -> bool:
-        return self.return_logprob and self.logprob_start_len == ENTIRE_PROMPT
+        return self.return_logprob and self.logprob_start_len != NO_PROMPT
 
     @property
     def sampling(self) -> Sequence[SglangSampling]:
@@ -246,10 +247,6 @@ class SglangRequest(RequestFields, StreamingFields):
         if named is not None and named.per_prompt and len(named.lists) != len(self.given.prompts):
             why = f"expected a list for each of the {len(self.given.prompts)} prompts, but got {len(named.lists)}"
             raise FieldError(invalid_value, "token_ids_logprob", why)
-        if self.logprob_start_len not in (NO_PROMPT, ENTIRE_PROMPT):
-            why = f"it can be {ENTIRE_PROMPT}, for the entire prompt, or {NO_PROMPT}, for the answer alone"
-            raise FieldError(invalid_value, "logprob_start_len", why)
-        self.refuse_if_streamed("logprob_start_len", True if self.scores_prompt else None)
         return self
 
 

@@ -19,6 +19,7 @@ from fastapi.responses import StreamingResponse
 from motet.api.generation.collect import PROMPT_LOGPROBS, BodyShape, CollectedAnswer
 from motet.api.generation.kv_params import request_context
 from motet.api.generation.plan import Plan
+from motet.api.generation.request_fields import PromptLogprobs
 from motet.api.http.caller import Caller, caller_of
 from motet.api.http.failure import missing_parameter
 from motet.api.http.routes import new_router, post
@@ -163,7 +164,7 @@ class DerenderedAnswer(CollectedAnswer):
             reasoning_tokens=self._reasoning_tokens,
         )
 
-    def prompt_logprobs(self, group: int, num_top: int | None) -> dict[str, object]:
+    def prompt_logprobs(self, group: int, fields: PromptLogprobs) -> dict[str, object]:
         return {PROMPT_LOGPROBS: self._responses[group].prompt_logprobs}
 
     def openai_body(

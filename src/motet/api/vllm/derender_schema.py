@@ -148,6 +148,7 @@ class GeneratedChunk(OpenSchema):
     request_id: str = Field(max_length=MAX_ID_CHARS)
     choices: list[GeneratedChunkChoice] = Field(max_length=1)
     prompt_token_ids: TokenIds | None = None
+    prompt_logprobs: list[dict[str, object] | None] | None = None
     usage: GeneratedUsage | None = None
 
 

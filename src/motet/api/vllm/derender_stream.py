@@ -98,6 +98,12 @@ class DerenderedChunk(ABC):
         """Returns the fields of the chunk with the prompt's token ids."""
         return {}
 
+    @property
+    def scored_prompt(self) -> dict[str, object]:
+        """The field with the log-probabilities of the prompt, if the chunk has them."""
+        scored = self.body.chunk.prompt_logprobs
+        return {} if scored is None else {"prompt_logprobs": scored}
+
     def _choice(self, choice: GeneratedChunkChoice) -> dict[str, object]:
         stream, entries, offsets, events = self._stream, choice.logprob_entries, list[int](), list[ChoiceEvent]()
         ends = {*self.plan.served.info.eos_token_ids, *self.plan.served.tokenizer.special_ids}
@@ -152,7 +158,8 @@ class ChatChunk(DerenderedChunk):
         return self._request.return_token_ids and not self._hidden
 
     def prompt_fields(self) -> dict[str, object]:
-        return {"prompt_token_ids": self.body.chunk.prompt_token_ids if self._request.return_token_ids else None}
+        ids = self.body.chunk.prompt_token_ids if self._request.return_token_ids else None
+        return {"prompt_token_ids": ids, **self.scored_prompt}
 
     def content(self, events: Sequence[ChoiceEvent]) -> dict[str, object]:
         text, reasoning, calls = "", "", dict[int, dict[str, object]]()
@@ -203,7 +210,8 @@ class CompletionChunk(DerenderedChunk):
 
     def content(self, events: Sequence[ChoiceEvent]) -> dict[str, object]:
         text = "".join(event.text for event in events)
-        return {"text": text, **({"prompt_token_ids": self.body.chunk.prompt_token_ids} if self.shows_ids else {})}
+        ids = {"prompt_token_ids": self.body.chunk.prompt_token_ids} if self.shows_ids else {}
+        return {"text": text, **ids, **self.scored_prompt}
 
     def logprobs(self, entries: Sequence[TokenLogprob], offsets: Sequence[int]) -> object:
         num_top = num_listed(self._request, self._request.logprobs)
@@ -232,6 +240,7 @@ def check_state(preparer: PromptPreparer, body: ChatDerender | CompletionDerende
 async def chunk_response(chunk: DerenderedChunk, *, caller: Caller) -> Response:
     state, choices = chunk.body.state, chunk.body.chunk.choices
     size = len(state.output_token_ids) + sum(len(choice.token_ids) for choice in choices)
+    size += len(chunk.body.chunk.prompt_logprobs or ())
     for piece in chunk.pieces:
         await caller.in_thread_if_long(partial(chunk.replay, piece), size)
     return Response(await caller.in_thread_if_long(chunk.response, size), media_type="application/json")

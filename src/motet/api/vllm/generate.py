@@ -16,7 +16,13 @@ from msgspec.json import encode as json_bytes
 from pydantic import Field, model_validator
 
 from motet.api.generation.answer_form import StructuredFields
-from motet.api.generation.answer_writer import GroupsWriter, num_listed, usage_json, usage_shape
+from motet.api.generation.answer_writer import (
+    GroupsWriter,
+    num_listed,
+    streamed_prompt_logprobs,
+    usage_json,
+    usage_shape,
+)
 from motet.api.generation.chunks import ChunkShape, ChunkTemplate, ChunkWriter, finish_json, versions_before
 from motet.api.generation.collect import BodyShape, BodyWriter, CollectedAnswer, CollectedChoice, LogprobFields
 from motet.api.generation.group_schema import SteeredFields, check_keep
@@ -27,6 +33,7 @@ from motet.api.generation.plan import Plan, RouteOptions, check_size, make_plan,
 from motet.api.generation.prompts import truncated
 from motet.api.generation.request_fields import (
     NO_REPETITION_DETECTION,
+    PromptLogprobs,
     RequestFields,
     SamplingFields,
     Seed,
@@ -67,7 +74,7 @@ class OutputMode(StrEnum):
     """Tokens with the message of a chat, with reasoning and tool calls."""
 
 
-class GenerateSampling(StructuredFields, SamplingFields, TruncationFields):
+class GenerateSampling(StructuredFields, PromptLogprobs, SamplingFields, TruncationFields):
     """vLLM's `SamplingParams` as JSON. Fields without a meaning for token ids are ignored."""
 
     ignored = frozenset({"output_kind", "routed_experts_prompt_start", "skip_clone", "_all_stop_token_ids"})
@@ -82,7 +89,6 @@ class GenerateSampling(StructuredFields, SamplingFields, TruncationFields):
     logprobs: int | None = in_range("logprobs", None)
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
     """None for the server's setting."""
-    prompt_logprobs: int | None = in_range("prompt_logprobs", None)
     detokenize: bool = True
     """False only if the answer has no text."""
     thinking_token_budget: int | None = Field(None, ge=-1, le=MAX_BUDGET)
@@ -177,8 +183,7 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
         return self
 
     @model_validator(mode="after")
-    def check_prompt_logprobs(self) -> Self:
-        self.refuse_if_streamed("sampling_params.prompt_logprobs", self.sampling_params.prompt_logprobs)
+    def check_policy(self) -> Self:
         check_keep(self, self.group)
         return self
 
@@ -361,7 +366,7 @@ class TokensBody(BodyShape):
         (group,) = answer.groups
         rest = {
             **({"prompt_token_ids": answer.plan.groups[0].prompt} if self._token_ids else {}),
-            **answer.prompt_logprobs(0, self._sampling.prompt_logprobs),
+            **answer.prompt_logprobs(0, self._sampling),
             "kv_transfer_params": group.ticket,
             "usage": usage_shape(usage),
             **answer.reports(),
@@ -393,11 +398,14 @@ class TokensChunks(ChunkShape):
         self._template = template
         prompt = plan.groups[0].prompt
         self._prompt = b',"prompt_token_ids":' + json_bytes(prompt) if body.return_token_ids else b""
-        """The prompt's token ids, which only the first chunk has."""
+        """The prompt's token ids and log-probabilities, which only the first chunk has."""
         self._logprobs = LogprobsOfMode(plan, body)
         self._text = body.output_mode is OutputMode.TEXT
+        self._tokenizer = plan.served.tokenizer
+        self._prompt_logprobs: PromptLogprobs = body.sampling_params
 
     def openings(self, step: GroupStep, indices: Sequence[int], *, closing: bytes) -> list[bytes]:
+        self._prompt += streamed_prompt_logprobs(step.prompt, self._prompt_logprobs, tokenizer=self._tokenizer)
         return []
 
     def chunks(self, event: ChoiceEvent, group: int, *, closing: bytes) -> list[bytes]:

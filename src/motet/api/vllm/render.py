@@ -147,7 +147,7 @@ def _rendered_json(
         sampling.pop(name, None)
     if group.sampling.extra_args:
         sampling["extra_args"] = msgspec.Raw(group.sampling.extra_args.encode())
-    for name in ("seed", "stop", "include_stop_str_in_output", "skip_special_tokens"):
+    for name in ("seed", "stop", "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs_from"):
         if name in body.model_fields_set:
             sampling[name] = getattr(body, name)
     rendered = {
