@@ -37,6 +37,7 @@ BODIES: Mapping[str, Mapping[str, object]] = {
     "/v1/responses": {"input": "aab"},
     "/tokenize": {"prompt": "aab"},
     "/detokenize": {"tokens": [5, 6]},
+    "/v1/score": {"prompt": "aab", "continuations": ["b"]},
 }
 every_route = pytest.mark.parametrize("path", list(BODIES))
 generating_routes = pytest.mark.parametrize("path", list(BODIES)[:4])
