@@ -41,6 +41,7 @@ async def test_a_worker_that_cannot_be_reached_without_open_files_is_not_dead(ca
             await server.report()
 
 
+@pytest.mark.slow
 async def test_a_connection_that_cannot_be_accepted_is_logged_in_one_line(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

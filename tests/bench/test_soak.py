@@ -164,6 +164,7 @@ async def test_a_message_is_read_as_the_chat_that_has_the_same_answer(url: str) 
             assert answer.same_as(expected), (message.name, answer, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_course_of_a_group_finds_nothing_wrong_and_the_group_is_known_for_its_time(url: str) -> None:
     (large, *_) = large_groups(1)

@@ -87,6 +87,7 @@ async def test_an_adapter_passes_both_hops_with_its_own_ticket(folder: Path, n: 
         decode.check()
 
 
+@pytest.mark.slow
 async def test_if_one_worker_cannot_load_an_adapter_none_keeps_it(folder: Path) -> None:
     async with FakeVLLM() as one, FakeVLLM() as two, gateway_of(folder, one, two) as gateway:
         two.switches.unreadable = ("/adapters/poet",)
@@ -127,6 +128,7 @@ async def test_without_a_worker_that_answers_adapters_are_refused_with_503(folde
         assert_error(await load(gateway), status=503)
 
 
+@pytest.mark.slow
 async def test_a_vllm_worker_that_restarts_gets_the_adapters_again_and_loses_the_unloaded_ones(folder: Path) -> None:
     async with FakeVLLM(adapters=("mine",)) as server, gateway_of(folder, server) as gateway:
         assert (await load(gateway)).status_code == 200
@@ -141,6 +143,7 @@ async def test_a_vllm_worker_that_restarts_gets_the_adapters_again_and_loses_the
         assert (server.adapters, server.adapter_paths) == (("poet",), {"poet": "/adapters/poet"})
 
 
+@pytest.mark.slow
 async def test_a_vllm_worker_that_does_not_answer_gets_an_adapter_when_it_returns(folder: Path) -> None:
     async with FakeVLLM() as one, FakeVLLM() as two, gateway_of(folder, one, two) as gateway:
         worker = two.url.removeprefix("http://")

@@ -97,6 +97,7 @@ async def test_all_engines_of_a_cell_load_replace_and_unload_an_adapter(folder: 
         assert_error(await unload(server, "poet"), status=404, code="model_not_found", param="lora_name")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "path", "status", "code"),
     [
@@ -117,6 +118,7 @@ async def test_an_operators_mistakes_change_nothing(
         assert [*await cards(server)] == ["tiny"]
 
 
+@pytest.mark.slow
 async def test_if_one_engine_cannot_load_an_adapter_all_keep_what_they_had(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +144,7 @@ async def test_if_one_engine_cannot_load_an_adapter_all_keep_what_they_had(
         assert_error(full, status=400, code="too_many_adapters")
 
 
+@pytest.mark.slow
 async def test_an_engine_that_restarts_has_the_adapters_before_it_gets_requests(folder: Path, tmp_path: Path) -> None:
     start, poet = make_adapter(tmp_path / "start", "1"), make_adapter(tmp_path / "poet", "2")
     async with Running(folder, restarts=3, adapters=(f"start={start}",), admin_key="admin") as server:
@@ -160,6 +163,7 @@ async def test_an_engine_that_restarts_has_the_adapters_before_it_gets_requests(
         assert await tokens(server, "poet") == expected(first, "poet")
 
 
+@pytest.mark.slow
 async def test_an_adapter_whose_folder_has_changed_is_not_served_by_an_engine_that_restarts(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -196,6 +200,7 @@ class PeftLike:
             yield f"{start}.lora_{part}.default.weight", torch.full((1, 2), self._value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [None, weights.Delivery.HTTP])
 async def test_a_trainer_pushes_an_adapter_after_each_step(folder: Path, way: weights.Delivery | None) -> None:
     async with Running(folder, restarts=3, admin_key="admin") as server:
@@ -223,6 +228,7 @@ async def test_a_trainer_pushes_an_adapter_after_each_step(folder: Path, way: we
             no_config()
 
 
+@pytest.mark.slow
 async def test_groups_of_an_adapter_move_after_another_one_with_equal_tensors_was_replaced(
     folder: Path, tmp_path: Path
 ) -> None:

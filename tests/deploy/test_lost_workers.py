@@ -35,6 +35,7 @@ def without_addresses(text: str, server: FakeVLLM) -> bool:
     return not any(part in text for part in ("127.0.0.1", str(server.port), "Error"))
 
 
+@pytest.mark.slow
 async def test_before_the_first_token_the_worker_is_named_in_a_header_and_its_address_only_in_the_log(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,6 +78,7 @@ async def step_when_requested(server: FakeVLLM) -> None:
     server.step(3)
 
 
+@pytest.mark.slow
 async def test_with_no_worker_left_no_address_is_shown(folder: Path) -> None:
     async with FakeVLLM() as server, gateway_of(folder, server) as gateway:
         await server.kill()

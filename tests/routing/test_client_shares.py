@@ -291,6 +291,7 @@ GROUPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @examples(60)
 @given(arrivals=GROUPS, workers=st.integers(1, 3), choices=st.integers(1, 3), victim_blocks=st.integers(1, 10))
 def test_small_groups_start_at_once_whatever_other_clients_send(

@@ -131,6 +131,7 @@ def test_the_prompt_speed_of_a_worker_is_part_of_its_backlog() -> None:
     assert (backlog.own_tokens, backlog.waiting_tokens, backlog.tokens_per_s) == (200, 0, 500.0)
 
 
+@pytest.mark.slow
 def test_of_many_workers_some_are_considered_and_all_that_are_special_for_the_group() -> None:
     names = [f"both-{number}" for number in range(COMPARE_ALL + 72)]
     workers = fleet(*names)

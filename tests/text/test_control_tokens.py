@@ -283,6 +283,7 @@ def test_replaced_texts_of_a_template_are_found() -> None:
 TEXTS = ("<s>", "</s>", "<|a|>", "<|ab|>", "<|a", "[x]")
 
 
+@pytest.mark.slow
 @examples(200)
 @given(
     st.lists(st.sampled_from([*TEXTS, "<", "|", "a", ">", " ", "|a"]), max_size=8).map("".join),

@@ -166,6 +166,7 @@ def test_no_token_has_a_text_of_its_own_if_tokens_change_their_neighbours() -> N
     assert "".join(map(detokenizer.feed, (1, 2, 3))) + detokenizer.close() == "a running"
 
 
+@pytest.mark.slow
 def test_long_texts_are_encoded_and_decoded_like_short_ones(
     tokenizer: Tokenizer, fallback_tokenizer: Tokenizer
 ) -> None:

@@ -40,6 +40,7 @@ pytestmark = pytest.mark.anyio
 BODIES = [(CHAT, chat), (COMPLETIONS, completion), (GENERATE, generate)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body"), BODIES[:2])
 @pytest.mark.parametrize(
     ("given", "grammar"),
@@ -58,6 +59,7 @@ async def test_sglangs_fields_reach_the_engine(
     assert request.sampling.grammar == grammar
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body"), BODIES[:2])
 @pytest.mark.parametrize(
     ("given", "param"),
@@ -133,6 +135,7 @@ async def test_objects_stay_open_if_the_server_or_the_schema_requests_it(
     assert served.engine.requests[0].sampling.grammar == Grammar(GrammarKind.JSON, source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [

@@ -115,6 +115,7 @@ async def test_a_grammar_that_waits_too_long_for_a_thread_is_an_overload() -> No
         await asyncio.gather(*held, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_no_more_grammars_can_wait_than_the_limit() -> None:
     with slow_compiler() as compiler:
         checks = checks_of(compiler)

@@ -95,12 +95,14 @@ def test_only_tokens_without_known_scores_are_computed(tiny: Tiny) -> None:
     assert computed(scored("new weights", TRUNK)) == len(TRUNK)
 
 
+@pytest.mark.slow
 def test_the_usage_counts_tokens_whose_scores_were_known_as_cached(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
     reports = [run(core, [scored("g", TRUNK)])["g"].prompt for _ in range(2)]
     assert [report and report.cached_tokens for report in reports] == [0, HITS * BLOCK_SIZE - 1]
 
 
+@pytest.mark.slow
 def test_equal_scored_prompts_that_arrive_together_are_computed_once(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), budget=48)
     requests = [scored(f"g{i}", TRUNK) for i in range(4)]
@@ -110,6 +112,7 @@ def test_equal_scored_prompts_that_arrive_together_are_computed_once(tiny: Tiny)
     assert len({str(scores) for scores, _ in outcomes.values()}) == 1
 
 
+@pytest.mark.slow
 def test_a_scored_prompt_is_kept_also_if_the_group_that_had_the_same_prompt_has_ended(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
     requests = [group("plain", TRUNK, max_tokens=3)]
@@ -125,6 +128,7 @@ def test_a_scored_prompt_is_kept_also_if_the_group_that_had_the_same_prompt_has_
     assert core.stats().prefill_tokens == before + 1
 
 
+@pytest.mark.slow
 def test_a_step_has_a_bounded_number_of_scored_rows(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), budget=2048, max_model_len=1024)
     core.submit(scored("long", prompt_of(700, 2)))

@@ -146,6 +146,7 @@ def test_tensors_that_no_decoder_needs_are_left_out(source: Path, tmp_path: Path
     load(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True], ids=["separate head", "tied head"])
 def test_sharded_files_have_the_weights_of_a_single_file(tmp_path: Path, tied: bool) -> None:
     config = LlamaConfig(**SIZES | {"tie_word_embeddings": tied})

@@ -55,6 +55,7 @@ def test_more_choices_of_a_kept_prompt_need_no_prefill_and_equal_a_larger_group(
     assert (core.stats().blocks_used, core.stats().blocks_kept) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_kept_prompt_is_released_before_any_choice_is_preempted(tiny: Tiny) -> None:
     """Free and idle blocks are taken first, then the blocks of kept trunks. No choice is preempted."""
     core = make_core(tiny("llama"), blocks=24, max_model_len=120)
@@ -85,6 +86,7 @@ def test_a_prompt_that_was_prefilled_elsewhere_is_kept_where_it_is_decoded(tiny:
     pair.check_empty()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["new weights", "abort"])
 def test_a_prompt_is_kept_under_its_own_weights_and_after_answers_only(end: str, tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
@@ -138,6 +140,7 @@ def test_over_the_limit_the_least_recently_used_prompt_is_released(tiny: Tiny) -
     assert computed(alike) == 3, "the tokens after the last full block"
 
 
+@pytest.mark.slow
 def test_with_a_limit_of_zero_no_prompt_is_kept(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), keep_gb=0.0)
     run(core, [request("first", keep_s=60)])

@@ -156,6 +156,7 @@ def test_torch_reads_a_long_common_prefix_once_for_all_prompts(dtype: str, tiny:
     assert tokens_of(together) == alone(plain_core(tiny("llama"), **settings), questions)
 
 
+@pytest.mark.slow
 def test_groups_after_a_follower_can_pass_it(tiny: Tiny) -> None:
     core = make_core(tiny("llama"), budget=24)
     requests = [request_for("first"), request_for("follower", seed=3), request_for("stranger", prompt_of(9, 5), seed=4)]
@@ -192,6 +193,7 @@ def test_without_a_prefix_cache_nothing_is_shared(tiny: Tiny) -> None:
     assert core.stats().prefill_tokens == 3 * len(PROMPT)
 
 
+@pytest.mark.slow
 def test_after_the_caches_are_emptied_no_group_joins_an_earlier_trunk(tiny: Tiny) -> None:
     core = make_core(tiny("llama"))
     outcomes = {name: GroupOutcome() for name in ("before", "after")}

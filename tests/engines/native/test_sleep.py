@@ -123,6 +123,7 @@ def test_a_trainers_weights_take_the_place_of_sleeping_weights(tiny: Callable[[s
     assert answer(core) == answer(core_of(built(other, {"dtype": "float32"})))
 
 
+@pytest.mark.slow
 def test_some_tensors_alone_do_not_wake_weights(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     norm = "model.norm.weight"
     part = saved(tmp_path / "part", {norm: load_file(tiny("llama") / FILE)[norm] * 2})
@@ -137,6 +138,7 @@ def test_some_tensors_alone_do_not_wake_weights(tiny: Callable[[str], Path], tmp
     assert parts.weights.prepare(CheckpointKind.FILES, [part]).prepared.tensors == 1
 
 
+@pytest.mark.slow
 def test_weights_of_the_start_that_have_changed_are_not_taken(tmp_path: Path) -> None:
     folder = save_tiny_model("llama", tmp_path / "model")
     parts = built(folder, {"dtype": "float32"})

@@ -63,6 +63,7 @@ def test_a_stop_token_ends_a_complete_answer_even_if_the_grammar_lacks_it(model:
     assert set(outcome.finish.values()) == {stopped_by("x")}
 
 
+@pytest.mark.slow
 def test_a_stop_token_does_not_end_reasoning_before_an_answer(model: Path) -> None:
     fields: dict[str, object] = {
         "grammar": Grammar(WORD.kind, WORD.source, Thinking("[", "]", opened=True)),

@@ -139,6 +139,7 @@ def test_groups_continue_with_new_weights_as_in_an_engine_started_with_them(
     assert core.info.weight_version == VERSION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", [*NUMBERS, pytest.param({"device": "graphs"}, marks=SLOW, id="graphs")])
 def test_checksums_equal_the_trainers_tensors_and_show_which_ones_are_zeros(
     numbers: dict[str, Any], tiny: Callable[[str], Path]

@@ -86,6 +86,7 @@ async def test_resumed_choices_continue_where_they_were(serve: Serving) -> None:
     assert served.engine.requests == [request]
 
 
+@pytest.mark.slow
 async def test_many_groups_at_once_are_kept_apart(serve: Serving) -> None:
     served = await serve(counting)
     requests = [group(f"g{i}", n=1 + i % 4) for i in range(40)]

@@ -156,6 +156,7 @@ def test_an_engine_names_its_rounded_weights_in_fingerprint_and_kv_facts(tiny: T
     assert facts[0].differences(facts[1]) == ["quantization is none here and int8 there"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

@@ -183,6 +183,7 @@ def test_prompts_with_nothing_in_common_are_read_one_by_one() -> None:
     assert joined((range(20), 320)) == 0
 
 
+@pytest.mark.slow
 def test_the_engine_counts_a_shared_prefix_once_for_prompts_read_together(
     tiny: Callable[[str], Path],
 ) -> None:

@@ -106,6 +106,7 @@ def test_blocks_have_the_numbers_of_the_library(
     assert len({*found.flatten().tolist()}) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_model_has_the_weights_from_which_its_file_was_made(tmp_path: Path, architecture: str) -> None:
     source = save_model_of(tiny_config(architecture), tmp_path / "source")
@@ -187,6 +188,7 @@ def test_metadata_without_a_counterpart_in_a_config_is_refused(
         resolve(str(tmp_path / "model.gguf"), cache=tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_errors_name_the_tensor_and_the_file(tmp_path: Path) -> None:
     source = save_tiny_model("llama", tmp_path / "source")
     folder = gguf_model(source, tmp_path / "gguf", "llama")

@@ -60,6 +60,7 @@ def changed(
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_quantized_model_has_the_dequantized_weights(
     made: Callable[[str], Folders], method: str, caplog: pytest.LogCaptureFixture
@@ -180,6 +181,7 @@ def test_zero_points_are_a_part_of_the_digest(made: Callable[[str], Folders], tm
     assert len(digests) == 2
 
 
+@pytest.mark.slow
 def test_biases_of_zeros_are_left_out_and_others_refused(made: Callable[[str], Folders], tmp_path: Path) -> None:
     """AutoGPTQ writes a bias for every linear layer, also for models without biases."""
     name = "model.layers.0.self_attn.o_proj.bias"
