@@ -5,14 +5,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from motet.block_names import BlockName
 from motet.engines.native.core import EngineCore
-from motet.engines.native.kv.block_scores import BlockScores, ScoreNeeds
-from motet.engines.native.scheduling.plan_builder import MAX_SCORED_ROWS
-from motet.types import GenerateRequest, Score
+from motet.engines.native.kv.block_scores import MAX_NEEDS, BlockScores, ScoreNeeds
+from motet.engines.native.scheduling.plan_builder import MAX_SCORED_ROWS, SCORES_PER_ROW
+from motet.engines.native.step.commit import NO_SCORE
+from motet.types import GenerateRequest, Score, TokenLogprob
 from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run, take_step
 from tests.tiny_engine import BLOCK_SIZE
 
@@ -23,6 +25,8 @@ NUMBERS = [
 ]
 TRUNK = prompt_of(83, 1)
 HITS = len(TRUNK) // BLOCK_SIZE
+
+_ENCODER = msgspec.msgpack.Encoder()
 
 Tiny = Callable[[str], Path]
 
@@ -141,18 +145,32 @@ def test_a_step_has_a_bounded_number_of_scored_rows(tiny: Tiny) -> None:
     assert max(sizes) == MAX_SCORED_ROWS and sum(sizes) == 1000
 
 
+def test_a_step_completes_few_prompts_with_many_known_scores(tiny: Tiny) -> None:
+    core, trunk = make_core(tiny("llama"), blocks=400, budget=2048, max_num_seqs=64), prompt_of(480, 2)
+    run(core, [scored("first", trunk)])
+    ending, outcomes = [], {f"g{number}": GroupOutcome() for number in range(48)}
+    for number, name in enumerate(outcomes):
+        core.submit(scored(name, (*trunk, number), max_tokens=1))
+    while core.busy:
+        before = sum(outcome.prompt is not None for outcome in outcomes.values())
+        take_step(core, outcomes)
+        ending.append(sum(outcome.prompt is not None for outcome in outcomes.values()) - before)
+    assert max(ending) <= 1 + MAX_SCORED_ROWS // (len(trunk) // SCORES_PER_ROW) < sum(ending) == len(outcomes)
+
+
+def encoded(*num_top: int) -> list[bytes]:
+    """Returns encoded scores with these numbers of alternatives."""
+    tops = [tuple((token, -token / 7) for token in range(number)) for number in num_top]
+    return [_ENCODER.encode(TokenLogprob(300, -1.5, 70000, top)) for top in tops]
+
+
 def test_the_scores_of_blocks_are_bounded_and_cover_smaller_needs() -> None:
     names = [BlockName(bytes([number])) for number in range(3)]
-    kept, scores, two = BlockScores(), [b"first", b"second"], ScoreNeeds(2)
+    kept, scores, two = BlockScores(), [NO_SCORE, *encoded(2)], ScoreNeeds(2)
     kept.store(names[0], scores, needs=two)
-    kept.store(names[0], [b"less"], needs=ScoreNeeds(0))
-    assert [kept.count(names, each) for each in (two, ScoreNeeds(1), ScoreNeeds(3), ScoreNeeds(2, (1,)))] == [
-        1,
-        1,
-        0,
-        0,
-    ]
-    assert [*kept.read(names[:1])] == scores
+    needs = (two, ScoreNeeds(1), ScoreNeeds(3), ScoreNeeds(2, (1,)))
+    assert [kept.count(names, each) for each in needs] == [1, 1, 0, 0]
+    assert [*kept.read(names[:1], two)] == scores
     small = BlockScores(max_bytes=2 * kept.num_bytes)
     for name in names:
         small.store(name, scores, needs=two)
@@ -161,3 +179,21 @@ def test_the_scores_of_blocks_are_bounded_and_cover_smaller_needs() -> None:
     small.drop(names[1])
     small.clear()
     assert small.num_bytes == len(small) == 0
+
+
+def test_scores_have_no_more_alternatives_than_needed_and_stay_when_others_are_needed() -> None:
+    name, kept = BlockName(b"block"), BlockScores()
+    kept.store(name, encoded(3, 1), needs=ScoreNeeds(3))
+    for number in range(4):
+        assert [*kept.read([name], ScoreNeeds(number))] == encoded(number, min(number, 1))
+    kept.store(name, encoded(4, 4), needs=ScoreNeeds(2, (7, 8)))
+    kept.store(name, encoded(5, 5), needs=ScoreNeeds(5))
+    assert [*kept.read([name], ScoreNeeds(3))] == encoded(3, 1)
+    for token in range(2 * MAX_NEEDS):
+        kept.store(name, encoded(1), needs=ScoreNeeds(0, (token,)))
+        kept.check([name])
+    assert len(kept) == MAX_NEEDS
+    full = BlockScores(max_bytes=kept.num_bytes // len(kept))
+    full.store(name, encoded(1), needs=ScoreNeeds(1))
+    assert [*full.read([name], ScoreNeeds(0))] == encoded(0)  # although there is no space for both
+    full.check([name])

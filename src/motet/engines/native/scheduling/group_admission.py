@@ -113,9 +113,8 @@ class GroupAdmission:
             trunk.joined, trunk.origin = True, joined.first.trunk.origin
             trunk.num_computed, trunk.num_published = trunk.num_tokens - 1, len(trunk.names)
             trunk.recomputed = trunk.num_computed
-        elif group.is_scored:
-            names = trunk.names[: len(hits)]
-            group.facts.scores = [*self.pool.scores.read(names)]
+        elif group.is_scored and (needs := group.facts.needs) is not None:
+            group.facts.scores = [*self.pool.scores.read(trunk.names[: len(hits)], needs)]
             if hits:
                 trunk.num_computed = trunk.recomputed = trunk.num_computed - 1
         return True
