@@ -1,8 +1,8 @@
-"""Generates the table of families in docs/models.md from `tests.tiny_models` and `tests.tiny_architectures`, whose
-models the tests compare with transformers.
+"""Generates the table of families in docs/models.md, from `tests.tiny_models` and `tests.tiny_architectures`, and the
+list of what the tests check for each of these models.
 
-Run: python -m tools.models_page          writes the table
-     python -m tools.models_page --check  fails if it is out of date
+Run: python -m tools.models_page          writes both
+     python -m tools.models_page --check  fails if one is out of date
 """
 
 import sys
@@ -19,6 +19,23 @@ BEGIN, END = "<!-- table of families: python -m tools.models_page -->\n", "<!-- 
 HEAD = """\
 | family | architecture | backend on a CPU | dtypes | int8 weights | LoRA adapters |
 |---|---|---|---|---|---|
+"""
+TESTED = """
+The tests check each row of the table with a small model with random weights, on the backend of the row:
+
+- In float32, greedy tokens equal the output of `transformers.generate`.
+- In float32 and bfloat16, a choice is the same bit for bit alone, in a group, and when its prompt is computed in
+  chunks.
+- In float32 and bfloat16, a group has the same tokens when one engine computes its prompt and another one decodes it
+  after one transfer, and when another engine continues its choices after some output tokens, as after a worker is
+  killed.
+
+This command runs all cases:
+
+<!-- not run: make test-long runs these tests -->
+```sh
+.venv/bin/pytest --hypothesis-profile=long tests/engines/native/{test_families,test_sameness,test_architectures}.py
+```
 """
 ADAPTERS = "yes"
 """The cell in the column of adapters. The test of the architectures checks it for each of them."""
@@ -40,7 +57,7 @@ def rows() -> Iterator[str]:
 def page() -> str:
     """Returns the text of the page with the table as it should be."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    return f"{before}{BEGIN}{HEAD}{''.join(rows())}{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}{HEAD}{''.join(rows())}{TESTED}{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

@@ -200,9 +200,13 @@ class CorePair:
                 return
             self.step_d()
             if land:
-                for number in set(self.d_transfers.orders) - self.d_transfers.abandoned:
-                    self.d_transfers.land(number)
+                self.land_all()
         raise AssertionError("the groups of D do not end")
+
+    def land_all(self) -> None:
+        """Lands all pulls that are ordered and not abandoned."""
+        for number in set(self.d_transfers.orders) - self.d_transfers.abandoned:
+            self.d_transfers.land(number)
 
     def hand_over(self, request: GenerateRequest, *, readers: int = 1) -> Ticket:
         """Lets P prefill, gives the ticket to D, and returns it."""

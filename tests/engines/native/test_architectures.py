@@ -20,21 +20,25 @@ from motet.engines.native.cpu.norm_reader import StructureError
 from motet.engines.native.cpu.packed_weights import PackedModel
 from motet.engines.native.model import load_model, read_config
 from motet.models.checkpoint import CheckpointKind
-from motet.types import GenerateRequest
+from motet.types import ChoiceStart, GenerateRequest
 from tests.engines.native.drive import gb_of, group, make_core, prompt_of, run
+from tests.engines.native.pair import CorePair
 from tests.engines.native.recorder import RowKey, recorded_over
 from tests.kernels import kernels_of
 from tests.tiny_architectures import ARCHITECTURES, WITHOUT_KERNELS, save_tiny_architecture
 from tests.tiny_engine import engine_config
-from tests.tiny_models import SIZES, Reference
+from tests.tiny_models import FAMILIES, SIZES, Reference, save_tiny_model
 from tools.models_page import ADAPTERS, PAGE, page
 
 pytestmark = [pytest.mark.slow, pytest.mark.kernels]
 
-IN_SHORT = {"SmolLM3", "Granite", "Phi3", "Olmo2", "Cohere", "GPTNeoX", "Glm4", "GptOss", "Nemotron", "Qwen2Moe"}
-"""Architectures of `make test`; the others are in `make test-long`."""
-NAMES = [pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.long) for name in ARCHITECTURES]
-WITH_KERNELS = [case for case in NAMES if case.values[0] not in WITHOUT_KERNELS]
+IN_SHORT = {"SmolLM3", "Cohere", "GPTNeoX", "GptOss", "Qwen2Moe", "DeepseekV3"}
+"""Architectures of `make test`: among them are layers without RoPE, sliding windows, experts, and padded values. The
+others are in `make test-long`. With more of them, `tests.thinned` would choose."""
+NAMES, ALL_NAMES = (
+    [pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.long) for name in names]
+    for names in (ARCHITECTURES, (*ARCHITECTURES, *FAMILIES))
+)
 PROMPT, OTHER, LENGTH = prompt_of(40), prompt_of(30, 7), 24
 
 
@@ -51,7 +55,7 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [*WITH_KERNELS, "DeepseekV3"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_choice_has_the_same_bits_alone_as_in_a_group_whose_prompt_is_cut(
     name: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -69,6 +73,32 @@ def test_a_choice_has_the_same_bits_alone_as_in_a_group_whose_prompt_is_cut(
     ]
     assert len(rows[0]) == 12
     assert all(torch.equal(rows[1][key], row) for key, row in rows[0].items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_tokens_are_the_same_with_separate_prefill_and_after_a_move_to_another_engine(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    """Choices of a killed worker continue on another one after the tokens that the router has received."""
+    folder = save_tiny_model(name, tmp_path) if name in FAMILIES else save_tiny_architecture(name, tmp_path)
+    request = group("g", PROMPT, n=3, seed=5, max_tokens=LENGTH)
+    parts = build_parts(engine_config(folder, dtype=dtype, kv_cache_gb=gb_of(1024)))
+    expected = run(recorded_over(parts)[0], [request])["g"].tokens
+    pair = CorePair(folder, dtype=dtype, prefill_blocks=512, decode_blocks=512)
+    pair.hand_over(request)
+    received = pair.outcomes["g"].tokens
+    while len(received.get(0, ())) < 9:
+        pair.step_d()
+        pair.land_all()
+    starts = [ChoiceStart(index, 5 + index, tuple(found[: 9 - 4 * index])) for index, found in received.items()]
+    pair.finish()
+    assert received == expected
+    pair.check_empty()
+    prefill, decode = pair.p.stats(), pair.d.stats()
+    assert (prefill.prefill_tokens, decode.prefill_tokens, decode.transfers) == (len(PROMPT) - 1, 1, 1)
+    resumed = run(recorded_over(parts)[0], [group("g", PROMPT, starts=starts, max_tokens=LENGTH)])["g"].tokens
+    assert resumed == {start.index: expected[start.index][len(start.output_tokens) :] for start in starts}
 
 
 def rows_of(parts: Parts, requests: list[GenerateRequest], *, budget: int) -> dict[RowKey, torch.Tensor]:
