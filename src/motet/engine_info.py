@@ -118,6 +118,13 @@ def adapted(model_digest: str, adapter: AdapterInfo) -> str:
     return f"{model_digest}+{adapter.name}={adapter.digest}"
 
 
+def fingerprint_of(info: EngineInfo, model: str) -> str:
+    """Returns the fingerprint of the answers of this model, which contains the digest of an adapter. Empty if the
+    engine does not report a fingerprint."""
+    adapter = adapter_in(info, model)
+    return f"adapter-{adapter.digest[:16]}_{info.fingerprint}" if adapter and info.fingerprint else info.fingerprint
+
+
 def version_of(info: EngineInfo, model: str) -> str:
     """Returns the version of the weights of this model: the adapter's own version, or the base model's."""
     adapter = adapter_in(info, model)

@@ -1,5 +1,6 @@
 """Each check of `motet doctor` with what it looks for present, missing or broken, and the command as a process."""
 
+import ctypes
 import json
 import os
 import platform
@@ -42,6 +43,7 @@ from motet.cli.doctor import (
 )
 from motet.cli.main import app
 from motet.engines.native import compiled_kernels
+from motet.errors import StartupError
 from motet.settings.resolve import resolve_settings
 from motet.system.machine import GIB, MachineMemory, Processor
 from tests.models.gguf_files import write_gguf
@@ -123,11 +125,15 @@ def test_a_machine_for_which_there_are_no_kernels_has_no_remedy(monkeypatch: Mon
 
 
 def test_kernels_of_other_sources_are_a_problem(monkeypatch: Monkey) -> None:
-    def broken() -> str | None:
-        raise ImportError("the kernels were built from other sources")
+    class OtherKernels:
+        def motet_sizes(self, sizes: object) -> None: ...
 
-    monkeypatch.setattr(doctor, "running_kind", broken)
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: OtherKernels())
+    monkeypatch.setattr(compiled_kernels, "_path", lambda kind: Path("other.so"))
+    monkeypatch.setattr(compiled_kernels, "of_kind", compiled_kernels.of_kind.__wrapped__)
     is_problem(check_kernels(subject()), "other sources", "make setup")
+    with pytest.raises(StartupError, match=r"other sources.*: run make setup"):
+        compiled_kernels.library()
 
 
 def test_memory_says_what_serve_would_choose_for_the_kv_cache(monkeypatch: Monkey) -> None:

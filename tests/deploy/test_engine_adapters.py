@@ -2,6 +2,7 @@
 workers that join, and replaced while requests run."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -95,6 +96,31 @@ async def test_all_engines_of_a_cell_load_replace_and_unload_an_adapter(folder: 
         assert (await unload(server, "poet")).text == "Success: LoRA adapter 'poet' removed successfully."
         assert_error(await generated(server, "poet"), status=404, code="model_not_found")
         assert_error(await unload(server, "poet"), status=404, code="model_not_found", param="lora_name")
+
+
+@pytest.mark.slow
+async def test_a_loaded_adapter_changes_nothing_for_the_base_model(folder: Path, tmp_path: Path) -> None:
+    first, second = make_adapter(tmp_path / "first", "1"), make_adapter(tmp_path / "second", "2")
+    async with Running(folder, admin_key="admin") as server:
+        engine = await server.starter.engine(0)
+        engine.let_run()
+        body = {"prompt": PROMPT, "max_tokens": 1}
+
+        async def fingerprint(**model: str) -> str:
+            answer = (await server.http.post("/v1/completions", json=body | model)).json()
+            assert answer["model"] == model.get("model", "tiny")
+            found: str = answer["system_fingerprint"]
+            return found
+
+        base = await fingerprint()
+        assert (await load(server, "poet", first)).status_code == 200
+        assert await fingerprint() == await fingerprint(model="tiny") == base
+        of_first = await fingerprint(model="poet")
+        assert (await load(server, "poet", second, load_inplace=True)).status_code == 200
+        fingerprints = {base, of_first, await fingerprint(model="poet")}
+        assert len(fingerprints) == 3 and all(found.endswith(base) for found in fingerprints)
+        shown = (await server.http.get("/metrics")).text
+        assert set(re.findall(r'model_name="([^"]*)"', shown)) == {"tiny"}
 
 
 @pytest.mark.slow

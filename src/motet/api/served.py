@@ -183,9 +183,9 @@ def served_model(
 
 
 def model_named(models: Mapping[str, ServedModel | TextModel], name: str | None) -> ServedModel | TextModel:
-    """Returns the model that a request names. A request can omit `model` if there is only one. Raises
-    `ModelNotFoundError` for an unknown name, `RequestError` if the name is missing and there are several, and
-    `NoWorkerError` if there is no model."""
+    """Returns the model that a request names. A request can omit `model` if there is only one, or one with its
+    adapters: then it is for the base model. Raises `ModelNotFoundError` for an unknown name, `RequestError` if the name
+    is missing and there are several, and `NoWorkerError` if there is no model."""
     if name is not None and (found := models.get(name) or _of_base(models, name)) is not None:
         return found
     known = list(models.values())
@@ -195,10 +195,11 @@ def model_named(models: Mapping[str, ServedModel | TextModel], name: str | None)
     if name is not None:
         message = f"The model `{name}` does not exist or you do not have access to it. {listed}"
         raise ModelNotFoundError(message, param="model")
-    if len(known) > 1:
+    only = next((model for model in known if model.parent is None), known[0])
+    if any(model is not only and model.parent != only.name for model in known):
         message = f"Missing required parameter: 'model'. This server has several. {listed}"
         raise RequestError(message, param="model", code="missing_required_parameter")
-    return known[0]
+    return only
 
 
 def _of_base(models: Mapping[str, ServedModel | TextModel], name: str) -> ServedModel | TextModel | None:

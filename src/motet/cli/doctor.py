@@ -34,7 +34,7 @@ from motet.deploy.connection import allow_open_files
 from motet.deploy.listen import address_at, listen
 from motet.engines.native.compiled_kernels import missing_kernels, running_kind
 from motet.engines.native.kv.cache_size import ENGINE_BYTES
-from motet.errors import ConfigError, ModelLoadError
+from motet.errors import ConfigError, ModelLoadError, StartupError
 from motet.log import escaped
 from motet.models.folder import check_model as check_model_folder
 from motet.models.folder import check_tokenizer
@@ -133,10 +133,9 @@ def check_processor(subject: Subject) -> Finding:
 def check_kernels(subject: Subject) -> Finding:
     try:
         kind, note = running_kind(), missing_kernels()
-    except ImportError as error:
-        return Finding(
-            "kernels", Verdict.PROBLEM, str(error), "an engine cannot start", "install Motet again (make setup)"
-        )
+    except StartupError as error:
+        found, _, remedy = error.message.rpartition(": ")
+        return Finding("kernels", Verdict.PROBLEM, found, "an engine cannot start", remedy)
     if kind is not None:
         return Finding("kernels", Verdict.OK, f"compiled, {kind}", "an engine runs them for bfloat16 and float32")
     reason, _, remedy = (note or "").rpartition(": ")

@@ -193,7 +193,7 @@ class AdapterControl:
                 self._fleet.successors.replace_adapter(old, new, infos=infos)
         self._fleet.refresh_facts()
         await self._until_listed(name, [worker.id for worker in changed], listed=True)
-        logger.info("adapter %s, version %s: loaded by %d engines", name, order.version, len(changed))
+        logger.info("adapter %s, version %s, is loaded; number of engines: %d", name, order.version, len(changed))
         return order.version
 
     async def _load_each(

@@ -27,6 +27,16 @@ async def test_a_body_that_is_not_valid_is_refused_by_field(serve: Serving, body
     assert_error(await served.http.post("/v1/load_lora_adapter", json=body), status=400, param=param)
 
 
+async def test_a_name_that_no_adapter_can_have_is_refused_with_the_reason(serve: Serving) -> None:
+    served = await serve()
+    refused = await served.http.post("/v1/load_lora_adapter", json=POET | {"lora_name": "a b"})
+    message = "Invalid 'lora_name': a name has no white space, no '=' or ',', and no '/' at its ends."
+    assert_error(refused, status=400, param="lora_name", message=message)
+    headers = {"content-type": "application/octet-stream"}
+    refused = await served.http.post("/v1/load_lora_adapter", content=b"", headers=headers)
+    assert_error(refused, status=400, param="lora_name", code="missing_required_parameter")
+
+
 async def test_servers_without_vllm_workers_have_no_adapters(serve: Serving) -> None:
     served = await serve()
     refused = await served.http.post("/v1/load_lora_adapter", json=POET)

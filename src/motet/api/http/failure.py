@@ -302,7 +302,7 @@ def validation_failure(problems: Sequence[Problem]) -> RequestError:
     if kind in ("literal_error", "enum"):
         message = f"Invalid value: {value!r}. Supported values are: {bounds.get('expected')}."
         return RequestError(message, param=param, code="invalid_value")
-    return invalid_value(param, str(problem.get("msg")))
+    return invalid_value(param, str(bounds["error"] if kind == "value_error" else problem.get("msg")))
 
 
 def _out_of_bounds(kind: str, param: str, *, value: object, bounds: Mapping[str, Any]) -> RequestError:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 
 from motet.api.control_bodies import Version
 from motet.api.http.body import is_tensors
-from motet.api.http.failure import invalid_value
+from motet.api.http.failure import invalid_value, missing_parameter
 from motet.api.http.routes import new_router, with_body
 from motet.api.http.schema import Schema
 from motet.api.service import Service
@@ -84,7 +84,7 @@ def adapter_router(service: Service) -> APIRouter:
         if not is_tensors(request.headers):
             return await from_json(request)
         if lora_name is None:
-            raise RequestError("Missing required parameter: 'lora_name'.", param="lora_name")
+            raise missing_parameter("lora_name")
         _adapters(service)
         file, _ = await read_tensors(request, service.tensor_memory)
         body = LoadAdapterBody(
@@ -133,7 +133,7 @@ async def _in_memory(file: MemoryFile, *, param: str) -> AdapterSource:
 
 
 async def _load_source(service: Service, body: LoadAdapterBody, *, source: AdapterSource) -> Response:
-    """Loads an adapter. The answer has vLLM's words, which clients compare."""
+    """Loads an adapter. The answer has vLLM's text, which clients compare."""
     name, known = body.lora_name, service.models().get(body.lora_name)
     load = partial(_adapters(service).load, name, source, in_place=body.load_inplace)
     if known is not None and known.parent is None:

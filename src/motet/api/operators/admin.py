@@ -95,8 +95,9 @@ def admin_router(service: Service) -> APIRouter:
     async def metrics(accept: Annotated[str, Header(include_in_schema=False)] = "") -> Response:
         """Returns all metrics in Prometheus' text format, or as OpenMetrics if the reader accepts it."""
         scrape, tasks = await _scrape(service), len(asyncio.all_tasks())
+        models = dict.fromkeys(model.parent or model.name for model in service.models().values())
         exposition = service.metrics.exposition(
-            scrape, models=service.model_names, waiting=service.admission.waiting, tasks=tasks, accept=accept
+            scrape, models=models, waiting=service.admission.waiting, tasks=tasks, accept=accept
         )
         return Response(exposition.body, headers={"content-type": exposition.content_type})
 

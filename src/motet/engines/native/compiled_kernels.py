@@ -8,6 +8,7 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
+from motet.errors import StartupError
 from motet.system.machine import processor
 
 
@@ -220,14 +221,15 @@ def _path(kind: str) -> Path | None:
 
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
-    """Declares the types of the functions. Raises ImportError if the library was built with other structs."""
+    """Declares the types of the functions. Raises StartupError if the library was built with other structs."""
     sizes = (c_int32 * 8)()
     found.motet_sizes(sizes)
     structs = PackedLinear, Layer, Model, KernelBatch
     expected = [*map(ctypes.sizeof, structs), 4 * PIECE_INTS, 4 * SPAN_INTS]
     expected += map(ctypes.sizeof, (SamplingArguments, LowRankPart))
     if list(sizes) != expected:
-        raise ImportError(f"the kernels were built from other sources (structs of {list(sizes)} bytes, not {expected})")
+        why = f"structs of {list(sizes)} bytes, not {expected}"
+        raise StartupError(f"the compiled kernels were built from other sources ({why}): {_repeat_installation()}")
     for name, result, arguments in FUNCTIONS:
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments

@@ -149,7 +149,7 @@ class EngineLoop:
         except MotetError as error:
             return error
         self._idle = False
-        logger.info("the adapter %s serves, version %s", adapter.info.name, adapter.info.version)
+        logger.info("adapter %s, version %s, can be requested", adapter.info.name, adapter.info.version)
         return orders.EngineFacts(info)
 
     def _take(self, command: Command) -> None:

@@ -6,7 +6,16 @@ from dataclasses import replace
 import msgspec
 
 from motet.engine import Worker, WorkerReport, WorkerState
-from motet.engine_info import AdapterInfo, EngineInfo, EngineKind, ModelCard, adapter_in, version_of, weights_of
+from motet.engine_info import (
+    AdapterInfo,
+    EngineInfo,
+    EngineKind,
+    ModelCard,
+    adapter_in,
+    fingerprint_of,
+    version_of,
+    weights_of,
+)
 from motet.ids import ModelName
 from motet.routing.workers.open_groups import OpenGroups
 from motet.routing.workers.worker_facts import PairKey, WorkerFacts, WorkerModels, facts_of, models_of
@@ -113,9 +122,13 @@ class Member:
         if not model or model == info.model:
             return info
         card = self.models.by_name[ModelName(model)]
-        version = version_of(info, model)
         return msgspec.structs.replace(
-            info, model=card.name, max_model_len=card.max_model_len, weight_version=version, adapters=()
+            info,
+            model=card.name,
+            max_model_len=card.max_model_len,
+            fingerprint=fingerprint_of(info, model),
+            weight_version=version_of(info, model),
+            adapters=(),
         )
 
     def returned(self, worker: Worker | None) -> None:
