@@ -31,7 +31,7 @@ class ModelConfig:
 
     model: str = setting(
         "smollm2",
-        "Model to serve: a local folder, a Hugging Face model (org/name) or smollm2.",
+        "Model to serve: a local folder, a GGUF file, a Hugging Face model (org/name) or smollm2.",
         pattern=NOT_BLANK,
         must="a folder or the name of a model",
     )

@@ -176,7 +176,7 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
     try:
         checkpoint = DequantizedCheckpoint.open(folder)
         tensors = plain_tensors(read_headers([folder], FileReading())) if checkpoint is None else checkpoint.tensors
-        if (layers := config.get_text_config().num_hidden_layers) > len(tensors):  # to make them would take for ever
+        if (layers := config.get_text_config().num_hidden_layers) > len(tensors):  # creating them would take too long
             file = folder / "config.json"
             raise ModelLoadError(f"{file} describes {layers} layers, and the files have {len(tensors)} tensors")
         empty = _empty_model(config)
@@ -241,8 +241,12 @@ def _check_stored(
         if tensor.shape != tuple(parameter.shape):
             why = f"its shape is {[*tensor.shape]}, and the model's is {[*parameter.shape]}"
             raise _file_error(name, why, tensors=tensors, folder=folder)
-        if checkpoint is None:
-            tensor.parts[""].check(FLOATS)
+        if checkpoint is None and (dtype := tensor.parts[""].dtype) not in FLOATS:
+            allowed = (
+                f"{folder / 'config.json'} has no quantization_config; without it, {', '.join(FLOATS)} can be used"
+            )
+            why = f"its dtype is {cut(dtype, MAX_VALUE_CHARS)}, but {allowed}"
+            raise _file_error(name, why, tensors=tensors, folder=folder)
     num_weights = sum(parameter.numel() for parameter in empty.parameters())
     found = sum(torch.Size(tensor.shape).numel() for tensor in tensors.values())
     if num_weights > MAX_MISSING_RATIO * found:  # otherwise transformers would allocate them
