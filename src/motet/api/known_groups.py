@@ -188,8 +188,8 @@ class KnownGroups:
         return group
 
     def in_progress(self, ids: Collection[str], *, client: str, sender: str) -> list[KnownGroup]:
-        """Returns the client's groups in progress that have one of these ids, or answers of these names
-        (`OpenAnswer.is_named`)."""
+        """Returns the client's groups in progress whose id, or the id of whose answer (`OpenAnswer.is_named`), is among
+        these."""
         own = (group for group in self._open.values() if group.client == client)
         return [
             group

@@ -121,6 +121,7 @@ def memory_in_words(info: EngineInfo, *, num_engines: int) -> str:
 
 
 def defaults_in_words(defaults: Defaults) -> str:
+    """Returns default values of sampling fields as a part of a sentence."""
     return ", ".join(f"{name} {value:g}" for name, value in defaults.items()) + " where a request omits the field"
 
 

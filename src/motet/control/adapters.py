@@ -1,5 +1,5 @@
-"""LoRA adapters of all engines of a server, or of all workers of a gateway: every engine of a base model has the same
-adapters, and a change reaches all of them or none.
+"""Loads and unloads LoRA adapters on all engines of a server, or on all workers of a gateway. Every engine of a base
+model has the same adapters, and a change is made on all of them or on none.
 
     load      every engine loads the adapter while it serves. If an engine cannot, the others go back to what they had
     unload    every engine removes it
@@ -46,7 +46,7 @@ from motet.routing.workers.member import Member
 logger = logging.getLogger(__name__)
 
 LISTED_TIMEOUT_S = 5.0
-"""Maximum time until the reports of vLLM workers, one each second, show a change."""
+"""Maximum time in seconds until the reports of vLLM workers, one each second, show a change."""
 POLL_S = 0.05
 MAX_RECORDED = 1024
 """Maximum number of adapters that a server records, loaded and unloaded."""
@@ -199,8 +199,8 @@ class AdapterControl:
     async def _load_each(
         self, workers: Sequence[_AdapterWorker], order: LoadAdapter, *, of: Sequence[_AdapterWorker]
     ) -> str:
-        """Makes all workers load the adapter, or none. `of`: all workers of the base model, which have the adapter
-        then. Returns its digest; empty if no worker reports one."""
+        """Makes all workers load the adapter, or none. `of`: all workers of the base
+        model, which have the adapter afterwards. Returns its digest; empty if no worker reports one."""
         loaded, error = await self._each(workers, lambda worker: _load(worker, order))
         kept = [worker for worker in of if worker not in workers]
         found = (adapter_in(worker.engine.info, order.name) for worker in (*loaded, *kept))
@@ -331,7 +331,7 @@ class AdapterControl:
         if adapter is None or not loaded.digest or adapter.digest == loaded.digest:
             return
         await _unload(worker, name)
-        raise EngineError(f"{loaded.source.path} does not contain the adapter of version {loaded.version} any more")
+        raise EngineError(f"{loaded.source.path} no longer contains version {loaded.version} of the adapter")
 
     async def _until_listed(self, name: ModelName, ids: Sequence[str], *, listed: bool) -> None:
         """Waits until the reports of vLLM workers show the change. A worker that is lost is not waited for."""
@@ -384,7 +384,7 @@ def _has(worker: _AdapterWorker, loaded: LoadedAdapter, *, name: ModelName) -> b
 def _force_rejoin(engine: Engine) -> None:
     """Makes a worker on another server join again, which gives it the adapters."""
     if isinstance(engine, ServerEngine):
-        engine.force_rejoin(EngineDiedError("it did not get a change of the adapters"))
+        engine.force_rejoin(EngineDiedError("it did not receive a change of its adapters"))
 
 
 def _named(error: MotetError, worker: str) -> MotetError:

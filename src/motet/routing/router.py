@@ -171,7 +171,7 @@ class Router:
         return Journey(request, self.dispatcher, moves=moves, now_s=self._clock(), on_over=self._forget)
 
     def _adapters(self, *, waits: bool) -> tuple[str, ...]:
-        """Returns the adapters with groups that wait for capacity, or with other groups."""
+        """Returns the adapters with groups that wait for capacity, or, without `waits`, with running groups."""
         loaded = [name for name, card in self.fleet.catalog.models().items() if card.parent is not None]
         used = {group.request.model for group in self._groups.values() if group.waits is waits} if loaded else set()
         return tuple(name for name in loaded if name in used)

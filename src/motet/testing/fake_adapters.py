@@ -16,7 +16,7 @@ RANK = 8
 
 
 def make_adapter(folder: Path, content: str = "") -> Path:
-    """Writes a folder that a fake engine can load. Folders with other contents are other adapters."""
+    """Writes a folder that a fake engine can load as an adapter. Different contents give different digests."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text("{}")
     (folder / WEIGHTS_FILE).write_text(content)
@@ -58,7 +58,8 @@ def check_model(info: EngineInfo, model: str) -> None:
 
 
 def adapted_token(token: int, info: EngineInfo, *, model: str) -> int:
-    """Returns the token that the model generates where the base model generates `token`. Ends stay ends."""
+    """Returns the token that the model generates where the base model generates `token`. An end-of-sequence token
+    stays the same."""
     adapter = adapter_in(info, model)
     if adapter is None or token in info.eos_token_ids:
         return token

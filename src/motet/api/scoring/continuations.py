@@ -25,7 +25,7 @@ PARAM = "continuations"
 
 
 class ScoredText(NamedTuple):
-    """A prompt before it is tokenised."""
+    """A prompt that is not tokenised yet."""
 
     text: str
     add_special_tokens: bool
@@ -51,7 +51,7 @@ class ScoredPrompt(NamedTuple):
 
     ids: Sequence[int]
     first: int
-    """Place of the continuation's first token."""
+    """Index of the continuation's first token."""
 
 
 def parse_continuations(value: object) -> tuple[Prompt, ...]:

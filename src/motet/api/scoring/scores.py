@@ -54,7 +54,7 @@ NOT_SAMPLED = frozenset(
         *("ebnf", "regex", "response_format", "structured_outputs"),
     }
 )
-"""Fields of requests for answers."""
+"""Fields that only routes which sample tokens have."""
 OF_OTHER_ROUTES = frozenset(
     {
         *("text_1", "text_2", "data_1", "data_2", "queries"),  # vLLM's route for pairs of texts
@@ -63,7 +63,7 @@ OF_OTHER_ROUTES = frozenset(
 )
 """Fields of the routes that have the same path in other servers and another meaning."""
 ONE_TOKEN = SamplingFields.model_validate({"max_tokens": 1, "temperature": 0.0})
-"""Every group generates a token, which is not sent."""
+"""Output tokens of each group: engines generate at least one. It is not sent."""
 
 
 class ScoreRequest(ChatPrompt, NamedRequest, RequestFields):

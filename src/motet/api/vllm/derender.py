@@ -182,7 +182,7 @@ def _rules(rules: TextRules, choice: GeneratedChoice) -> TextRules:
 
 
 def _ended(event: ChoiceEvent, choice: GeneratedChoice) -> ChoiceEvent:
-    """Returns an event with what only the generated answer says about the end of the choice."""
+    """Returns an event with the fields about the end of the choice that only the generated answer has."""
     if event.finish is None:
         return event
     spans = tuple(WeightSpan(span.version, span.start, span.end) for span in choice.weight_versions)

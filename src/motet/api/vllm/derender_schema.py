@@ -21,7 +21,7 @@ UNKNOWN_PROMPT = [0]
 """Placeholder for a prompt that the client did not send, while the request is planned."""
 MAX_ID_CHARS = 200
 NO_GENERATION: dict[str, object] = {"stream": False, "stream_options": None, "group": None, "kv_transfer_params": None}
-"""The values of fields that only concern the generation of an answer."""
+"""Values of the fields that only affect how an answer is generated."""
 
 
 class GeneratedToken(OpenSchema):

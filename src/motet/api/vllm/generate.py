@@ -65,7 +65,7 @@ MAX_ABORTED = 4096
 
 
 class OutputMode(StrEnum):
-    """The contents of choices."""
+    """What each choice of an answer contains (vLLM's `output_mode`)."""
 
     TOKENS = "tokens"
     TEXT = "text"
@@ -219,7 +219,7 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
 
 class AbortedAnswers(Schema):
     request_ids: list[Annotated[str, Field(max_length=MAX_ID_CHARS)]] = Field(max_length=MAX_ABORTED)
-    """The `request_id` or `id` of each answer, or the client's own ids of its requests."""
+    """Ids of answers (`request_id` or `id`), or the ids that the client gave its requests."""
 
 
 def generate_router(service: Service) -> APIRouter:

@@ -27,7 +27,7 @@ MAX_CONTINUED_CHARS = 2**20
 
 class ParseContext(Schema):
     ignored = frozenset({"chat_template_kwargs", "history_tool_call_cnt"})
-    """vLLM's parsers read them. Motet's read the prompt, and make random ids."""
+    """Fields that only vLLM's parsers read. Motet's parsers read the prompt, and make random ids."""
 
     tools: ToolFields = Field(default_factory=list)
     tool_choice: ToolChoiceField = ToolChoice(type="none")

@@ -24,7 +24,7 @@ from motet.settings.server_config import environment
 from motet.system.machine import torch_environ
 
 FOLDER = "gguf-1"
-"""The folder of made folders. A change of their content needs another one."""
+"""Name of the folder in the cache that contains the folders of GGUF files. Changed if their content changes."""
 LINK = "model.gguf"
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Architectures whose metadata has all that their config needs."""
@@ -58,7 +58,7 @@ def gguf_folder(file: Path, cache: Path, *, progress: Progress = SILENT) -> Path
 
 
 def made_folder(file: Path, cache: Path) -> Path | None:
-    """Returns the folder of a file if `gguf_folder` made it before."""
+    """Returns the folder of a file; None if `gguf_folder` has not made it yet."""
     folder = _folder_of(file.resolve(), cache)
     return folder if folder.is_dir() else None
 

@@ -23,7 +23,7 @@ class AdapterChanges:
         scheduler: Scheduler,
         settle: Callable[[], None],
     ) -> None:
-        """`groups`: all groups of the core. `settle`: see `ModelRunner`."""
+        """`groups`: returns all groups of the core. `settle`: see `ModelRunner`."""
         self._groups = groups
         self._maker = maker
         self._scheduler = scheduler

@@ -25,7 +25,7 @@ class AdapterLoader:
     """Reads adapters, and makes the form with which the engine's backend computes."""
 
     def __init__(self, maker: AdapterMaker | None, *, max_rank: int, served: str) -> None:
-        """`maker`: None for a backend without adapters. `served`: name or path of the base model."""
+        """`maker`: None for a backend that cannot compute adapters. `served`: name or path of the base model."""
         self._maker = maker
         self._max_rank = max_rank
         self._served = served

@@ -21,7 +21,7 @@ from motet.engines.native.step.inputs import ROW_MULTIPLE
 
 EXPERT = re.compile(r"(^|\.)experts(\.|$)")
 CHECKED_ROWS, CHECKED_COUNTS = 32, (4, 12)
-"""Numbers of rows among which a row must have the same bits."""
+"""Numbers of rows for which the results of a row are compared bit for bit."""
 
 
 def linears_of(model: PreTrainedModel) -> dict[str, nn.Linear]:
@@ -52,9 +52,9 @@ class _Rows:
 
     adapter: LinearAdapter
     index: Tensor
-    """Numbers of the rows."""
+    """Indices of the rows in the step."""
     padded: Tensor
-    """The same, padded to a multiple of 4 with the last number."""
+    """The same indices, padded to a multiple of 4 with the last index."""
 
 
 class LinearAdapters:
@@ -71,7 +71,7 @@ class LinearAdapters:
         self._step: list[_Rows] = []
         self._num_rows = 0
         self._other_rows: set[str] = set()
-        """Linear layers that had another number of rows than the first step, which compares the model."""
+        """Linear layers that did not compute all rows in the first step, in which the model is compared."""
         self._counters = [
             module.register_forward_pre_hook(partial(self._count, name)) for name, module in self._modules.items()
         ]

@@ -62,5 +62,5 @@ class LoadedAdapters:
 
 
 def same_adapter(one: ServedAdapter | None, other: ServedAdapter) -> bool:
-    """Returns True if two adapters have the same name and compute the same."""
+    """Returns True if two adapters have the same name and the same digest."""
     return one is not None and (one.info.name, one.info.digest) == (other.info.name, other.info.digest)

@@ -11,7 +11,7 @@ from motet.engine_info import AdapterInfo
 from motet.errors import RequestError
 
 INVALID_ADAPTER = "invalid_adapter"
-"""The code of an error about an adapter that cannot be used."""
+"""Code of the error about an adapter that cannot be used."""
 Shape = tuple[int, int]
 
 
@@ -47,7 +47,7 @@ class AdapterMaker(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the numbers of `LowRank`."""
+        """Dtype of the matrices of `LowRank`."""
         ...
 
     def obstacle(self, linear: str) -> str | None:
@@ -65,7 +65,7 @@ class ServedAdapter:
 
     info: AdapterInfo
     weights: object
-    """Made by `AdapterMaker.make`, for the runner of the same backend."""
+    """Result of `AdapterMaker.make`, for the runner of the same backend."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,9 +31,9 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of `init_lora_weights` that change the base model's weights."""
 MAX_VALUE_CHARS = 100
 DEFAULT = 8
-"""PEFT's default of `r` and `lora_alpha`."""
+"""PEFT's default value of `r` and `lora_alpha`."""
 MAX_NUMBER = 1e6
-"""Maximum of a rank or an alpha."""
+"""Maximum value of a rank or an alpha."""
 
 
 @dataclass(frozen=True)

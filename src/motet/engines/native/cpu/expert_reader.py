@@ -23,9 +23,10 @@ ROUTERS, SHARED = ("gate", "router"), ("shared_expert", "shared_experts")
 CORRECTION = "e_score_correction_bias"
 """Last part of the name of the tensor that is added to scores to select experts."""
 TINY = 1e-20
-"""Minimum of the divisor of weights where a family has none."""
+"""Minimum divisor of the weights in families that do not define one."""
 NUM_ROWS = 16
-"""Number of rows for which selections are compared. Most pairs of experts are in different order in some of them."""
+"""Number of rows for which selections are compared. For most pairs of experts, the order of their scores differs
+between some of the rows."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ExpertsRead:
     """The shared expert, a feed-forward part as in dense layers."""
     shared_gate: nn.Linear | None
     limit: float
-    """Limit of gate and up in GPT-OSS; 0 if gate and up are combined by the activation."""
+    """Maximum absolute value of gate and up in GPT-OSS; 0 if only the activation combines gate and up."""
     alpha: float
 
     count: int

@@ -73,7 +73,7 @@ class MLPRead:
     activation: int
     gated: bool
     parallel: bool
-    """True if the input of the layer is its input, and not the sum with the output of attention."""
+    """True if the feed-forward part reads the input of the layer, and not its sum with the output of attention."""
     experts: ExpertsRead | None = None
 
 
@@ -240,7 +240,7 @@ def _read(norm: Call | None) -> NormRead | None:
 
 
 class _Norms:
-    """Finds the norm of a layer before or after a product."""
+    """Finds the norms of a layer by the products before or after them."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._unused = list(calls)
@@ -265,7 +265,7 @@ class _Norms:
 
 
 def _read_mlp(calls: Sequence[Call], *, norms: _Norms, start: Tensor) -> MLPRead:
-    """`start`: the input of the layer."""
+    """`start`: hidden states that enter the layer."""
     if len(calls) == 1 and is_mixture(calls[0].module):
         return _read_mixture(calls[0], norms=norms, start=start)
     products, others = [call for call in calls if call.is_product], [call for call in calls if call.is_other]
@@ -320,7 +320,7 @@ def _read_mixture(call: Call, *, norms: _Norms, start: Tensor) -> MLPRead:
 def _read_attention(
     qkv: Sequence[Call], norms: Sequence[Call], *, attention: AttentionCall, rotary: RotaryReader
 ) -> dict[str, Any]:
-    """Returns fields of `AttentionRead`. `norms`: of queries and keys."""
+    """Returns fields of `AttentionRead`. `norms`: the norms of queries and keys."""
     query, key = attention.query[0], attention.key[0]
     if norms and [call.output.numel() for call in norms] != [query.numel(), key.numel()]:
         raise StructureError(f"the norm {norms[-1].name.split('.')[-1]}")

@@ -39,7 +39,7 @@ DEFAULT_EPSILON = 1e-5
 
 
 class StructureError(Exception):
-    """The kernels do not implement a part of a model. The message is the name of the part, with an article."""
+    """Raised for a part of a model that the kernels do not implement. The message names the part, with an article."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class NormRead:
 
     module: nn.Module
     width: int
-    """Number of numbers that are normalized together."""
+    """Number of elements that are normalized together."""
     centered: bool
     """True for LayerNorm, which subtracts the mean."""
     offset: float

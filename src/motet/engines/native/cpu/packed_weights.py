@@ -63,7 +63,7 @@ class PackedModel:
         structure: Structure | None = None,
         int8: bool = False,
     ) -> None:
-        """`structure`: of the model; read from the model without it."""
+        """`structure`: structure of the model; None to read it from the model."""
         structure = structure or read_structure(model, max_positions=max_positions)
         self.locations: dict[str, panels.TensorLocation] = {}
         """Location of each tensor of the checkpoint, by its name."""
@@ -215,7 +215,7 @@ class PackedModel:
         return self._numbers(weight, weight.detach())
 
     def _numbers(self, parameter: Tensor, numbers: Tensor, *, offset: float = 0.0) -> int:
-        """Keeps the numbers of a parameter, to which `offset` was added, and returns their address."""
+        """Stores the values of a parameter plus `offset`, and returns their address."""
         kept = len(self.memory.kept)
         write = partial(panels.write_numbers, kept=kept, offset=offset)
         self._locate(parameter, write=write, read=partial(panels.read_numbers, kept=kept))
@@ -230,7 +230,7 @@ class PackedModel:
         place: panels.LinearPlace | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """`dtype`: of the tensor, if it is not the dtype of the engine."""
+        """`dtype`: dtype of the tensor; None for the dtype of the engine."""
         location = panels.TensorLocation(tuple(parameter.shape), write, read, dtype or self.dtype, place)
         for name in self._names[id(parameter)]:
             self.locations[name] = location

@@ -218,7 +218,7 @@ class TensorLocation:
     write: Write
     read: Read
     dtype: torch.dtype
-    """Dtype in which the model's own loader reads the tensor."""
+    """Dtype to which the model's own loader converts the tensor."""
     place: LinearPlace | None = None
     """Place of the weight of a product; None for other tensors."""
 
@@ -230,7 +230,7 @@ class WritePiece(Protocol):
 
 
 class ReadPiece(Protocol):
-    """Returns what a product has for `count` rows of a tensor."""
+    """Returns the columns of a product that contain `count` rows of a tensor."""
 
     def __call__(self, memory: PackedMemory, columns: Columns, *, count: int) -> list[Tensor]: ...
 
@@ -242,7 +242,7 @@ def write_pieces(memory: PackedMemory, tensor: Tensor, *, write: WritePiece, pie
 
 
 def read_pieces(memory: PackedMemory, *, read: ReadPiece, pieces: Sequence[PackedPiece]) -> list[Tensor]:
-    """Returns what the product has of a weight or bias, in the order of the checkpoint."""
+    """Returns a weight or bias as the product contains it, in the order of the checkpoint."""
     found = [read(memory, piece.columns, count=piece.count) for piece in pieces]
     total = sum(piece.count for piece in pieces)
     results = [torch.empty((total, *one.shape[1:]), dtype=one.dtype) for one in found[0]]

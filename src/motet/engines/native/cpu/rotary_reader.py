@@ -12,7 +12,7 @@ from motet.engines.native.cpu.norm_reader import CLOSE, StructureError, differen
 
 @dataclass(frozen=True)
 class RotaryRead:
-    """RoPE of the first `dims` numbers of a head."""
+    """RoPE of the first `dims` elements of a head."""
 
     module: Any
     """The model's own module, which computes cosines and sines."""
@@ -20,7 +20,7 @@ class RotaryRead:
     """Argument of the module in models whose kinds of layers have different tables (Gemma 3)."""
     dims: int
     adjacent: bool
-    """True if numbers 2i and 2i + 1 are a pair, False if numbers i and i + dims / 2 are."""
+    """True if elements 2i and 2i + 1 are a pair, False if elements i and i + dims / 2 are."""
 
     def tables(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines, each [positions, dims / 2] float32."""
@@ -28,10 +28,10 @@ class RotaryRead:
 
 
 class RotaryReader:
-    """Compares queries with those that each RoPE of a model would give."""
+    """Compares queries with the queries that each RoPE of a model would compute."""
 
     def __init__(self, modules: Sequence[nn.Module], positions: Sequence[int]) -> None:
-        """`positions`: of the queries, starting with 0."""
+        """`positions`: positions of the queries, starting with 0."""
         self._candidates: list[tuple[RotaryRead, Tensor, Tensor]] = []
         for module in modules:
             kinds = getattr(module, "layer_types", None)

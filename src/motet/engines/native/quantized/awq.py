@@ -33,7 +33,7 @@ PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 @dataclass(frozen=True)
 class AwqFormat:
     group_size: int
-    """-1 for one group."""
+    """Number of inputs of a group; -1 for one group."""
 
     @classmethod
     def of(cls, fields: Fields) -> "AwqFormat":

@@ -43,7 +43,7 @@ class CompressedFormat:
     strategy: str
     """`tensor`, `channel`, `group` or `block`."""
     block: tuple[int, int]
-    """Rows and columns of a block; 0 for all."""
+    """Numbers of rows and columns of a block; 0 means all."""
     symmetric: bool
 
     @classmethod

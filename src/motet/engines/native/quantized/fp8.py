@@ -25,7 +25,7 @@ ACTIVATIONS = frozenset({"input_scale", "activation_scale", "k_scale", "v_scale"
 @dataclass(frozen=True)
 class Fp8Format:
     block: tuple[int, int] | None
-    """None for one scale per tensor."""
+    """Rows and columns of a block with one scale; None for one scale per tensor."""
 
     @classmethod
     def of(cls, fields: Fields) -> "Fp8Format":

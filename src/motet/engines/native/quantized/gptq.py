@@ -35,7 +35,7 @@ LESS_ONE = {4: 0x11111111, 8: 0x01010101}
 class GptqFormat:
     bits: int
     group_size: int
-    """-1 for one group."""
+    """Number of inputs of a group; -1 for one group."""
     zeros_less_one: bool
 
     @classmethod

@@ -16,7 +16,7 @@ from motet.engines.native.quantized.fields import Fields
 from motet.engines.native.quantized.stored_tensors import LogicalTensor, StoredTensor, pieces_of, plain
 
 NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The number of each 4 bits."""
+"""Value of each 4-bit code."""
 BLOCK_BYTES = 16
 BIAS = 127
 
