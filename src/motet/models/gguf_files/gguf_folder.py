@@ -82,9 +82,11 @@ def check_metadata(file: Path, header: GgufHeader) -> None:
     for key, value in header.metadata.items():
         scaling = key == f"{prefix}rope.scaling.type" and value == "none"
         if key.startswith(prefix) and key.removeprefix(prefix) not in READ and not scaling:
-            raise UnsupportedModelError(f"{file}: {cut(key, MAX_VALUE_CHARS)} is {_shown(value)}, not known: {advice}")
+            raise UnsupportedModelError(
+                f"{file}: {cut(key, MAX_VALUE_CHARS)} is {_shown(value)}, which cannot be read: {advice}"
+            )
     if "rope_freqs.weight" in header.tensors:
-        raise UnsupportedModelError(f"{file} has RoPE factors (rope_freqs.weight), not in a config: {advice}")
+        raise UnsupportedModelError(f"{file} has RoPE factors (rope_freqs.weight), which cannot be read: {advice}")
 
 
 def _make(file: Path, folder: Path) -> None:

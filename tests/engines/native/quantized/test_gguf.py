@@ -174,9 +174,14 @@ def test_a_file_alone_has_config_and_tokenizer(tmp_path: Path) -> None:
     ("architecture", "metadata", "tensor", "words"),
     [
         ("mamba", {}, "output_norm.weight", "general.architecture is 'mamba', and a config can be made for llama"),
-        ("llama", {"rope.scaling.factor": 8.0}, "output_norm.weight", r"llama.rope.scaling.factor is 8.0, not known"),
-        ("llama", {"expert_count": 8}, "output_norm.weight", "llama.expert_count is 8, not known"),
-        ("llama", {}, "rope_freqs.weight", r"has RoPE factors \(rope_freqs.weight\), not in a config"),
+        (
+            "llama",
+            {"rope.scaling.factor": 8.0},
+            "output_norm.weight",
+            r"llama.rope.scaling.factor is 8.0, which cannot be read",
+        ),
+        ("llama", {"expert_count": 8}, "output_norm.weight", "llama.expert_count is 8, which cannot be read"),
+        ("llama", {}, "rope_freqs.weight", r"has RoPE factors \(rope_freqs.weight\), which cannot be read"),
     ],
 )
 def test_metadata_without_a_counterpart_in_a_config_is_refused(
