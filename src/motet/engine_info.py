@@ -39,9 +39,9 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
     root: str = ""
     """Folder or other source of the adapter, as given; empty for an adapter that was sent from memory."""
     digest: str
-    """Digest of its tensors, scaling and target modules: equal on all engines that have loaded the same adapter."""
+    """Digest of the adapter's tensors, scaling and target modules, equal on all engines that have loaded it."""
     version: str = FIRST_VERSION
-    """Name given to the adapter's weights by the client that brought them; "0" for an adapter of the start."""
+    """Version of the adapter's weights, as named by the client that sent them; "0" for an adapter from `--adapter`."""
     rank: int
 
 
@@ -82,7 +82,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     model_digest: str = ""
     """Digest of the model's configuration and weights, the same on any hardware; empty if the engine reports none."""
     weight_version: str = FIRST_VERSION
-    """Name given to the weights by the client that brought them; "0" for the initial weights."""
+    """Version of the weights, as named by the client that sent them; "0" for the initial weights."""
     block_weights: str = ""
     """Name of the weights in the names of the engine's blocks (`block_names`); empty for the initial weights."""
     pid: int | None = None
@@ -90,7 +90,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     transfer: TransferAddress | None = None
     """Address of the engine's side channel; None for an engine that does not transfer KV."""
     transfer_backend: TransportKind | None = None
-    """What moves the engine's KV; None for an engine that does not report it."""
+    """Transport of the engine's KV; None for an engine that does not report it."""
     kind: EngineKind = EngineKind.MOTET
     shares_prompts: bool = False
     """True if groups share a prompt that the engine is still computing for the first of them."""

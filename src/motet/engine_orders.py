@@ -98,9 +98,9 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
     kind: CheckpointKind
     """`FILES` or `MEMORY`."""
     path: str
-    """For `FILES`, a PEFT folder; for `MEMORY`, a safetensors file, which is uploaded before the order over HTTP."""
+    """PEFT folder (`FILES`), or safetensors file (`MEMORY`), which is uploaded first if the order is sent over HTTP."""
     config: str = ""
-    """For `MEMORY`, the content of the adapter's `adapter_config.json`."""
+    """Content of the adapter's `adapter_config.json` (`MEMORY`)."""
     root: str = ""
     """See `AdapterInfo.root`."""
     version: str = FIRST_VERSION

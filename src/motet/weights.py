@@ -1,4 +1,4 @@
-"""For trainers: gives a running server new weights.
+"""Sends new weights from a trainer to a running server.
 
     from motet import weights
 
@@ -8,7 +8,7 @@ The tensors become one safetensors file. If the server runs on the same machine 
 (a temporary file on a system without files in memory), and the server opens it; else it is the body of a request. The
 server must have been started with `--rl`.
 
-`push_adapter` gives a server a LoRA adapter in the same two ways, which needs no `--rl`:
+`push_adapter` sends a LoRA adapter in the same two ways. It does not need `--rl`:
 
     weights.push_adapter("http://127.0.0.1:8000", peft_model, name="policy", version="1")"""
 

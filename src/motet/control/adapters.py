@@ -61,7 +61,7 @@ class AdapterSource:
     memory: MemoryFile | None = None
     """The file in memory; None for a folder."""
     config: str = ""
-    """For a file in memory, the content of `adapter_config.json`."""
+    """Content of `adapter_config.json` for a file in memory; empty for a folder."""
 
     @property
     def root(self) -> str:

@@ -115,7 +115,7 @@ RULES = (
     ),
     Rule(
         ("adapters", "max_adapters"),
-        "all adapters of the start must fit: --max-adapters at least their number",
+        "--max-adapters must be at least the number of adapters",
         lambda s: len(s.engine().adapters) <= s.engine().max_adapters,
     ),
     Rule(

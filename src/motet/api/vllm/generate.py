@@ -134,7 +134,7 @@ class TokensRequest(SteeredFields, RequestFields, StreamingFields):
     """True if the answer repeats the prompt's token ids. It always has the token ids of choices."""
     output_mode: Annotated[OutputMode, Field(strict=False)] = OutputMode.TOKENS
     parse_context: ParseContext | None = None
-    """How the texts of choices are read in the mode `derender`. The other modes ignore it."""
+    """Context with which the mode `derender` parses the texts of choices. The other modes ignore it."""
     reasoning_ended: bool | None = None
     """False if a grammar starts after the reasoning of choices, otherwise it starts with their first token."""
 

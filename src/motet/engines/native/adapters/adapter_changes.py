@@ -43,7 +43,7 @@ class AdapterChanges:
         if old is not None and not same_adapter(old, adapter):
             self._replace(old, adapter)
         for group in self._groups.values():
-            if same_adapter(group.trunk.adapter, adapter):  # an equal one, which was replaced or unloaded
+            if same_adapter(group.trunk.adapter, adapter):  # an equal adapter that was replaced or unloaded before
                 group.trunk.adapter = adapter
         return self._new_facts()
 
