@@ -91,6 +91,8 @@ def test_only_tokens_without_known_scores_are_computed(tiny: Tiny) -> None:
     assert computed(scored("first", TRUNK, top=2)) == len(TRUNK)  # the blocks have no scores yet
     assert computed(scored("again", TRUNK, top=2)) == rest + 1
     assert computed(scored("fewer", TRUNK, top=0)) == rest + 1
+    assert computed(scored("least", TRUNK[::-1], top=0)) == len(TRUNK)
+    assert computed(scored("one", TRUNK[::-1], top=1)) == rest + 1
     assert computed(scored("longer", (*TRUNK, 7, 8), top=1)) == rest + 2 + 1
     assert computed(scored("more", TRUNK, top=5)) == len(TRUNK)
     assert computed(scored("named", TRUNK, top=2, prompt_logprob_token_ids=(3,))) == len(TRUNK)

@@ -40,10 +40,11 @@ class ScoreNeeds(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, sampling: SamplingParams) -> "ScoreNeeds | None":
-        """Returns None for requests without log-probabilities of the prompt."""
+        """Returns None for requests without log-probabilities of the prompt. The most likely token is always known, so
+        that requests with and without it use the same scores."""
         if sampling.prompt_logprobs is None:
             return None
-        return cls(sampling.prompt_logprobs, tuple(sampling.prompt_logprob_token_ids))
+        return cls(max(1, sampling.prompt_logprobs), tuple(sampling.prompt_logprob_token_ids))
 
     def covers(self, other: "ScoreNeeds") -> bool:
         """Returns True if scores computed for these needs contain everything that `other` needs."""
