@@ -5,7 +5,7 @@ billion parameters in bfloat16. A token uses 0.2 billion of them. All servers ru
 of a prompt that is not cached, at temperature 1. "prefill" is the number of prompt tokens divided by the time of the
 first token. The ratios compare the compiled kernels with each other server. Prints a table, and JSON on the last line.
 
-Run: python -m bench.compare.experts [--ns 1,8,32] [--repeats 3] [--vllm VENV_WITH_VLLM] [--layers 16] [--experts 32]
+Run: python -m bench.compare.experts [--ns 1,8,32] [--repeats 2] [--vllm VENV_WITH_VLLM] [--layers 16] [--experts 32]
 """
 
 import asyncio
@@ -116,7 +116,7 @@ async def measure(urls: Mapping[str, str], setup: LoadSetup) -> list[ExpertsRow]
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = load_parser("bench.compare.experts", __doc__, ns=(1, 8, 32), prompt_tokens=512, max_tokens=64, repeats=3)
+    parser = load_parser("bench.compare.experts", __doc__, ns=(1, 8, 32), prompt_tokens=512, max_tokens=32, repeats=2)
     parser.add_argument("--layers", type=int, default=16, help="number of layers of the model")
     parser.add_argument("--experts", type=int, default=32, help="number of experts of a layer")
     parser.add_argument("--vllm", type=Path, help="a virtual environment with vLLM, to measure it too")

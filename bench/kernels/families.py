@@ -1,15 +1,17 @@
 """Measures families of models on the compiled kernels and on torch's operators, with the same random weights.
 
 Each family has a small model with its properties (`tests.tiny_architectures`), enlarged to the sizes of the default
-model with fewer layers. "decode" is the rate of a group of n choices after a prompt of 256 tokens, "prompt" the rate of
+model with four layers. "decode" is the rate of a group of n choices after a prompt of 256 tokens, "prompt" the rate of
 a prompt of 1024 tokens. The backends take turns; figures are medians. Prints a table, and JSON on the last line.
 
-Run: python -m bench.kernels.families [--names Llama,Olmo2] [--ns 1,8] [--repeats 3] [--dtype bfloat16]
+Run: python -m bench.kernels.families [--names Llama,Olmo2] [--ns 1,8] [--repeats 2] [--dtype bfloat16]
 """
 
 import argparse
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -29,7 +31,6 @@ SIZES: dict[str, object] = {
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
     "head_dim": 64,
-    "num_hidden_layers": 8,
     "vocab_size": 8192,
     "max_position_embeddings": 2048,
     "initializer_range": 0.05,
@@ -106,21 +107,22 @@ def enlarged(name: str) -> dict[str, object]:
     return {field: None for field in ("head_dim", "num_key_value_heads") if field in own and own[field] is None}
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser("bench.kernels.families", __doc__)
     known = ["Llama", *(name for name in ARCHITECTURES if name not in WITHOUT_KERNELS)]
     parser.add_argument("--names", default=",".join(known), help="architectures, separated by commas")
     parser.add_argument("--ns", type=numbers, default=(1, 8), help="numbers of choices, separated by commas")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtype", default="bfloat16")
-    args = parser.parse_args()
+    parser.add_argument("--repeats", type=int, default=2, help="number of measurements of each case")
+    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+    args = parser.parse_args(argv)
     costs: list[FamilyCost] = []
     for name in args.names.split(","):
         progress(name)
         costs += measure(name, args)
     report = {"families": [asdict(cost) for cost in costs]}
-    print_report(report, table(cost.cells() for cost in costs), conditions=machine())
+    shown = table(cost.cells() for cost in costs)
+    return print_report(report, shown, conditions=machine())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,12 @@
-"""The comparison of ways to multiply: costs follow from seconds, and every way computes the right product."""
+"""The comparison of ways to multiply: costs follow from seconds, and every way computes the right product. And the
+comparison of families: its default models can be made, and it measures every case on both backends."""
+
+import json
 
 import pytest
 import torch
 
+from bench.kernels import families
 from bench.kernels.__main__ import SHAPES, costs_of, measure, parse, parse_shape
 from bench.kernels.multiplications import BYTES, WAYS
 from bench.kernels.weight_copies import num_copies
@@ -54,3 +58,18 @@ def test_a_run_measures_every_way_at_every_number_of_rows(monkeypatch: pytest.Mo
     assert [(cost.rows, cost.way) for cost in costs] == [(rows, way) for rows in (1, 2) for way in WAYS]
     assert all(cost.us > 0 for cost in costs)
     assert len(table(cost.cells() for cost in costs).rows) == len(costs)
+
+
+@pytest.mark.slow
+@pytest.mark.kernels
+def test_a_run_measures_families_on_the_kernels_and_on_torch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Olmo3's model states the kind of each layer, so it can be made with one number of layers only."""
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    monkeypatch.setattr(families, "SIZES", families.SIZES | small)
+    assert families.main(["--names", "Llama,Olmo3", "--ns", "2", "--repeats", "1"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["families"]
+    cases = [(name, case) for name in ("Llama", "Olmo3") for case in ("prompt", "decode, n = 2")]
+    assert [(row["family"], row["case"]) for row in rows] == cases
+    assert all(row["compiled"] > 0 and row["torch"] > 0 for row in rows)
