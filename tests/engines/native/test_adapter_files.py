@@ -41,7 +41,9 @@ def model(tiny: Callable[[str], Path]) -> Path:
 
 
 def read(model: Path, folder: Path, *, max_rank: int = 64, dtype: torch.dtype = torch.float32) -> AdapterTensors:
-    return read_adapter(load_order("a", folder), Layers(model, dtype), max_rank=max_rank, served="tiny")
+    return read_adapter(
+        load_order("a", folder), Layers(model, dtype), max_rank=max_rank, served=("tiny", "/models/tiny-1")
+    )
 
 
 def change(folder: Path, **tensors: torch.Tensor | None) -> None:
@@ -181,6 +183,17 @@ def test_a_file_in_memory_is_read_with_the_configuration_of_the_order(model: Pat
     )
     fields = json.loads((folder / "adapter_config.json").read_text())
     order = memory_order("a", folder / TENSORS, fields)
-    assert read_adapter(order, Layers(model), max_rank=8, served="").digest == expected.digest
+    assert read_adapter(order, Layers(model), max_rank=8, served=()).digest == expected.digest
     with pytest.raises(RequestError, match=r"adapter_config.json is broken"):
-        read_adapter(msgspec.structs.replace(order, config="["), Layers(model), max_rank=8, served="")
+        read_adapter(msgspec.structs.replace(order, config="["), Layers(model), max_rank=8, served=())
+
+
+def test_an_adapter_of_another_base_model_causes_a_warning(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The base model is known by its name on the hub and by its folder."""
+    for base in ("org/tiny", "/other/tiny-1", "TINY", ""):
+        read(model, save_adapter(model, tmp_path, base_model_name_or_path=base))
+    assert caplog.text == ""
+    read(model, save_adapter(model, tmp_path, base_model_name_or_path="org/large"))
+    assert "the adapter a was trained for org/large, and tiny is served" in caplog.text

@@ -176,9 +176,8 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     loader = WeightLoader(
         backend.weights, start, name_of=partial(model_digest, hf_config), cache=cache, published=published
     )
-    adapters = AdapterLoader(
-        backend.adapters, max_rank=config.max_adapter_rank, served=config.model_root or config.model_name
-    )
+    served = config.model_root or config.model_name, config.model_path
+    adapters = AdapterLoader(backend.adapters, max_rank=config.max_adapter_rank, served=served)
     options = replace(options, adapters=adapters.load_all(config.adapters, maximum=info.max_adapters))
     return Parts(info, backend.runner, storage, options, loader, adapters, facts)
 

@@ -24,8 +24,9 @@ Loaded = tuple[int, LoadAdapter, ServedAdapter | MotetError]
 class AdapterLoader:
     """Reads adapters, and makes the form with which the engine's backend computes."""
 
-    def __init__(self, maker: AdapterMaker | None, *, max_rank: int, served: str) -> None:
-        """`maker`: None for a backend that cannot compute adapters. `served`: name or path of the base model."""
+    def __init__(self, maker: AdapterMaker | None, *, max_rank: int, served: Sequence[str]) -> None:
+        """`maker`: None for a backend that cannot compute adapters. `served`: names and paths of
+        the base model."""
         self._maker = maker
         self._max_rank = max_rank
         self._served = served

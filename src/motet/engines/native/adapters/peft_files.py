@@ -11,7 +11,7 @@ tensor is read. An error names the file, and the tensor or the field.
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -64,15 +64,16 @@ class _Source:
     config: PeftConfig
 
 
-def read_adapter(order: LoadAdapter, maker: AdapterMaker, *, max_rank: int, served: str) -> AdapterTensors:
-    """Reads the adapter of an order for the layers of `maker`. Raises RequestError if it cannot be used. `served`: name
-    of the base model; another name in the adapter's configuration only causes a warning."""
+def read_adapter(order: LoadAdapter, maker: AdapterMaker, *, max_rank: int, served: Sequence[str]) -> AdapterTensors:
+    """Reads the adapter of an order for the layers of `maker`. Raises RequestError if it cannot be used. `served`:
+    names and paths of the base model; another name in the adapter's configuration only causes a warning."""
     reading = FileReading()
     try:
         source = reading.run(lambda: _source_of(order))
         header, data_begin = reading.run(lambda: check_safetensors(source.tensors, received_as=source.shown))
-        if (base := source.config.base) and served and Path(base).name.lower() != Path(served).name.lower():
-            logger.warning("the adapter %s was trained for %s, and %s is served", order.name, base, served)
+        names = {Path(name).name.lower() for name in served}
+        if (base := source.config.base) and names and Path(base).name.lower() not in names:
+            logger.warning("the adapter %s was trained for %s, and %s is served", order.name, base, served[0])
         places = _places(header, source)
         _check_layers(places, maker, source=source, max_rank=max_rank)
 
