@@ -160,6 +160,21 @@ def test_a_step_completes_few_prompts_with_many_known_scores(tiny: Tiny) -> None
     assert max(ending) <= 1 + MAX_SCORED_ROWS // (len(trunk) // SCORES_PER_ROW) < sum(ending) == len(outcomes)
 
 
+def test_groups_that_started_before_the_cache_was_cleared_keep_no_scores_in_it(tiny: Tiny) -> None:
+    core, prompt = make_core(tiny("llama"), budget=2048), prompt_of(480, 3)
+    core.submit(scored("before", prompt))
+    core.step()  # its first tokens
+    core.forget_prefixes(recompute=False)
+    core.submit(group("after", prompt))
+    while core.busy:
+        core.step()
+    run(core, [scored("start", prompt[:300])])
+    before = core.stats().prefill_tokens
+    run(core, [scored("again", prompt)])
+    hits = 300 // BLOCK_SIZE * BLOCK_SIZE
+    assert core.stats().prefill_tokens == before + len(prompt) - hits + 1
+
+
 def encoded(*num_top: int) -> list[bytes]:
     """Returns encoded scores with these numbers of alternatives."""
     tops = [tuple((token, -token / 7) for token in range(number)) for number in num_top]

@@ -122,6 +122,8 @@ class Commit:
         targets = group.prompt[rows.position + 1 : rows.position + 1 + rows.end - rows.begin]
         scored = logits[rows.begin : rows.begin + len(targets)]
         known += map(_ENCODER.encode, prompt_logprobs(scored, targets, k=needs.num_top, named=needs.named))
+        if group.trunk.key is None:  # the cache was cleared: blocks of these names can have KV of other weights
+            return
         names = group.trunk.names[: len(known) // size]
         for block in range(first // size, len(names)):
             scores = known[block * size : (block + 1) * size]
