@@ -9,6 +9,7 @@ import pytest
 
 from motet.api.generation.plan import AnswerHead, Plan
 from motet.api.generation.request_fields import SAMPLING_NAMES, SamplingFields
+from motet.api.scoring import continuations
 from motet.api.scoring.scores import NOT_SAMPLED, ScoreWriter
 from motet.errors import EngineError
 from motet.text.choice import TextRules
@@ -28,8 +29,8 @@ def byte_ids(text: str) -> list[int]:
     return [3 + byte for byte in text.encode()]
 
 
-async def score(served: Served, prompt: object, continuations: object, **fields: object) -> httpx.Response:
-    body = {"prompt": prompt, "continuations": continuations, **fields}
+async def score(served: Served, prompt: object, scored: object, **fields: object) -> httpx.Response:
+    body = {"prompt": prompt, "continuations": scored, **fields}
     return await served.http.post("/v1/score", json=body)
 
 
@@ -153,6 +154,16 @@ async def test_more_tokens_together_than_prompts_can_have_are_refused_before_con
     served = await serve(max_waiting_groups=1000)
     assert_error(await score(served, "x" * 4000, ["y"] * 600), status=400, param="continuations", code="invalid_value")
     assert served.engine.requests == []
+
+
+async def test_more_characters_than_texts_can_have_together_are_refused(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(continuations, "MAX_JOINED_CHARS", 100)
+    assert_error(await score(served, "x" * 33, ["y"] * 3), status=400, param="continuations", code="invalid_value")
+    assert served.engine.requests == []
+    assert len(scores_of(await score(served, "x" * 32, ["y"] * 3))) == 3
+    assert len(scores_of(await score(served, [5] * 40, [[6]] * 3))) == 3
 
 
 @pytest.mark.parametrize("body", [{"prompt": [900], "continuations": [[5]]}, {"prompt": [5], "continuations": [[900]]}])

@@ -22,6 +22,9 @@ from motet.api.http.failure import FieldError, invalid_type, invalid_value
 from motet.text.prepare import PromptPreparer
 
 PARAM = "continuations"
+MAX_JOINED_CHARS = 2**24
+"""Maximum number of characters of all joined texts. The prompt is tokenised with each continuation, 0.5 s for a million
+characters, and text such as a long line has few tokens."""
 
 
 class ScoredText(NamedTuple):
@@ -82,6 +85,9 @@ async def scored_prompts(
     await caller.in_thread_if_long(partial(joined.start, prompt, continuations), max(caller.work_size, _size(prompt)))
     check_prompt_logprobs(joined.min_tokens * len(continuations), 0, prompt_param=PARAM)
     sizes = [_size(prompt) + len(continuation) for continuation in continuations]
+    if isinstance(prompt, ScoredText) and sum(sizes) > MAX_JOINED_CHARS:
+        why = f"with the prompt they have {sum(sizes)} characters, and can have at most {MAX_JOINED_CHARS}"
+        raise invalid_value(PARAM, f"{why}; send fewer continuations")
     found: list[ScoredPrompt] = []
     for piece in work_pieces(sizes):
 
