@@ -29,7 +29,7 @@ from tests.deploy.running import Running
 from tests.error_response import assert_error
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_case]
 
 ENGINE_ROUTES = [("GET", "/engine"), ("GET", "/engine/tokenizer"), *(("POST", path) for path in POSTS)]
 OPERATORS_ROUTES = [

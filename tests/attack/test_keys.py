@@ -14,7 +14,7 @@ from tests.deploy.gateways import BODY, RunningGateway
 from tests.peers.fake_openai import FakeOpenAI
 from tests.peers.openai_script import Behaviour
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.every_case]
 
 
 def bearer(key: str) -> dict[str, str]:
