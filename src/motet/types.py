@@ -184,8 +184,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     presence_penalty: Annotated[float, SamplingField(-2, 2, edits_logits=True)] = 0.0
     frequency_penalty: Annotated[float, SamplingField(-2, 2, edits_logits=True)] = 0.0
     repetition_penalty: Annotated[
-        float, SamplingField(0, 2, above_low=True, edits_logits=True, generation_config="repetition_penalty")
+        float, SamplingField(0.01, 2, edits_logits=True, generation_config="repetition_penalty")
     ] = 1.0
+    """Numbers near 0 would make logits infinite."""
     logit_bias: Annotated[dict[int, float], SamplingField(-100, 100, verbatim=False, edits_logits=True)] = {}
     """Number added to the logit of each of these tokens; the range applies to the numbers."""
     allowed_token_ids: tuple[int, ...] = ()
