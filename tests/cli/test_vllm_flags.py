@@ -36,6 +36,8 @@ def test_unused_flags_are_left_out_only_with_the_value_that_changes_nothing() ->
         "-x_y",
         "m_n",
     ]
+    assert without_unused(["--max-loras", "4", "--max-cpu-loras=2", "--no-cohere-is-reasoning-model"]) == []
+    assert without_unused(["--max-cpu-loras", "0", "--max-loras=N"]) == ["--max-cpu-loras", "0", "--max-loras", "N"]
     assert without_unused(["--tensor-parallel-size"]) == ["--tensor-parallel-size", ""]
 
 
@@ -43,6 +45,8 @@ def test_adapters_are_named_as_for_vllm() -> None:
     arguments = ["m", "--enable-lora", "--lora_modules", "a=/1", "b=/2", "--port", "1", "--lora-modules", "c=/3"]
     modules = ("--lora-modules", "a=/1", "--lora-modules", "b=/2")
     assert without_unused(arguments) == ["m", *modules, "--port", "1", "--lora-modules", "c=/3"]
+    objects = ['{"name": "a"}', '{"name": "b"}']
+    assert without_unused(["--lora-modules", *objects]) == ["--lora-modules", objects[0], "--lora-modules", objects[1]]
     assert listed(['{"name": "a", "path": "/1", "base_model_name": "m"}', "b=/2"]) == ["a=/1", "b=/2"]
 
 

@@ -1,7 +1,7 @@
 """Flags of `vllm serve`, so that a command line for vLLM can stay as it is. docs/migrating.md lists them.
 
 ALIASES     other names of flags that Motet has
-UNUSED      flags that change nothing here, with the only value that is accepted
+UNUSED      flags that change nothing here, with the only value that is accepted, or with any number
 ADVICE      what to do instead of a flag that is refused; flags of Motet with similar names would not help"""
 
 import json
@@ -14,11 +14,12 @@ ALIASES: Final[Mapping[str, str]] = {
     "drain_timeout_s": "--shutdown-timeout",
     "prefix_cache": "--enable-prefix-caching/--no-enable-prefix-caching",
     "adapters": "--lora-modules",
-    "max_adapters": "--max-loras",
     "max_adapter_rank": "--max-lora-rank",
 }
 """vLLM's flags, by the names of Motet's settings."""
 SWITCH: Final = ""
+NUMBER: Final = "N"
+"""Any number from 1 on."""
 UNUSED: Final[Mapping[str, str]] = {
     "--tensor-parallel-size": "1",
     "--pipeline-parallel-size": "1",
@@ -28,6 +29,10 @@ UNUSED: Final[Mapping[str, str]] = {
     "--enable-chunked-prefill": SWITCH,
     "--enable-scale-out": SWITCH,
     "--enable-lora": SWITCH,
+    "--max-loras": NUMBER,
+    "--max-cpu-loras": NUMBER,
+    "--cohere-is-reasoning-model": SWITCH,
+    "--no-cohere-is-reasoning-model": SWITCH,
 }
 LORA_MODULES: Final = "--lora-modules"
 SHORT: Final[Mapping[str, str]] = {
@@ -46,7 +51,8 @@ ADVICE: Final[Mapping[str, str]] = {
     "--ssl-cert-reqs": "--ssl-ca-certs requires client certificates",
     "--enable-ssl-refresh": "SIGHUP makes the server read its certificates again",
     "--tokens-only": "every server has a tokenizer; /inference/v1/generate returns only tokens by default",
-    "--max-cpu-loras": "use --max-adapters: all loaded adapters are in the memory of the engine",
+    "--max-loras": "it must be a number from 1 on",
+    "--max-cpu-loras": "it must be a number from 1 on",
     "--fully-sharded-loras": "a model runs on one device; omit it",
     "--disable-log-requests": "use --log-level warning",
 }
@@ -63,17 +69,22 @@ def without_unused(arguments: Sequence[str]) -> list[str]:
         accepted = UNUSED.get(flag)
         if accepted is None or (accepted == SWITCH and equals):
             kept.append(flag + equals + value)
-        elif accepted != SWITCH and (given := value if equals else next(rest, "")) != accepted:
+        elif accepted != SWITCH and not _is_unused(given := value if equals else next(rest, ""), accepted):
             kept += [flag, given]
     return kept
 
 
+def _is_unused(value: str, accepted: str) -> bool:
+    return value == accepted if accepted != NUMBER else value.isdecimal() and value.strip("0") != ""
+
+
 def repeated(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments with one `--lora-modules` for each adapter, since vLLM's flag takes several: `a=1 b=2`."""
+    """Returns the arguments with one `--lora-modules` for each adapter, since vLLM's flag takes several: `a=1 b=2`, or
+    JSON objects."""
     found: list[str] = []
     after_modules = False
     for argument in arguments:
-        is_adapter = "=" in argument and not argument.startswith("-")
+        is_adapter = argument.startswith("{") or ("=" in argument and not argument.startswith("-"))
         if after_modules and is_adapter and found[-1].replace("_", "-") != LORA_MODULES:
             found.append(LORA_MODULES)
         after_modules = argument.replace("_", "-") == LORA_MODULES or (after_modules and is_adapter)

@@ -180,7 +180,7 @@ class EngineConfig:
         read=check_adapters,
     )
     max_adapters: int = setting(
-        8, "Maximum number of loaded adapters; others can be loaded at run time.", minimum=0, maximum=1024, zero="none"
+        64, "Maximum number of loaded adapters; others can be loaded at run time.", minimum=0, maximum=1024, zero="none"
     )
     max_adapter_rank: int = setting(64, "Maximum rank of an adapter.", minimum=1, maximum=1024)
     draft_tokens: int = setting(
