@@ -17,8 +17,14 @@ from tests.deploy.tls.authority import Authority
 from tests.settings.test_wrong_values import NAMES_OF_PARSERS, WITHOUT_WRONG_TEXTS, wrong_texts
 
 WORKER = ("--worker", "http://127.0.0.1:1")
+WRONG_NUMBER = {"it must be a number from 1 on": "0"}
+"""A wrong number for flags with this advice; 2 is wrong for all others."""
 LIKE_VLLM = [
-    *(f"{flag}={'2' if value else 'true'}" for flag, value in UNUSED.items() if flag in ADVICE),
+    *(
+        f"{flag}={WRONG_NUMBER.get(ADVICE[flag], '2') if value else 'true'}"
+        for flag, value in UNUSED.items()
+        if flag in ADVICE
+    ),
     "--trust-remote-code",
     "--kv-transfer-config={}",
 ]
