@@ -35,7 +35,7 @@ def folder(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(autouse=True)
 def _unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such weights are refused when they are loaded, but finite numbers can overflow too."""
-    monkeypatch.setattr("motet.engines.native.model.check_finite", lambda *_: None)
+    monkeypatch.setattr("motet.engines.native.model.check_finite", lambda *_, **__: None)
 
 
 def with_broken_token(position: int) -> tuple[int, ...]:
