@@ -1,4 +1,4 @@
-"""What an engine reports about itself: its model, sizes, kind and weights."""
+"""The facts that an engine reports about itself: its model, sizes, kind and weights."""
 
 from enum import StrEnum
 

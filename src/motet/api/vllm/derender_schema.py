@@ -153,7 +153,7 @@ class GeneratedChunk(OpenSchema):
 
 
 class StreamState(Schema):
-    """What the next chunk of a choice needs to know about the chunks before. The client returns it unchanged."""
+    """The state of a choice after a chunk. The client sends it back unchanged with the next chunk."""
 
     output_token_ids: TokenIds = Field(default_factory=list)
     """Output tokens that have to be read again; all of them if the answer has parts or stop strings."""

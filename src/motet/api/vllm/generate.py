@@ -65,7 +65,7 @@ MAX_ABORTED = 4096
 
 
 class OutputMode(StrEnum):
-    """What each choice of an answer contains (vLLM's `output_mode`)."""
+    """The content of each choice of an answer (vLLM's `output_mode`)."""
 
     TOKENS = "tokens"
     TEXT = "text"

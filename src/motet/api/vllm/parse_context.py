@@ -1,4 +1,4 @@
-"""What a server needs from a chat to read its answers, without the messages: vLLM's `parse_context`.
+"""The part of a chat that determines how its answers are read, without the messages: vLLM's `parse_context`.
 
 /v1/chat/completions/render ─► parse_context ─► /inference/v1/generate with `output_mode: "derender"`
 """

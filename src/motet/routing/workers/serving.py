@@ -25,7 +25,7 @@ class WorkKind(Enum):
 
 
 class NamedBlocks(NamedTuple):
-    """What the names of a prompt's blocks on one worker depend on, in addition to the prompt."""
+    """The facts about a worker on which the names of a prompt's blocks depend, in addition to the prompt."""
 
     size: int
     """Number of tokens of a block."""

@@ -31,7 +31,7 @@ between some of the rows."""
 
 @dataclass(frozen=True)
 class Routing:
-    """How experts are selected and weighted. The fields have the names that `Experts` has in `csrc/model.h`."""
+    """The rule that selects and weights experts. The fields have the names that `Experts` has in `csrc/model.h`."""
 
     per_row: int
     groups: int

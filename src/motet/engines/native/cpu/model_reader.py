@@ -101,7 +101,7 @@ class LayerRead:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """What the kernels need to know about a model."""
+    """The parts and parameters of a model that the kernels use."""
 
     layers: Sequence[LayerRead]
     embedding: nn.Embedding

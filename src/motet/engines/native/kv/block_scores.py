@@ -31,7 +31,7 @@ _NUM_TOP = attrgetter("num_top")
 
 
 class ScoreNeeds(msgspec.Struct, frozen=True):
-    """What a request needs to know about each token of its prompt."""
+    """The log-probabilities that a request needs for each token of its prompt."""
 
     num_top: int
     """Number of most likely tokens at each position."""
