@@ -54,7 +54,7 @@ def test_a_prompt_in_chunks_changes_nothing(model: Path) -> None:
 def test_a_preempted_choice_keeps_its_position_in_the_grammar(model: Path) -> None:
     requests = [person("a", prompt_of(40), n=4, seed=2), person("b", prompt_of(33, 1), n=4, seed=9)]
     full = run(make_core(model), requests)
-    small = make_core(model, blocks=66, max_model_len=256)
+    small = make_core(model, blocks=41, max_model_len=160)  # the shortest eight persons need more than twice as many
     disturbed = run(small, requests)
     assert small.stats().preemptions > 0
     for name in ("a", "b"):
