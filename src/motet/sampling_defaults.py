@@ -8,7 +8,6 @@
 Fields of `SamplingParams` that can have a default are declared with `SamplingField.generation_config`. As in vLLM, all
 other members of the file are ignored, also `do_sample`."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Final, get_type_hints
 
 from motet.errors import ConfigError
 from motet.log import cut
+from motet.settings.parsed_values import json_object
 from motet.types import SAMPLING_FIELDS, SamplingParams
 
 GENERATION_CONFIG: Final = "generation_config.json"
@@ -41,18 +41,11 @@ _TYPES: Final = get_type_hints(SamplingParams)
 
 def read_override(texts: Iterable[str]) -> dict[str, int | float | None]:
     """Parses the JSON object of `--override-generation-config`; a null removes a default. Raises ConfigError."""
-    (text,) = texts
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise ConfigError(f"it is not JSON: {exc}") from exc
-    if not isinstance(value, dict):
-        raise ConfigError("it is JSON, but not an object")
+    value = json_object(texts)
     if unknown := [name for name in value if name not in FIELD_NAMES]:
         raise ConfigError(f"{unknown[0]!r} is not one of the fields {', '.join(FIELD_NAMES)}")
-    given = {name: number for name, number in value.items() if number is not None}
-    removed: dict[str, None] = {FIELD_NAMES[name]: None for name in value if name not in given}
-    return {**read_defaults(given), **removed}
+    removed = {FIELD_NAMES[name]: None for name, number in value.items() if number is None}
+    return {**read_defaults(value), **removed}
 
 
 def read_defaults(values: Mapping[str, object]) -> dict[str, int | float]:

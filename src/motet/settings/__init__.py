@@ -5,8 +5,9 @@
     record          a resolved value with its source; the records that the parts of a server get
     resolve         reads the sources in order of precedence, and names the source of a wrong value
     rules           forbidden combinations, and defaults that depend on other settings
-    named_worker    values with parts: workers, their roles and keys, Ray resources
+    named_worker    workers: their URLs, roles and kinds, and Ray resources
     named_adapter   LoRA adapters: their names and folders
+    parsed_values   JSON objects, and numbers for API keys
 
 A setting has one name in three forms: `max_num_seqs` in a TOML file, `MOTET_MAX_NUM_SEQS` in the environment,
 `--max-num-seqs` on the command line. Unknown names and impossible values are refused before any process starts.

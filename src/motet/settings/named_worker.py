@@ -1,8 +1,6 @@
-"""Parsers of settings whose texts have parts: workers, values for one worker or key, Ray resources, and JSON."""
+"""Parsers of settings that name workers: their URLs, roles, kinds and Ray resources."""
 
-import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -11,10 +9,6 @@ from motet.engine_info import EngineKind
 from motet.errors import ConfigError
 from motet.types import Role
 
-INTEGER = re.compile(r"-?[0-9]{1,18}")
-WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,9})?")
-MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
-"""Bounds of the weight of one client's requests."""
 REPLICAS = (Role.PREFILL.value, Role.DECODE.value, "gateway")
 """Kinds of replicas that can have custom resources."""
 
@@ -88,28 +82,6 @@ def roles_by_url(texts: Iterable[str]) -> dict[str, Role]:
     return {url: Role(word) for url, word in words.items()}
 
 
-def integers_by_key(texts: Iterable[str]) -> dict[str, int]:
-    """Parses `KEY=NUMBER`, with the number after the last `=`. Raises ConfigError, which does not show the key."""
-    found = {}
-    for text in texts:
-        key, equals, number = text.rpartition("=")
-        if not (equals and key.strip() and INTEGER.fullmatch(number)):
-            raise ConfigError("it is not KEY=NUMBER, such as secret=-10")
-        found[key] = int(number)
-    return found
-
-
-def weights_by_key(texts: Iterable[str]) -> dict[str, float]:
-    """Parses `KEY=WEIGHT`, with the weight after the last `=`. Raises ConfigError, which does not show the key."""
-    found = {}
-    for text in texts:
-        key, equals, weight = text.rpartition("=")
-        if not (equals and key.strip() and WEIGHT.fullmatch(weight) and MIN_WEIGHT <= float(weight) <= MAX_WEIGHT):
-            raise ConfigError(f"it is not KEY=WEIGHT with a weight from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
-        found[key] = float(weight)
-    return found
-
-
 def resources_by_role(texts: Iterable[str]) -> dict[str, dict[str, float]]:
     """Parses `ROLE=NAME:AMOUNT`, custom Ray resources. Raises ConfigError."""
     found: dict[str, dict[str, float]] = {}
@@ -126,18 +98,6 @@ def resources_by_role(texts: Iterable[str]) -> dict[str, dict[str, float]]:
             )
         found.setdefault(role, {})[name] = required
     return found
-
-
-def json_object(texts: Iterable[str]) -> dict[str, object]:
-    """Parses a JSON object. Raises ConfigError."""
-    (text,) = texts
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise ConfigError(f"it is not JSON: {exc}") from exc
-    if not isinstance(value, dict):
-        raise ConfigError("it is JSON, but not an object")
-    return value
 
 
 def server_url(text: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from motet.errors import ConfigError
 from motet.settings.declaration import MAX_PORT
 from motet.settings.named_adapter import named_adapters
-from motet.settings.named_worker import integers_by_key, weights_by_key
+from motet.settings.parsed_values import integers_by_key, weights_by_key
 from motet.settings.record import DEFAULT, Setting, Settings
 from motet.transfer.ticket import is_loopback
 from motet.types import Role

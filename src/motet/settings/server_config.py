@@ -40,7 +40,8 @@ from motet.settings.declaration import (
 )
 from motet.settings.engine_config import EngineConfig, ModelConfig
 from motet.settings.gateway_config import GatewayConfig
-from motet.settings.named_worker import check_urls, integers_by_key, json_object, weights_by_key
+from motet.settings.named_worker import check_urls
+from motet.settings.parsed_values import integers_by_key, json_object, weights_by_key
 from motet.settings.ray_config import RayConfig
 from motet.settings.tls_config import TlsConfig
 from motet.types import MAX_LOGPROBS, LogprobsMode

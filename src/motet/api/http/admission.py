@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from motet.errors import DrainingError, OverloadedError, RateLimitedError, RequestError
-from motet.settings.named_worker import integers_by_key, weights_by_key
+from motet.settings.parsed_values import integers_by_key, weights_by_key
 from motet.settings.server_config import ServerConfig
 
 

@@ -18,7 +18,7 @@ from motet.api.served import ServedModel
 from motet.engines.wire import MSGPACK, PROTOCOL, PROTOCOL_HEADER, UNREADABLE
 from motet.errors import RequestError
 from motet.session_ids import is_id
-from motet.settings.named_worker import MAX_WEIGHT, MIN_WEIGHT
+from motet.settings.parsed_values import MAX_WEIGHT, MIN_WEIGHT
 from motet.transfer.ticket import Ticket, is_for_prompt, params_of, ticket_of
 from motet.types import SAMPLING_FIELDS, GenerateRequest, Role
 
