@@ -42,6 +42,7 @@ EVERYBODY_SEES = (
 )
 
 BELOW_API = (
+    "batch.lines",
     "control",
     "policies",
     "text",
@@ -143,6 +144,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "models.trainer_group",
         "models.weight_digest",
     ),
+    "batch": (),
+    "batch.lines": (),
     "policies": (),
     "text": ("policies", "engine", "transfer.ticket"),
     "grammar": ("text.tokenizer", "text.tools.patterns"),
@@ -198,7 +201,19 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "__main__": ("cli",),
     "weights": ("models.adapter_file", "models.checkpoint", "models.memory_file"),
     "testing": ("engine", "engine_orders", "transfer", "kv_events", "models.adapter_file", "models.checkpoint"),
-    "cli": ("deploy", "api", "text", "engine", "engines", "routing", "transfer", "metrics", "models", "tracing"),
+    "cli": (
+        "batch",
+        "deploy",
+        "api",
+        "text",
+        "engine",
+        "engines",
+        "routing",
+        "transfer",
+        "metrics",
+        "models",
+        "tracing",
+    ),
 }
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
