@@ -199,6 +199,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tracing",
     ),
     "__main__": ("cli",),
+    "llm": ("deploy.child",),
     "weights": ("models.adapter_file", "models.checkpoint", "models.memory_file"),
     "testing": ("engine", "engine_orders", "transfer", "kv_events", "models.adapter_file", "models.checkpoint"),
     "cli": (

@@ -1,0 +1,310 @@
+"""An asynchronous HTTP client of one Motet server or gateway, for programs that send many requests.
+
+    async with ServerClient("http://127.0.0.1:8000", api_key="...") as client:
+        answer = await client.post("/v1/completions", {"prompt": "Hi", "n": 4}, answer=Completion, num_choices=4)
+
+- `send` returns the response with its status, also an error, and `post` decodes the body of a success and raises the
+  exception of `motet.errors` for an error. `stream` yields the data of server-sent events.
+- A request that the server refuses because it has too many (429, 503), or whose connection breaks before the response,
+  is sent again: after `Retry-After`, or after a growing pause. `RetryRule` limits the time.
+- The number of choices in progress is limited, and adapts to the server (`limit.ChoiceLimit`). Requests start in the
+  order in which they were sent.
+- A cancelled request, or a stream that is left, closes its connection, and the server ends the choices at once.
+- A client can be used in one event loop after another, but in one at a time.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from types import TracebackType
+from typing import Final, Self, TypeVar
+from urllib.request import getproxies, proxy_bypass
+
+import httpx
+import msgspec
+
+from motet.errors import ConfigError, EngineDiedError, MotetError
+from motet.llm.failures import ErrorResponseBody, error_of, exception_of
+from motet.llm.limit import MAX_REQUESTS, ChoiceLimit
+
+Answer = TypeVar("Answer")
+
+CONNECT_TIMEOUT_S: Final = 10.0
+KEEPALIVE_S: Final = 4.0
+"""Time in seconds to keep idle connections. Servers keep them longer, so they never close one that is being reused."""
+MAX_PAUSE_S: Final = 10.0
+REFUSALS: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+BUSY: Final = ("overloaded", "rate_limit_exceeded", "paused")
+"""Codes of a server that works, and has no capacity for the request now."""
+CLOSING: Final = "engine_closed"
+"""Code of the 503 of a server that is shutting down."""
+DONE: Final = b"[DONE]"
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+PROBE_S: Final = 30
+"""Time without data after which the kernel checks that the other side of a connection still exists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryRule:
+    """The times in seconds for which a request is sent again. 0 means that it is sent once."""
+
+    busy_s: float = 3600.0
+    """Maximum time from the first refusal of a request by a server that has too many requests, or is paused."""
+    down_s: float = 60.0
+    """Maximum time in which a server has no workers or does not respond, such as during a restart."""
+    first_pause_s: float = 0.25
+    """Pause after the first attempt, and minimum of all pauses. Each pause without `Retry-After` is twice as long."""
+
+
+@dataclass(frozen=True)
+class ServerAnswer:
+    """The complete response to a request."""
+
+    status: int
+    body: bytes
+    request_id: str | None
+    """The header `x-request-id`, with which the server's log names the request."""
+    retry_after: str | None = None
+
+    @property
+    def is_success(self) -> bool:
+        return self.status < HTTPStatus.BAD_REQUEST
+
+    @property
+    def error(self) -> MotetError:
+        """The exception for a response with an error status."""
+        return error_of(self.status, self.body, retry_after=self.retry_after)
+
+
+class ServerClient:
+    """See the module. `url`: the server's base URL, with or without /v1. `headers`: sent with every request."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        limit: ChoiceLimit | None = None,
+        retry: RetryRule | None = None,
+        transport: Callable[[], httpx.AsyncBaseTransport] | None = None,
+    ) -> None:
+        """`transport`: makes the transport in place of sockets. Raises ConfigError for a URL that cannot be used."""
+        self.url = base_url(url)
+        self.limit = limit or ChoiceLimit()
+        self._headers = {**(headers or {}), **({"authorization": f"Bearer {api_key}"} if api_key else {})}
+        self._retry = retry or RetryRule()
+        self._transport = transport or partial(_sockets, self.url)
+        self._http: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Closes the connections. A later request opens new ones."""
+        http, self._http = self._http, None
+        if http is not None and self._loop is asyncio.get_running_loop():
+            await http.aclose()
+
+    async def get(self, route: str, *, answer: type[Answer]) -> Answer:
+        """Returns the decoded body of a GET. Raises MotetError for an error."""
+        return _decoded(await self._sent_until_accepted("GET", route), answer)
+
+    async def post(self, route: str, body: object, *, answer: type[Answer], num_choices: int = 0) -> Answer:
+        """Returns the decoded body of a POST: see `send`. Raises MotetError for an error."""
+        return _decoded(await self.send(route, body, num_choices=num_choices), answer)
+
+    async def send(self, route: str, body: object, *, num_choices: int = 0) -> ServerAnswer:
+        """Sends a body, which is encoded as JSON unless it is bytes, and returns the response, also for an error.
+
+        `num_choices`: number of choices that the request generates, for the limit; 0 for a request that does not wait
+        for it. Raises EngineDiedError if there is no response at all."""
+        content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        if not num_choices:
+            return await self._sent_until_accepted("POST", route, content=content)
+        async with self.limit.hold(num_choices):
+            response = await self._sent_until_accepted("POST", route, content=content)
+        if response.is_success:
+            self.limit.completed(num_choices)
+        return response
+
+    async def stream(self, route: str, body: object, *, num_choices: int = 1) -> AsyncIterator[list[bytes]]:
+        """Yields the data of the server-sent events of a response: at a time, all events that have arrived together.
+
+        The end of the stream (`[DONE]`) is not yielded. Raises MotetError for an error before the first event or in the
+        middle of the stream, and EngineDiedError for a stream without an end."""
+        content = msgspec.json.encode(body)
+        async with self.limit.hold(num_choices):
+            pauses = Pauses(self._retry)
+            while True:
+                try:
+                    async with self._client().stream("POST", self.url + route, content=content) as response:
+                        if response.status_code < HTTPStatus.BAD_REQUEST:
+                            async for events in _events(response, url=self.url):
+                                yield events
+                            self.limit.completed(num_choices)
+                            return
+                        refusal = await _answer_of(response)
+                except httpx.TransportError as error:
+                    await pauses.after_broken(error, url=self.url)
+                    continue
+                if not await self._pause(pauses, refusal):
+                    raise refusal.error
+
+    async def _sent_until_accepted(self, method: str, route: str, *, content: bytes | None = None) -> ServerAnswer:
+        pauses = Pauses(self._retry)
+        while True:
+            try:
+                response = await self._client().request(method, self.url + route, content=content)
+            except httpx.TransportError as error:
+                await pauses.after_broken(error, url=self.url)
+                continue
+            answer = await _answer_of(response)
+            if not await self._pause(pauses, answer):
+                return answer
+
+    async def _pause(self, pauses: "Pauses", answer: ServerAnswer) -> bool:
+        """Waits if the request should be sent again. Returns False for any other response."""
+        if answer.status not in REFUSALS or (error := answer.error).code == CLOSING:
+            return False
+        if is_busy := error.code in BUSY:
+            self.limit.refused(asyncio.get_running_loop().time())
+        return await pauses.after_refusal(error.retry_after_s, is_busy=is_busy)
+
+    def _client(self) -> httpx.AsyncClient:
+        """Returns the connections of the running event loop. Connections of an earlier event loop are dropped."""
+        loop = asyncio.get_running_loop()
+        if self._http is None or self._loop is not loop:
+            self._loop = loop
+            self.limit = ChoiceLimit() if self._http is not None else self.limit
+            self._http = httpx.AsyncClient(
+                headers={"content-type": "application/json", **self._headers},
+                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+                transport=self._transport(),
+            )
+        return self._http
+
+
+class Pauses:
+    """The pauses of one request that is sent again."""
+
+    def __init__(self, rule: RetryRule) -> None:
+        self._rule = rule
+        self._next_s = rule.first_pause_s
+        self._since_s: dict[bool, float] = {}
+        """Time of the first attempt at a busy server (True) and at a server that is down (False), since the other."""
+
+    async def after_refusal(self, retry_after_s: int | None, *, is_busy: bool) -> bool:
+        """Waits before the next attempt. Returns False if the time for attempts is over."""
+        now_s = asyncio.get_running_loop().time()
+        self._since_s.pop(not is_busy, None)
+        since_s = self._since_s.setdefault(is_busy, now_s)
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, MAX_PAUSE_S)
+        pause_s = pause_s if retry_after_s is None else max(retry_after_s, self._rule.first_pause_s)
+        if now_s + pause_s - since_s > (self._rule.busy_s if is_busy else self._rule.down_s):
+            return False
+        await asyncio.sleep(pause_s)
+        return True
+
+    async def after_broken(self, error: httpx.TransportError, *, url: str) -> None:
+        """Waits after a broken connection. Raises EngineDiedError if the time for attempts is over."""
+        if not await self.after_refusal(None, is_busy=False):
+            raise EngineDiedError(f"{url} does not respond: {error or type(error).__name__}") from error
+
+
+class EventDecoder:
+    """Splits a stream into the data of its server-sent events, without comments.
+
+    >>> reader = EventDecoder()
+    >>> reader.feed(b'data: {"a":1}\\n\\n: ping\\n\\nda')
+    [b'{"a":1}']
+    >>> reader.feed(b"ta: [DONE]\\n\\n")
+    [b'[DONE]']
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """Returns the data of the events that are complete now."""
+        *events, self._rest = (self._rest + received).split(b"\n\n")
+        return [event.removeprefix(b"data: ") for event in events if event.startswith(b"data: ")]
+
+
+def base_url(url: str) -> str:
+    """Returns the URL without /v1 and slashes at its end.
+
+    >>> base_url("http://127.0.0.1:8000/v1/")
+    'http://127.0.0.1:8000'
+    """
+    text = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        parsed = httpx.URL(text)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ConfigError(f"url={url!r} is not a URL: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"url={url!r} must start with http:// or https:// and have a host")
+    return text
+
+
+async def _events(response: httpx.Response, *, url: str) -> AsyncIterator[list[bytes]]:
+    reader, status = EventDecoder(), HTTPStatus.INTERNAL_SERVER_ERROR
+    try:
+        async for received in response.aiter_bytes():
+            events = reader.feed(received)
+            for number, event in enumerate(events):
+                if event == DONE:
+                    if number:
+                        yield events[:number]
+                    return
+                if event.startswith(b'{"error"'):
+                    raise exception_of(msgspec.json.decode(event, type=ErrorResponseBody).error, status)
+            if events:
+                yield events
+    except httpx.TransportError as error:
+        raise EngineDiedError(
+            f"{url} was lost in the middle of its response: {error or type(error).__name__}"
+        ) from error
+    raise EngineDiedError(f"{url} ended its response before it was complete")
+
+
+async def _answer_of(response: httpx.Response) -> ServerAnswer:
+    headers = response.headers
+    body = await response.aread()
+    return ServerAnswer(response.status_code, body, headers.get("x-request-id"), headers.get("retry-after"))
+
+
+def _decoded(response: ServerAnswer, answer: type[Answer]) -> Answer:
+    if not response.is_success:
+        raise response.error
+    return msgspec.json.decode(response.body, type=answer)
+
+
+def _sockets(url: str) -> httpx.AsyncHTTPTransport:
+    """Returns a transport that uses the proxy which environment variables name for the URL, and notices a host that has
+    gone: a response can take hours without a byte."""
+    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    known = [name for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL") if hasattr(socket, name)]  # not on all systems
+    options += [(socket.IPPROTO_TCP, getattr(socket, name), PROBE_S) for name in known]
+    limits = httpx.Limits(
+        max_connections=2 * MAX_REQUESTS, max_keepalive_connections=MAX_REQUESTS, keepalive_expiry=KEEPALIVE_S
+    )
+    return httpx.AsyncHTTPTransport(proxy=proxy_of(url), socket_options=options, limits=limits)
+
+
+def proxy_of(url: str) -> str | None:
+    """Returns the proxy for a URL: the value of `http_proxy` or `https_proxy`, unless the host is a loopback address or
+    in `no_proxy`."""
+    parsed = httpx.URL(url)
+    if parsed.host in LOOPBACK or proxy_bypass(parsed.host):
+        return None
+    return getproxies().get(parsed.scheme)
