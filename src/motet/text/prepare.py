@@ -39,7 +39,8 @@ class PromptPreparer:
         try:
             text.encode()
         except UnicodeEncodeError as exc:
-            raise RequestError(f"{param} is not valid Unicode: {exc.reason} at {exc.start}", param=param) from exc
+            why = f"{param} is not valid Unicode: {exc.reason} at {exc.start}"
+            raise RequestError(why, param=param, code="invalid_value") from exc
         if (minimum := self._tokenizer.min_num_tokens(len(text))) > self._info.max_model_len:
             reason = f"your {_part(param)} resulted in at least {minimum} tokens"
             raise self._too_long(reason, _part(param), param=param, prompt=minimum)
@@ -48,12 +49,14 @@ class PromptPreparer:
     def check_prompt(self, ids: Sequence[int], *, param: str) -> None:
         """Raises `RequestError` for a prompt without tokens, or with ids that the model does not have."""
         if not ids:
-            raise RequestError(f"{param} is empty; at least one token is needed", param=param)
+            why = f"{param} is empty; at least one token is needed"
+            raise RequestError(why, param=param, code="invalid_value")
         for token_id in (min(ids), max(ids)):
             if not 0 <= token_id < self._info.vocab_size:
                 raise RequestError(
                     f"{param} contains token id {token_id}; this model's ids are 0 to {self._info.vocab_size - 1}",
                     param=param,
+                    code="invalid_value",
                 )
 
     def check_length(self, ids: Sequence[int], *, param: str) -> None:

@@ -166,9 +166,20 @@ async def test_more_characters_than_texts_can_have_together_are_refused(
     assert len(scores_of(await score(served, [5] * 40, [[6]] * 3))) == 3
 
 
-@pytest.mark.parametrize("body", [{"prompt": [900], "continuations": [[5]]}, {"prompt": [5], "continuations": [[900]]}])
-async def test_tokens_that_the_model_does_not_have_are_refused(served: Served, body: Mapping[str, object]) -> None:
-    assert (await served.http.post("/v1/score", json=body)).status_code == 400
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/score", {"prompt": [900], "continuations": [[5]]}, "prompt"),
+        ("/v1/score", {"prompt": [5], "continuations": [[6], [900]]}, "continuations[1]"),
+        ("/v1/completions", {"prompt": [[5], [900]]}, "prompt[1]"),
+        ("/generate", {"input_ids": [900]}, "input_ids"),
+        ("/inference/v1/generate", {"token_ids": [900], "sampling_params": {}}, "token_ids"),
+    ],
+)
+async def test_tokens_that_the_model_does_not_have_are_refused(
+    served: Served, path: str, body: Mapping[str, object], param: str
+) -> None:
+    assert_error(await served.http.post(path, json=body), status=400, param=param, code="invalid_value")
     assert served.engine.requests == []
 
 
