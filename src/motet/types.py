@@ -282,6 +282,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """True if the reader can end single choices early, for instance at a stop string."""
     model_digest: str = ""
     """Only an engine with this `model_digest`, or with none, may continue the choices. Empty if any engine may."""
+    scored_from: int = 0
+    """Place of the first prompt token whose log-probability is needed, with `prompt_logprobs`; at most the number of
+    prompt tokens. An engine can report the log-probabilities of earlier tokens as well."""
 
 
 def choice_starts(n: int, seed: int) -> tuple[ChoiceStart, ...]:
@@ -424,17 +427,24 @@ class PromptReport(msgspec.Struct, frozen=True, array_like=True):
     """Id of the worker that computed the prompt for another one. Set by routing."""
     queue_s: float = 0.0
     """Time for which the group waited for capacity on a worker. Set by routing."""
+    scored_from: int = 0
+    """Place of the prompt token to which the first of `logprobs` belongs; at most the request's `scored_from`."""
 
     @classmethod
-    def scored(cls, cached_tokens: int, scores: Iterable[Score] | None, *, pull: PullReport | None = None) -> Self:
-        """`scores`: one for each prompt token; None if `prompt_logprobs` was not requested."""
+    def scored(cls, cached_tokens: int, scores: Iterable[Score] | None, *, scored_from: int = 0) -> Self:
+        """`scores`: one for each prompt token from `scored_from` on; None if `prompt_logprobs` was not requested."""
         encoded = None if scores is None else map(msgspec.msgpack.encode, scores)
-        return cls(cached_tokens, None if encoded is None else tuple(score_parts(encoded)), pull)
+        parts = None if encoded is None else tuple(score_parts(encoded))
+        return cls(cached_tokens, parts, scored_from=scored_from)
 
     @property
     def logprobs(self) -> PromptScores | None:
-        """One score for each prompt token; None if `prompt_logprobs` was not requested."""
+        """One score for each prompt token from `scored_from` on; None if `prompt_logprobs` was not requested."""
         return None if self.parts is None else PromptScores(self.parts)
+
+    def scores_since(self, place: int) -> PromptScores:
+        """Returns the scores of the prompt tokens from a place on, which is at least `scored_from`."""
+        return PromptScores(self.parts or ()).since(place - self.scored_from)
 
 
 class GroupDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):

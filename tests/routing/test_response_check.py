@@ -34,7 +34,7 @@ END = Finish(FinishReason.STOP)
 
 
 def response_check(
-    *, max_tokens: int = 4, logprobs: int | None = None, prompt_logprobs: int | None = None
+    *, max_tokens: int = 4, logprobs: int | None = None, prompt_logprobs: int | None = None, scored_from: int = 0
 ) -> ResponseCheck:
     """Returns the check of a group whose choice 0 is new and whose choice 1 has two output tokens."""
     request = GenerateRequest(
@@ -42,6 +42,7 @@ def response_check(
         prompt=PROMPT,
         choices=(ChoiceStart(0, 7), ChoiceStart(1, 8, (5, 6))),
         sampling=SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs),
+        scored_from=scored_from,
     )
     return ResponseCheck(request, vocab_size=512)
 
@@ -110,6 +111,11 @@ INVALID: dict[str, tuple[ResponseCheck, Sequence[GroupDelta], str]] = {
     "few prompt logprobs": (
         response_check(prompt_logprobs=0),
         [delta(prompt=PromptReport.scored(0, (None,)))],
+        "left out",
+    ),
+    "late prompt logprobs": (
+        response_check(prompt_logprobs=0, scored_from=1),
+        [delta(prompt=PromptReport.scored(0, (logprob(3),), scored_from=2))],
         "left out",
     ),
     "prompt of no token": (

@@ -373,7 +373,8 @@ class FakeGroup:
             TokenLogprob(token, -float(place), 1, _listed({}, token, logprob=-float(place), named=named))
             for place, token in enumerate(self._request.prompt[1:], 1)
         )
-        return PromptReport.scored(0, (None, *known))
+        scored_from = self._request.scored_from
+        return PromptReport.scored(0, (None, *known)[scored_from:], scored_from=scored_from)
 
     def _advance(self, start: ChoiceStart) -> ChoiceDelta:
         """Generates one token of a choice."""

@@ -75,6 +75,7 @@ REFUSED: Mapping[str, tuple[GenerateRequest, str]] = {
     "written": (group(choices=(ChoiceStart(0, 0, (5, 512)),)), "choices"),
     "all written": (group(choices=(ChoiceStart(0, 0, (5,) * 9),)), "choices"),
     "max_tokens": (group(sampling=replace(SAMPLING, max_tokens=0)), "max_tokens"),
+    "scored after the prompt": (group(scored_from=5000), "scored_from"),
     "min_tokens": (group(sampling=replace(SAMPLING, min_tokens=10)), "min_tokens"),
     "temperature": (group(sampling=replace(SAMPLING, temperature=float("nan"))), "temperature"),
     "top_p": (group(sampling=replace(SAMPLING, top_p=0.0)), "top_p"),

@@ -14,6 +14,7 @@ from motet.engines.native.core import EngineCore
 from motet.engines.native.kv.block_scores import MAX_NEEDS, BlockScores, ScoreNeeds
 from motet.engines.native.scheduling.plan_builder import MAX_SCORED_ROWS, SCORES_PER_ROW
 from motet.engines.native.step.commit import NO_SCORE
+from motet.ids import RequestId
 from motet.types import GenerateRequest, Score, TokenLogprob
 from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run, take_step
 from tests.tiny_engine import BLOCK_SIZE
@@ -44,16 +45,25 @@ def results_of(outcomes: dict[str, GroupOutcome], requests: Sequence[GenerateReq
 
 
 def scores_of(outcome: GroupOutcome, request: GenerateRequest) -> list[Score] | None:
-    """Returns the scores of a prompt with as many alternatives as were requested."""
+    """Returns the requested scores of a prompt with as many alternatives as were requested."""
     sampling, report = request.sampling, outcome.prompt
     assert report is not None and (report.logprobs is None) == (sampling.prompt_logprobs is None)
-    if report.logprobs is None or sampling.prompt_logprob_token_ids:
-        return None if report.logprobs is None else [*report.logprobs]
-    return [one and replace(one, top=one.top[: sampling.prompt_logprobs]) for one in report.logprobs]
+    if report.logprobs is None:
+        return None
+    scores = [*report.scores_since(request.scored_from)]
+    if sampling.prompt_logprob_token_ids:
+        return scores
+    return [one and replace(one, top=one.top[: sampling.prompt_logprobs]) for one in scores]
 
 
 def one_by_one(core: EngineCore, requests: Sequence[GenerateRequest]) -> dict[str, Any]:
-    return {name: found for each in requests for name, found in results_of(run(core, [each]), [each]).items()}
+    """Runs one request after the other, with the scores of all tokens."""
+    complete = [replace(each, scored_from=0) for each in requests]
+    return {
+        name: found
+        for each, all_scores in zip(requests, complete, strict=True)
+        for name, found in results_of(run(core, [all_scores]), [each]).items()
+    }
 
 
 @pytest.mark.slow
@@ -69,6 +79,8 @@ def test_prompts_in_any_order_get_the_scores_of_an_engine_without_a_cache(number
             request = replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
         if number % 7 == 1:
             request = replace(request, sampling=replace(request.sampling, prompt_logprob_token_ids=(5, 9)))
+        if number % 3 == 0:
+            request = replace(request, scored_from=rng.randrange(len(prompt) + 1))
         requests.append(request)
     expected = one_by_one(make_core(tiny("llama"), prefix_cache=False, draft_tokens=0, **numbers), requests)
     core = make_core(tiny("llama"), blocks=40, budget=32, max_model_len=160, **numbers)
@@ -97,6 +109,11 @@ def test_only_tokens_without_known_scores_are_computed(tiny: Tiny) -> None:
     assert computed(scored("more", TRUNK, top=5)) == len(TRUNK)
     assert computed(scored("named", TRUNK, top=2, prompt_logprob_token_ids=(3,))) == len(TRUNK)
     assert computed(scored("salted", TRUNK, cache_salt="other")) == len(TRUNK)
+    later = replace(scored("later", prompt_of(83, 5)), scored_from=HITS * BLOCK_SIZE - 3)
+    run(core, [group("unscored", later.prompt)])
+    assert computed(later) == rest + BLOCK_SIZE + 1  # no scores of earlier blocks, but the logits of the token before
+    assert computed(replace(later, request_id=RequestId("last"), scored_from=len(TRUNK) - 1)) == rest
+    assert computed(replace(later, request_id=RequestId("again later"))) == rest + 1
     core.update(replace(core.info, block_weights="new"), lambda: None)
     assert computed(scored("new weights", TRUNK)) == len(TRUNK)
 
@@ -145,6 +162,9 @@ def test_a_step_has_a_bounded_number_of_scored_rows(tiny: Tiny) -> None:
         core.step()
         sizes.append(core.stats().prefill_tokens - before)
     assert max(sizes) == MAX_SCORED_ROWS and sum(sizes) == 1000
+    core.submit(replace(scored("end", prompt_of(1000, 6)), scored_from=600))
+    core.step()
+    assert core.stats().prefill_tokens == 1000 + 599 + MAX_SCORED_ROWS
 
 
 def test_a_step_completes_few_prompts_with_many_known_scores(tiny: Tiny) -> None:

@@ -120,13 +120,17 @@ def test_a_prompt_chunk_is_divided_where_the_padded_keys_change() -> None:
     assert reads == [(0, 14, 50, 64), (14, 78, 64, 128), (78, 142, 128, 192), (142, 200, 192, 512)]
 
 
-def test_prompt_logprobs_need_the_logits_of_every_row_of_the_chunk() -> None:
+def test_prompt_logprobs_need_the_logits_of_the_rows_before_scored_tokens() -> None:
     decoding = decoding_group(range(3), [0], ([50], [1]))
     reading = prompt_group(range(20, 26), [2, 3], prompt_logprobs=0)
     inputs = build_inputs(StepPlan(tails(decoding), (TrunkChunk(reading, 2, 6),)), 4)
-    assert inputs.logit_rows == [0, 1, 2, 3, 4, 4, 0, 0]  # the last row twice: for the prompt, and for the first tokens
-    assert [(r.group, r.begin, r.end, r.position) for r in inputs.prompt_rows] == [(reading, 1, 5, 2)]
+    assert inputs.logit_rows == [0, 1, 2, 3, 4, 0, 0, 0]  # the last row is for the first tokens only
+    assert [(r.group, r.begin, r.end, r.position) for r in inputs.prompt_rows] == [(reading, 1, 4, 2)]
     assert next_tokens(inputs) == [(0, 0, 4), (0, 4, 6), (1, 4, 6)]
+    reading.facts.scored_from = 4
+    inputs = build_inputs(StepPlan((), (TrunkChunk(reading, 2, 6),)), 4)
+    assert inputs.logit_rows == [1, 2, 3, 0]
+    assert [(r.begin, r.end, r.position) for r in inputs.prompt_rows] == [(0, 2, 3)]
 
 
 def test_prompt_logprobs_that_were_reported_are_not_computed_again() -> None:

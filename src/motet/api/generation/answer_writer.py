@@ -19,7 +19,7 @@ from motet.api.http.failure import error_json
 from motet.text.logprobs import ranked_logprobs
 from motet.text.text_group import GroupStep, split_step
 from motet.text.tokenizer import Tokenizer
-from motet.types import PromptReport, PromptScores, Usage
+from motet.types import PromptReport, Usage
 
 StepT = TypeVar("StepT")
 UsedT = TypeVar("UsedT")
@@ -120,9 +120,9 @@ class OncePerPrompt(Generic[ValueT]):
         return self._last[1]
 
 
-def encode_prompt_logprobs(scores: PromptScores, fields: PromptLogprobs, *, tokenizer: Tokenizer) -> EncodedJson:
+def encode_prompt_logprobs(report: PromptReport, fields: PromptLogprobs, *, tokenizer: Tokenizer) -> EncodedJson:
     """Returns the requested log-probabilities of a prompt in vLLM's form."""
-    sent, ranked = scores.since(fields.prompt_logprobs_from), partial(ranked_logprobs, tokenizer)
+    sent, ranked = report.scores_since(fields.prompt_logprobs_from), partial(ranked_logprobs, tokenizer)
     num_top = fields.prompt_logprobs or 0
     arrays = encode_arrays(len(sent), lambda part: {"": ranked(sent[part], num_top=num_top)})
     return arrays[""].json() if arrays else JsonArray().json()
@@ -132,7 +132,7 @@ def streamed_prompt_logprobs(report: PromptReport | None, fields: PromptLogprobs
     """Returns the field `prompt_logprobs` after other fields of a chunk; empty if the request does not have it."""
     if fields.prompt_logprobs is None or report is None or report.logprobs is None:
         return b""
-    encoded = encode_prompt_logprobs(report.logprobs, fields, tokenizer=tokenizer)
+    encoded = encode_prompt_logprobs(report, fields, tokenizer=tokenizer)
     return b"".join([b',"prompt_logprobs":', *encoded.pieces])
 
 

@@ -271,9 +271,9 @@ class CollectedAnswer:
     def prompt_logprobs(self, group: int, fields: PromptLogprobs) -> dict[str, object]:
         """Returns the field with the log-probabilities of a prompt, which is null if the request does not have it."""
         report, tokenizer = self.groups[group].prompt, self.plan.served.tokenizer
-        if fields.prompt_logprobs is None or report is None or (scored := report.logprobs) is None:
+        if fields.prompt_logprobs is None or report is None or report.logprobs is None:
             return {PROMPT_LOGPROBS: None}
-        encode = partial(encode_prompt_logprobs, scored, fields, tokenizer=tokenizer)
+        encode = partial(encode_prompt_logprobs, report, fields, tokenizer=tokenizer)
         return {PROMPT_LOGPROBS: self._prompt_logprobs.value(group, encode)}
 
     def reports(self) -> dict[str, object]:

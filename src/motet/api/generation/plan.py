@@ -145,6 +145,8 @@ class RouteOptions:
     has its default. For routes of token ids, as in vLLM and SGLang."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    scored_from: int = 0
+    """Place of the first token of each prompt whose log-probability is needed."""
     prompt_repeats: int = 1
     """Number of times that the answer contains the log-probabilities of each prompt."""
     logprobs_mode: LogprobsMode | None = None
@@ -179,8 +181,7 @@ def make_plan(
     bias = _logit_bias(sampling.logit_bias, served.info.vocab_size, param=f"{options.param}logit_bias")
     options = replace(options, logprobs_mode=options.logprobs_mode or service.config.logprobs_mode)
     policy = _policy(sampling, options, max_top=service.config.max_logprobs)
-    client = rights.client_id or client_id_of(caller.work_client)
-    caps = service.config.max_tokens_policy == "cap"
+    client, caps = rights.client_id or client_id_of(caller.work_client), service.config.max_tokens_policy == "cap"
     sampling_of = _sampling_of(sampling, options=options, logit_bias=bias, policy=policy, caps=caps)
     unset = _unset_fields(sampling, options)
     groups = tuple(
@@ -200,6 +201,7 @@ def make_plan(
             unset_fields=unset,
             seeded=sampling.seed is not None,
             stops=bool(sampling.stop) or policy is not None,
+            scored_from=min(options.scored_from, len(prompt)),
         )
         for number, prompt in enumerate(prompts)
     )

@@ -61,6 +61,7 @@ async def plan_chat(
         logprobs=body.num_logprobs,
         logprobs_param="top_logprobs",
         prompt_logprobs=body.prompt_logprobs,
+        scored_from=body.prompt_logprobs_from,
         group=body.group,
     )
     check_answer_format(context.served, body)

@@ -157,6 +157,7 @@ async def plan_completions(service: Service, body: CompletionRequest, *, context
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=0 if body.logprobs is None and body.ranked else body.logprobs,
         prompt_logprobs=max(_prompt_logprobs(body), default=None),
+        scored_from=0 if body.echo and body.logprobs is not None else body.prompt_logprobs_from,
         prompt_repeats=body.n,
         prompt_only=body.prompt_only,
         group=body.group,

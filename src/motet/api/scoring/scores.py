@@ -10,9 +10,10 @@
 import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Annotated, ClassVar, Self
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, PlainValidator, model_validator
 
@@ -131,8 +132,15 @@ async def _plan(
     preparer, caller, param = context.served.preparer, context.caller, body.prompt_param
     prompt = await _prompt(service, body, context=context)
     prompts = await scored_prompts(preparer, prompt, continuations=body.continuations, param=param, caller=caller)
-    ids = [prompt.ids for prompt in prompts]
-    make = partial(make_plan, service, ids, sampling=ONE_TOKEN, request=body, options=options)
+
+    def make() -> Plan:
+        plan = make_plan(service, [prompt.ids for prompt in prompts], sampling=ONE_TOKEN, request=body, options=options)
+        groups = (
+            msgspec.structs.replace(group, scored_from=prompt.first)
+            for group, prompt in zip(plan.groups, prompts, strict=True)
+        )
+        return replace(plan, groups=tuple(groups))
+
     return await caller.in_thread_if_long(make, _size(caller, prompts)), prompts
 
 
@@ -167,8 +175,8 @@ class ScoreWriter(GroupsWriter):
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         for step in steps:
-            if step.prompt is not None and (scores := step.prompt.logprobs) is not None:
-                self._scores[step.group] = scores.since(self._firsts[step.group])
+            if step.prompt is not None:
+                self._scores[step.group] = step.prompt.scores_since(self._firsts[step.group])
         return b""
 
     @property

@@ -44,7 +44,7 @@ from motet.errors import NoWorkerError, RequestError
 from motet.text.choice import ChoiceEvent, WeightSpan
 from motet.text.logprobs import LOWEST
 from motet.text.text_group import GroupStep
-from motet.types import FinishReason, PromptScores, SamplingParams, TokenLogprob, Usage
+from motet.types import FinishReason, PromptReport, SamplingParams, TokenLogprob, Usage
 
 NAMES = names_table(
     (
@@ -94,6 +94,7 @@ async def _plan(service: Service, body: SglangRequest, *, context: RequestContex
         logprobs=body.top_logprobs_num if body.return_logprob else None,
         logprobs_param="top_logprobs_num",
         prompt_logprobs=body.top_logprobs_num if body.scores_prompt else None,
+        scored_from=body.logprob_start_len if body.scores_prompt else 0,
         prompt_repeats=body.n,
     )
     given, preparer, caller, param = body.given.prompts, context.served.preparer, context.caller, body.prompt_param
@@ -234,16 +235,16 @@ class SglangBody(BodyShape):
             return {}
         prompt: dict[str, object] = {"input_token_logprobs": []}
         if self._request.scores_prompt and group.prompt is not None and group.prompt.logprobs is not None:
-            encode = partial(self._prompt_logprobs, group.prompt.logprobs, number)
+            encode = partial(self._prompt_logprobs, group.prompt, number)
             prompt = self._prompt_fields.value(number, encode)
         output = {**self._output_logprobs((), number), **choice.logprob_fields()}
         return {**prompt, **output, "output_token_logprobs_length": choice.logprob_mean.count}
 
-    def _prompt_logprobs(self, scores: PromptScores, number: int) -> dict[str, object]:
+    def _prompt_logprobs(self, report: PromptReport, number: int) -> dict[str, object]:
         """`number`: number of the prompt."""
         has_top, named = self._request.top_logprobs_num > 0, self._request.token_ids_logprob
         start = self._request.logprob_start_len
-        first, sent = self._plan.groups[number].prompt[start], scores.since(start)
+        first, sent = self._plan.groups[number].prompt[start], report.scores_since(start)
 
         def entries(part: slice) -> dict[str, Sequence[object]]:
             scored = sent[part] if part.start else (None, *sent[part][1:])  # the first one has no score

@@ -263,6 +263,7 @@ async def _plan(service: Service, body: TokensRequest, *, context: RequestContex
         logprobs=sampling.num_logprobs,
         logprobs_mode=None if sampling.logprobs_mode is None else LogprobsMode(sampling.logprobs_mode),
         prompt_logprobs=sampling.prompt_logprobs,
+        scored_from=sampling.prompt_logprobs_from,
         ignores_defaults=True,
         param="sampling_params.",
         group=body.group,

@@ -104,6 +104,8 @@ def _check_sampling(served: ServedModel, request: GenerateRequest) -> None:
                 raise invalid_value(name, f"{number}; {field.words} is allowed")
     if not 0 <= sampling.min_tokens <= sampling.max_tokens:
         raise invalid_value("min_tokens", f"{sampling.min_tokens}; 0 to max_tokens, {sampling.max_tokens}, is allowed")
+    if not 0 <= request.scored_from <= len(request.prompt):
+        raise invalid_value("scored_from", f"{request.scored_from} is not from 0 to {len(request.prompt)}")
     check_prompt_logprobs(len(request.prompt), sampling.prompt_logprobs, prompt_param="prompt")
     for name in ("stop_token_ids", "logit_bias", "logprob_token_ids", "allowed_token_ids"):
         _check_tokens(name, getattr(sampling, name), served=served)

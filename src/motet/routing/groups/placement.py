@@ -42,11 +42,15 @@ class ResponseCheck:
         index         a choice of the group that has not ended; deltas of a choice that was stopped can still arrive
         tokens        in the vocabulary, and at most `max_tokens` together with the tokens that the choice had
         logprobs      one for each token if they were requested, otherwise none, and of tokens in the vocabulary
-        prompt        `cached_tokens` is at most its length; log-probabilities of all its tokens if they were
-                      requested, otherwise none. They are in parts, which `check_part` checks one by one
+        prompt        `cached_tokens` is at most its length; log-probabilities of all its tokens, or of all tokens from
+                      `scored_from` on, if they were requested, otherwise none. They are in parts, which `check_part`
+                      checks one by one
     """
 
-    __slots__ = ("_left", "_logprobs", "_num_prompt_top", "_prompt_tokens", "_vocab_size")
+    __slots__ = (
+        *("_left", "_logprobs", "_num_prompt_top", "_num_scores"),
+        *("_prompt_tokens", "_scored_from", "_vocab_size"),
+    )
 
     def __init__(self, request: GenerateRequest, *, vocab_size: int) -> None:
         sampling = request.sampling
@@ -55,6 +59,9 @@ class ResponseCheck:
         self._vocab_size = vocab_size
         self._logprobs = sampling.logprobs is not None
         self._prompt_tokens = len(request.prompt)
+        self._scored_from = request.scored_from
+        self._num_scores = 0
+        """Number of log-probabilities of the prompt in the report."""
         self._num_prompt_top = sampling.prompt_logprobs
         """Number of alternatives to each token of the prompt; None if no log-probabilities of the prompt are expected,
         or no longer."""
@@ -90,9 +97,11 @@ class ResponseCheck:
             if parts:
                 raise WorkerFaultError("the worker sent log-probabilities of the prompt, and none were requested")
             return
-        if len(parts) != -(-self._prompt_tokens // SCORES_PER_PART):
+        scored_from = 0 if report is None else report.scored_from
+        self._num_scores = self._prompt_tokens - scored_from
+        if not 0 <= scored_from <= self._scored_from or len(parts) != -(-self._num_scores // SCORES_PER_PART):
             raise WorkerFaultError("the worker left out log-probabilities of the prompt")
-        if max(map(len, parts)) > SCORES_PER_PART * (MAX_SCORE_BYTES + MAX_TOP_BYTES * num_top):
+        if max(map(len, parts), default=0) > SCORES_PER_PART * (MAX_SCORE_BYTES + MAX_TOP_BYTES * num_top):
             raise WorkerFaultError("the worker sent more log-probabilities of the prompt than were requested")
         self._num_prompt_top = None  # on the first delta only
 
@@ -102,7 +111,7 @@ class ResponseCheck:
             scores = [*PromptScores([part])]
         except msgspec.MsgspecError as error:
             raise WorkerFaultError(f"log-probabilities of the prompt cannot be read: {error}") from error
-        if len(scores) != min(SCORES_PER_PART, self._prompt_tokens - SCORES_PER_PART * number):
+        if len(scores) != min(SCORES_PER_PART, self._num_scores - SCORES_PER_PART * number):
             raise WorkerFaultError("the worker left out log-probabilities of the prompt")
         self._check_tokens(score for score in scores if score is not None)
 

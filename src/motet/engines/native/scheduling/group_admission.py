@@ -19,7 +19,7 @@ from motet.engine_info import EngineInfo
 from motet.engines.native.attention.attention_plan import STRETCH
 from motet.engines.native.kv.pool import blocks_for
 from motet.engines.native.scheduling.running_groups import Preemption, RunningGroups
-from motet.engines.native.scheduling.sharing import SharedTrunk
+from motet.engines.native.scheduling.sharing import SharedTrunk, num_common
 from motet.engines.native.scheduling.step_cost import prompt_cost
 from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.sequence import Group
@@ -114,8 +114,9 @@ class GroupAdmission:
             trunk.num_computed, trunk.num_published = trunk.num_tokens - 1, len(trunk.names)
             trunk.recomputed = trunk.num_computed
         elif group.is_scored and (needs := group.facts.needs) is not None:
-            group.facts.scores = [*self.pool.scores.read(trunk.names[: len(hits)], needs)]
-            if hits:
+            first = group.facts.scored_from // block_size
+            group.facts.scores = [*self.pool.scores.read(trunk.names[first : len(hits)], needs)]
+            if hits and trunk.num_computed >= group.facts.scored_from:
                 trunk.num_computed = trunk.recomputed = trunk.num_computed - 1
         return True
 
@@ -137,12 +138,14 @@ class GroupAdmission:
 
     def _hits(self, group: Group) -> list[int]:
         """Returns the leading blocks of a prompt that are in the prefix cache and that the group can use. A group with
-        scores can use blocks whose scores are known, and computes one token more, for which it needs a fresh tail."""
+        scores can use blocks whose scores are known or not needed, and computes one token more if it needs its logits,
+        for which it needs a fresh tail."""
         names = group.trunk.names[: self._max_hits(group)]
         if group.is_scored and group.facts.needs is not None:
             if len(group.fresh) < len(group.sequences):
                 return []
-            names = names[: self.pool.scores.count(names, group.facts.needs)]
+            first = group.facts.scored_from // self.limits.block_size
+            names = names[: first + self.pool.scores.count(names[first:], group.facts.needs)]
         return self.pool.find(names)
 
     def _max_hits(self, group: Group) -> int:
@@ -156,12 +159,20 @@ class GroupAdmission:
             return None
         if shared is None or group.is_scored:
             followed = self.sharing.group_computing(group, num_hits, max_hits=self._max_hits(group))
-            if followed is not None and not followed.scores_for(group):
+            if followed is not None and not self._computes_scores(followed, group, num_hits=num_hits):
                 return None
         else:
             followed = shared.first
         # Do not follow a less urgent group: it could be delayed by other groups that are less urgent than this one.
         return followed if followed is not None and followed.request.priority <= group.request.priority else None
+
+    def _computes_scores(self, followed: Group, group: Group, *, num_hits: int) -> bool:
+        """Returns True if the blocks for which `group` would wait will have the scores that it needs."""
+        if not group.is_scored:
+            return True
+        size = self.limits.block_size
+        end = size * num_common(group.trunk.names, followed.trunk.names)
+        return followed.scores_for(group, begin=size * num_hits, end=end)
 
     def _count(self, group: Group) -> None:
         """Counts the first admission of a group."""

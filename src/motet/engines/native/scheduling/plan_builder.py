@@ -78,7 +78,8 @@ class PlanBuilder:
             return
         num_pending = trunk.num_tokens - first
         if group.is_scored:
-            num_pending = min(num_pending, max(0, MAX_SCORED_ROWS - self._num_scored()))
+            num_unscored = max(0, group.first_scored_row - first)
+            num_pending = min(num_pending, num_unscored + max(0, MAX_SCORED_ROWS - self._num_scored()))
             if first + num_pending < trunk.num_tokens:
                 self.unfinished.add(queue_key(group))
             if not num_pending:
@@ -113,7 +114,8 @@ class PlanBuilder:
         """Returns the number of prompt tokens whose log-probabilities are computed, and the tokens as which known
         log-probabilities count."""
         return sum(
-            chunk.end - chunk.begin + len(chunk.group.facts.scores) // SCORES_PER_ROW
+            max(0, chunk.end - max(chunk.begin, chunk.group.first_scored_row))
+            + len(chunk.group.facts.scores) // SCORES_PER_ROW
             for chunk in self.trunks
             if chunk.group.is_scored
         )

@@ -81,7 +81,7 @@ class Sharing:
 
     def follow(self, group: Group, followed: Group, *, complete: bool) -> None:
         """Makes `group` wait for the blocks that both groups have in common, or for the `complete` trunk."""
-        needed = ALL_BLOCKS if complete else _num_common(group.trunk.names, followed.trunk.names)
+        needed = ALL_BLOCKS if complete else num_common(group.trunk.names, followed.trunk.names)
         heappush(self._followers.setdefault(followed, []), (needed, next(self._numbers), group))
         group.followed = followed
 
@@ -168,7 +168,7 @@ class Sharing:
             del self._computing[name]
 
 
-def _num_common(names: list[BlockName], others: list[BlockName]) -> int:
+def num_common(names: list[BlockName], others: list[BlockName]) -> int:
     """Returns the number of leading blocks with equal names. A name covers all blocks before it, so
     binary search finds the first difference."""
     shorter = range(min(len(names), len(others)))

@@ -112,21 +112,22 @@ class Commit:
         """Adds to the group's facts the log-probabilities of the prompt tokens that follow the positions of `rows`, and
         keeps the log-probabilities of complete blocks for later prompts. The first prompt token has none.
         `logits`: [rows of the step, vocab_size]."""
-        group, needs = rows.group, rows.group.facts.needs
+        group, needs, start = rows.group, rows.group.facts.needs, rows.group.facts.scored_from
         if needs is None:
             return
-        if not rows.position:
+        if rows.position == start == 0:
             group.facts.scores = [NO_SCORE]
         known = group.facts.scores
-        first, size = len(known), self.scheduler.limits.block_size
+        first, size = start + len(known), self.scheduler.limits.block_size
         targets = group.prompt[rows.position + 1 : rows.position + 1 + rows.end - rows.begin]
-        scored = logits[rows.begin : rows.begin + len(targets)]
-        known += map(_ENCODER.encode, prompt_logprobs(scored, targets, k=needs.num_top, named=needs.named))
+        scored = logits[rows.begin : rows.end]
+        if targets:
+            known += map(_ENCODER.encode, prompt_logprobs(scored, targets, k=needs.num_top, named=needs.named))
         if group.trunk.key is None:  # the cache was cleared: blocks of these names can have KV of other weights
             return
-        names = group.trunk.names[: len(known) // size]
+        names = group.trunk.names[: (start + len(known)) // size]
         for block in range(first // size, len(names)):
-            scores = known[block * size : (block + 1) * size]
+            scores = known[block * size - start : (block + 1) * size - start]
             self.scheduler.pool.store_scores(names[block], scores, needs=needs)
 
     def _advance_tails(self, tails: Iterable[TailChunk]) -> None:

@@ -51,7 +51,8 @@ class NextToken(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Logits rows [begin, end) of a group with `prompt_logprobs`: for its prompt positions from `position` on."""
+    """Logits rows [begin, end) of a group with `prompt_logprobs`: for its prompt positions from `position` on. Can be
+    empty. The last position of a prompt is followed by no prompt token, so it has none of these rows."""
 
     group: Group
     begin: int
@@ -151,11 +152,12 @@ class _BatchBuilder:
             PromptRead(row + first - chunk.begin, row + last - chunk.begin, first, keys, blocks)
             for first, last, keys in pieces(chunk.begin, chunk.end)
         ]
-        if group.is_scored:
-            first_logit = len(self.logit_rows)
-            self.logit_rows += range(row, row + chunk.end - chunk.begin)
-            self.prompt_rows.append(PromptRows(group, first_logit, len(self.logit_rows), chunk.begin))
         position = len(group.prompt)
+        if group.is_scored:
+            first, last = max(chunk.begin, group.first_scored_row), min(chunk.end, position - 1)
+            first_logit = len(self.logit_rows)
+            self.logit_rows += range(row + first - chunk.begin, row + last - chunk.begin)
+            self.prompt_rows.append(PromptRows(group, first_logit, len(self.logit_rows), first))
         if chunk.end == position and (fresh := group.fresh):
             logit = len(self.logit_rows)
             self.logit_rows.append(len(self.token_ids) - 1)

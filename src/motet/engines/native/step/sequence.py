@@ -139,8 +139,11 @@ class PromptFacts:
 
     needs: ScoreNeeds | None
     """The log-probabilities of the prompt that are requested, if any."""
+    scored_from: int = 0
+    """Place of the first prompt token with a log-probability: the requested place or, because only complete blocks keep
+    their log-probabilities, the start of its block."""
     scores: list[EncodedScore] = field(default_factory=list)
-    """Log-probabilities of the prompt tokens so far."""
+    """Log-probabilities of the prompt tokens so far, from `scored_from` on."""
     num_cached: int | None = None
     """Number of prompt tokens found in the prefix cache at the first admission; None before it."""
     pull: PullReport | None = None
@@ -154,7 +157,8 @@ class PromptFacts:
         self.reported = True
         parts = None if self.needs is None else tuple(score_parts(self.scores))
         self.scores = []
-        return PromptReport(self.num_cached or 0, parts, self.pull)
+        scored_from = 0 if parts is None else self.scored_from
+        return PromptReport(self.num_cached or 0, parts, self.pull, scored_from=scored_from)
 
 
 class Group:
@@ -195,11 +199,23 @@ class Group:
         """True while the log-probabilities of the prompt are needed: until the first delta has reported them."""
         return self.facts.needs is not None and not self.facts.reported
 
-    def scores_for(self, other: "Group") -> bool:
-        """Returns True if the scores of this group's prompt contain everything that `other` needs."""
-        if other.facts.needs is None or not other.is_scored:
+    @property
+    def first_scored_row(self) -> int:
+        """The first prompt position whose logits are needed for log-probabilities of the prompt."""
+        return max(0, self.facts.scored_from - 1)
+
+    def scores_for(self, other: "Group", *, begin: int, end: int) -> bool:
+        """Returns True if the scores of this group's prompt contain everything that `other` needs of the tokens [begin,
+        end), which both prompts have."""
+        begin = max(begin, other.facts.scored_from)
+        if other.facts.needs is None or not other.is_scored or begin >= end:
             return True
-        return self.facts.needs is not None and self.is_scored and self.facts.needs.covers(other.facts.needs)
+        return (
+            self.facts.needs is not None
+            and self.is_scored
+            and self.facts.scored_from <= begin
+            and self.facts.needs.covers(other.facts.needs)
+        )
 
     @property
     def is_fetching(self) -> bool:
@@ -254,6 +270,7 @@ class GroupMaker:
         `matchers`: one for each choice, by its index; if None, this method compiles the grammar."""
         group = Group(request, next(self._arrivals))
         self.rename_blocks(group, self.adapters.of_model(request.model))
+        group.facts.scored_from = self._scored_from(group)
         if matchers is None:
             matchers = matchers_of(self.grammars, request)
         prompt, bias = PromptTokens(request.prompt), TokenBias(request.sampling)
@@ -292,6 +309,11 @@ class GroupMaker:
             names = partial(block_names, request.prompt, self._block_size, salt=request.cache_salt)
             trunk.names = names(adapter=trunk.adapter_digest, weights=info.block_weights)
         trunk.key = self._trunk_key(group)
+
+    def _scored_from(self, group: Group) -> int:
+        """Returns the place of the first prompt token whose log-probability is computed."""
+        place, size = group.request.scored_from, self._block_size
+        return place // size * size if place // size < len(group.trunk.names) else min(place, len(group.prompt))
 
     def _trunk_key(self, group: Group) -> TrunkKey | None:
         """Returns None for trunks that are never shared: trunks that are prefilled for other workers."""
