@@ -62,7 +62,10 @@ BELOW_API = (
     "models.trainer_group",
     "tracing",
 )
-API_SHARED = ("api.control_bodies", "api.http", "api.known_groups", "api.served", "api.tensor_bodies", "api.service")
+API_SHARED = (
+    *("api.control_bodies", "api.http", "api.known_groups", "api.served", "api.tensor_bodies", "api.service"),
+    "api.batches.store",
+)
 API_GENERATION = (*API_SHARED, "api.generation")
 
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -172,6 +175,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "api.known_groups": ("api.http",),
     "api.tensor_bodies": ("engines.wire", "models.checkpoint", "models.memory_file", "models.safetensors_header"),
     "api.served": ("api.http.long_work", "engine", "engines.upstream.text_source", "grammar", "text"),
+    "api.batches.records": (),
+    "api.batches.store": ("api.http", "api.batches.records", "api.batches.folder", "api.batches.usage"),
+    "api.batches.tables": ("api.batches.records",),
+    "api.batches.folder": ("api.batches.records", "api.batches.tables"),
+    "api.batches.usage": (),
+    "api.batches": (*API_SHARED, "batch.lines"),
     "api.service": (*API_SHARED, *BELOW_API),
     "api.control_bodies": (*API_SHARED, *BELOW_API),
     "api.generation": (*API_SHARED, *BELOW_API),

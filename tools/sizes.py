@@ -62,7 +62,7 @@ TODAY: Mapping[str, Mapping[str, int]] = {
     "attributes": {
         "Declaration": 20,
         "PackedModel": 14,
-        "Service": 20,
+        "Service": 21,
         "VLLMGroup": 16,
     },
     "methods": {

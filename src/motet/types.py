@@ -246,6 +246,10 @@ class ChoiceStart(msgspec.Struct, frozen=True):
     """Tokens that were generated before."""
 
 
+BACKGROUND_PRIORITY = 2**63 - 1
+"""`GenerateRequest.priority` of the lines of batches, the highest value: everything else runs before."""
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One group: one prompt and its choices. It has at least one prompt token and one choice."""
 

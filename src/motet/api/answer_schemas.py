@@ -104,6 +104,20 @@ SCORES = obj(id=TEXT, object=_kind("score"), created=COUNT, model=TEXT, scores=l
 
 DERENDERED_CHUNK = obj(chunk=obj(id=TEXT, object=TEXT, choices=listed(obj(index=COUNT))), stream_state=OBJECT)
 
+FILE = obj(id=TEXT, object=_kind("file"), bytes=COUNT, created_at=COUNT, filename=TEXT, purpose=TEXT, status=TEXT)
+BATCH = obj(
+    id=TEXT,
+    object=_kind("batch"),
+    endpoint=TEXT,
+    input_file_id=TEXT,
+    completion_window=TEXT,
+    status=TEXT,
+    output_file_id=TEXT_OR_NULL,
+    error_file_id=TEXT_OR_NULL,
+    created_at=COUNT,
+    request_counts=obj(total=COUNT, completed=COUNT, failed=COUNT),
+)
+
 ANSWERS: Mapping[str, Json] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
@@ -126,6 +140,8 @@ ANSWERS: Mapping[str, Json] = {
     "/v1/models": {"anyOf": [obj(object=_kind("list"), data=listed(CARD)), obj(data=listed(ANTHROPIC_CARD))]},
     "/v1/models/{model}": {"anyOf": [CARD, ANTHROPIC_CARD]},
     "/v1/groups/{id}/more": {"anyOf": [CHAT, COMPLETION, GENERATED]},
+    "/v1/batches/{id}": BATCH,
+    "/v1/batches/{id}/cancel": BATCH,
     "/status": obj(models=listed(TEXT), version=TEXT, workers=listed(WORKER), totals=OBJECT),
     "/version": obj(version=TEXT),
     "/load": obj(server_load=COUNT),
@@ -159,6 +175,12 @@ BY_METHOD: Mapping[tuple[str, str], Json] = {
     ("get", "/v1/groups/{id}"): GROUP,
     ("delete", "/v1/groups/{id}"): obj(id=TEXT, object=_kind("group.deleted"), deleted=TRUTH),
     ("delete", "/v1/groups/{id}/choices/{index}"): obj(id=TEXT, object=_kind("group.choice"), ended=TRUTH),
+    ("post", "/v1/files"): FILE,
+    ("get", "/v1/files"): obj(object=_kind("list"), data=listed(FILE), has_more=TRUTH),
+    ("get", "/v1/files/{id}"): FILE,
+    ("delete", "/v1/files/{id}"): obj(id=TEXT, object=_kind("file"), deleted=TRUTH),
+    ("post", "/v1/batches"): BATCH,
+    ("get", "/v1/batches"): obj(object=_kind("list"), data=listed(BATCH), has_more=TRUTH),
     ("get", "/workers"): obj(workers=listed(WORKER)),
     ("post", "/workers"): CHANGED_WORKER,
 }

@@ -11,6 +11,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 from motet.api.anthropic.messages import messages_router
+from motet.api.batches.batch_routes import batch_router
+from motet.api.batches.file_routes import file_router
 from motet.api.generation.plan import CAPPED_HEADER
 from motet.api.http.body import BodyLimit
 from motet.api.http.caller import HEADER
@@ -51,6 +53,8 @@ ROUTERS = (
     score_router,
     generate_router,
     group_router,
+    file_router,
+    batch_router,
     render_router,
     derender_router,
     models_router,

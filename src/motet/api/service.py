@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from prometheus_client import ProcessCollector
 
+from motet.api.batches.store import BatchStore
 from motet.api.http.admission import (
     EVERYTHING,
     OTHER_CLIENTS,
@@ -99,6 +100,8 @@ class Service:
     """True if clients may bring tickets to a decode server: a cluster key shows which tickets Motet's workers made."""
     block_events: Callable[[], str | None] = lambda: None
     """Returns the address at which the engine's cached blocks are published; None if they are not."""
+    batches: BatchStore | None = None
+    """Files and batches; None if the server has none."""
     draw_seed: Callable[[], int] = lambda: secrets.randbits(64)
     """Returns the seed of a prompt in a request without seed. Equal prompts in one request get different seeds."""
     clock: Callable[[], float] = time.monotonic

@@ -30,6 +30,8 @@ import anyio
 from fastapi import FastAPI
 
 from motet.api.app import create_app
+from motet.api.batches.runner import batch_runner
+from motet.api.batches.store import batch_store
 from motet.api.served import Models, ModelWithAdapters, served_model
 from motet.api.service import Membership, Service
 from motet.control.nccl_receiver import NcclReceiver, cuda_device
@@ -113,6 +115,7 @@ async def run_server(
         listener = stack.enter_context(listening(plan.server))
         stack.enter_context(plan.certificates.reloaded_on_signal())
         config = replace(plan.server, port=port_of(listener))
+        batches = await stack.enter_async_context(batch_store(config.batches))
         tokenizer = Tokenizer.load(plan.tokenizer_path, chat_template=plan.chat_template)
         formats = ModelFormats.of(tokenizer, ChatTemplate.of(tokenizer).source, names=plan.parsers)
         client = await stack.enter_async_context(server_client(tls=plan.certificates.for_workers))
@@ -142,6 +145,7 @@ async def run_server(
             connect=cell.connect,
             takes_tickets=bool(plan.engine.cluster_key),
             block_events=cell.endpoint,
+            batches=batches,
             tracer=tracer,
         )
         side = HttpSide(listener, plan.certificates)
@@ -158,6 +162,7 @@ async def run_gateway(
         listener = stack.enter_context(listening(plan.server))
         stack.enter_context(plan.certificates.reloaded_on_signal())
         config = replace(plan.server, port=port_of(listener))
+        batches = await stack.enter_async_context(batch_store(config.batches))
         client = await stack.enter_async_context(server_client(tls=plan.certificates.for_workers))
         tracer = await stack.enter_async_context(tracer_of(config))
         gateway, models = make_gateway(plan, client, tracer=tracer)
@@ -174,6 +179,7 @@ async def run_gateway(
             control=gateway.control,
             receiver=receiver_for(gateway.router.fleet),
             tokenizer_files=models.tokenizer_files,
+            batches=batches,
             tracer=tracer,
         )
         side = HttpSide(listener, plan.certificates)
@@ -264,7 +270,8 @@ async def serve(
     """Serves with these workers until a signal stops it or no engine is left to decode; then closes the workers."""
     serving = Serving(side.url, create_app(service), service, workforce)
     http = HttpServer(serving.app, connection_limits(service.config), certificates=side.certificates)
-    async with asyncio.TaskGroup() as tasks:
+    async with contextlib.AsyncExitStack() as running, asyncio.TaskGroup() as tasks:
+        await running.enter_async_context(batch_runner(service, serving.app))
         watching = tasks.create_task(workforce.watch())
         ended = tasks.create_task(http.serve(sockets=[side.listener]))
         on_ready(serving)
@@ -282,6 +289,7 @@ async def serve(
             await first_of(signals.drain.wait(), timeout_s=linger_s)
         watching.cancel()
         await asyncio.wait([watching])  # else it would restart the engines that end now
+        await running.aclose()
         # Before the connections: open answers end with an error event, and close their connections.
         await workforce.close()
         if service.receiver is not None:

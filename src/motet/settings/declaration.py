@@ -37,6 +37,7 @@ class Panel(StrEnum):
     ROUTING = "Workers"
     RAY = "Ray"
     LIMITS = "Limits"
+    BATCHES = "Batches"
     PROCESS = "Process"
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from motet.log import cut, escaped
 from motet.settings import server_config as config
+from motet.settings.batch_config import BatchConfig
 from motet.settings.declaration import ENVIRONMENT_PREFIX, Declaration, Mark
 from motet.settings.engine_config import EngineConfig, ModelConfig
 from motet.settings.gateway_config import GatewayConfig
@@ -112,7 +113,7 @@ class Settings:
         return self._fill(RayConfig)
 
     def server(self, *, served_model_name: str = "") -> config.ServerConfig:
-        return self._fill(config.ServerConfig, served_model_name=served_model_name)
+        return self._fill(config.ServerConfig, served_model_name=served_model_name, batches=self._fill(BatchConfig))
 
     def chosen(self) -> dict[str, object]:
         """Returns the values that are not defaults, as JSON values, except values for this machine only."""
@@ -123,6 +124,6 @@ class Settings:
                 chosen[row.name] = msgspec.to_builtins(row.value)
         return chosen
 
-    def _fill(self, record: type[Record], **decided: str) -> Record:
+    def _fill(self, record: type[Record], **decided: object) -> Record:
         values = {name: self.rows[name].value for name in config.RECORDS[record] if name in self.rows}
         return record(**decided, **values)

@@ -9,7 +9,7 @@ To add a setting, add a field here, or in `engine_config`, `gateway_config` or `
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Final
 from motet.log import LogFormat
 from motet.metrics.declare import MetricPrefix
 from motet.session_ids import HEADER_PATTERN
+from motet.settings.batch_config import BatchConfig
 from motet.settings.declaration import (
     CLIENT_KEY,
     ENGINES,
@@ -376,6 +377,8 @@ class ServerConfig:
         must="a URL such as http://127.0.0.1:4318",
     )
 
+    batches: BatchConfig = field(default=BatchConfig())
+
     @cached_property
     def template_defaults(self) -> Mapping[str, object]:
         """Variables that the chat template has unless a request sets them."""
@@ -391,6 +394,7 @@ RECORDS: Final[Mapping[type, Mapping[str, Declaration]]] = {
     TlsConfig: settings_of(TlsConfig, Panel.TLS, commands=SERVE + GATEWAY),
     GatewayConfig: settings_of(GatewayConfig, Panel.SERVERS, commands=GATEWAY),
     RayConfig: settings_of(RayConfig, Panel.RAY, commands=RAY),
+    BatchConfig: settings_of(BatchConfig, Panel.BATCHES, commands=SERVE + GATEWAY),
     ServerConfig: settings_of(ServerConfig, Panel.HTTP, commands=EVERY),
 }
 """Settings of each record; panel and commands apply to settings that do not set their own."""

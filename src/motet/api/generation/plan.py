@@ -31,7 +31,15 @@ from motet.text.choice import TextRules
 from motet.text.parts import AnswerFormat
 from motet.text.stop_strings import StopStrings
 from motet.text.tokenizer import Tokenizer
-from motet.types import VERBATIM_FIELDS, GenerateRequest, Grammar, LogprobsMode, SamplingParams, choice_starts
+from motet.types import (
+    BACKGROUND_PRIORITY,
+    VERBATIM_FIELDS,
+    GenerateRequest,
+    Grammar,
+    LogprobsMode,
+    SamplingParams,
+    choice_starts,
+)
 
 CAPPED_HEADER = "x-motet-max-tokens-capped"
 """Header with the maximum number of output tokens, if it is lower than the request states (`--max-tokens-policy`)."""
@@ -192,7 +200,7 @@ def make_plan(
             sampling=sampling_of(len(prompt)),
             cache_salt=rights.cache_salt + request.cache_salt,
             keep_s=request.keep_s,
-            priority=request.priority,
+            priority=BACKGROUND_PRIORITY if rights.background else request.priority,
             client=client,
             client_weight=rights.client_weight,
             ticket=context.ticket,

@@ -13,12 +13,12 @@ together can exceed the maximum, but the groups of one client never do. The memo
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from motet.errors import DrainingError, OverloadedError, RateLimitedError, RequestError
-from motet.settings.parsed_values import integers_by_key, weights_by_key
+from motet.settings.parsed_values import MIN_WEIGHT, integers_by_key, weights_by_key
 from motet.settings.server_config import ServerConfig
 
 
@@ -32,6 +32,10 @@ class Admission:
         self.draining = False
         self.waiting = 0
         self.open = 0
+        self.background_waiting = self.background_open = 0
+        """Number of groups of batches among `waiting` and among `open`."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when `waiting` or `open` has changed. Set by the runner of batches."""
         self._waiting_of: Counter[str] = Counter()
         """Number of waiting groups of each client that has any."""
         self._empty = asyncio.Event()
@@ -65,6 +69,9 @@ class Admission:
         self.waiting += num_groups
         self._waiting_of[client] += num_groups
         self.open += num_groups
+        if is_batch_client(client):
+            self.background_waiting += num_groups
+            self.background_open += num_groups
         self._empty.clear()
 
     def started(self, num_groups: int, *, client: str) -> None:
@@ -72,14 +79,21 @@ class Admission:
         self._waiting_of[client] -= num_groups
         if not self._waiting_of[client]:
             del self._waiting_of[client]
+        if is_batch_client(client):
+            self.background_waiting -= num_groups
+        self.on_change()
 
-    def left(self, num_groups: int) -> None:
+    def left(self, num_groups: int, *, client: str) -> None:
         self.open -= num_groups
+        if is_batch_client(client):
+            self.background_open -= num_groups
         if not self.open:
             self._empty.set()
+        self.on_change()
 
     def check(self) -> None:
-        if not 0 <= self.waiting <= self.open or self.waiting != self._waiting_of.total():
+        sound = 0 <= self.background_waiting <= self.waiting and self.background_open <= self.open
+        if not sound or not 0 <= self.waiting <= self.open or self.waiting != self._waiting_of.total():
             raise AssertionError(f"{self.waiting} groups waiting, {self.open} open")
 
 
@@ -100,7 +114,7 @@ class AdmissionSlot:
 
     def leave(self) -> None:
         self.started()
-        self._admission.left(self._open)
+        self._admission.left(self._open, client=self._client)
         self._open = 0
 
 
@@ -108,6 +122,8 @@ ANONYMOUS = "anonymous"
 """The client of all requests without an API key."""
 ANOTHER_SERVER = "another server"
 """The client of all requests of gateways."""
+BATCH_SUFFIX = " batch"
+"""End of the names of clients whose requests are lines of batches. They have limits and a share of their own."""
 OTHER_CLIENTS = "other"
 """Name of all clients together that have no API key of this server, in metrics and `/status`."""
 
@@ -125,9 +141,20 @@ class Rights:
     (`client_id_of`)."""
     client_weight: float = 1.0
     """`GenerateRequest.client_weight` of its requests."""
+    background: bool = False
+    """True if its requests run after all others (`BACKGROUND_PRIORITY`)."""
 
 
 EVERYTHING = Rights()
+
+
+def batch_client(client: str) -> str:
+    """Returns the name under which the lines of a client's batches are counted."""
+    return client + BATCH_SUFFIX
+
+
+def is_batch_client(client: str) -> bool:
+    return client.endswith(BATCH_SUFFIX)
 
 
 def rights_of(config: ServerConfig) -> Mapping[str, Rights]:
@@ -135,7 +162,7 @@ def rights_of(config: ServerConfig) -> Mapping[str, Rights]:
     several, named = len(config.api_keys) > 1, integers_by_key(config.key_priority)
     weights = weights_by_key(config.key_share)
     salted = config.cache_salt_per_key == "on" or (config.cache_salt_per_key == "auto" and several)
-    return {
+    rights = {
         f"key-{number}": Rights(
             # The key is hashed and not its number, so that servers with the same keys use the same block names.
             hashlib.sha256(b"motet cache salt\0" + key.encode()).hexdigest() if salted else "",
@@ -145,6 +172,16 @@ def rights_of(config: ServerConfig) -> Mapping[str, Rights]:
         )
         for number, key in enumerate(config.api_keys)
     }
+    if config.batches.batch_dir is None:
+        return rights
+    owners = rights or {ANONYMOUS: EVERYTHING}
+    return rights | {batch_client(client): _in_background(client, own) for client, own in owners.items()}
+
+
+def _in_background(client: str, rights: Rights) -> Rights:
+    """Returns the rights of the lines of a client's batches."""
+    own_id = client_id_of(batch_client(rights.client_id or client))
+    return replace(rights, min_priority=None, client_id=own_id, client_weight=MIN_WEIGHT, background=True)
 
 
 def client_id_of(text: str) -> str:

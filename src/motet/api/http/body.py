@@ -63,6 +63,8 @@ SMALL_BODY_BYTES = 64 * 1024
 """Number of bytes of a body that uvicorn reads before the app requests any."""
 MAX_ENCODING_CHARS = 100
 NO_MEMORY = "The requests in progress use all memory that this server has for bodies. Try again later."
+UPLOAD_ROUTE, FORM = "/v1/files", "multipart/form-data"
+"""Route and content type of uploads, which are written to a file while they arrive and have a limit of their own."""
 TENSOR_ROUTES = ("/update_weights", "/load_lora_adapter", "/engine/checkpoint")
 """Routes whose bodies can be tensors, as large as a model. Such bodies do not count against the limits."""
 
@@ -84,6 +86,9 @@ class BodyLimit:
             return
         if scope["path"].endswith(TENSOR_ROUTES) and is_tensors(headers):
             await self._app(scope, receive, send)  # the tensors are written to separate memory while they arrive
+            return
+        if scope["path"].endswith(UPLOAD_ROUTE) and content_type_of(headers) == FORM:
+            await self._app(scope, receive, send)
             return
         announced = headers.get("content-length", "0")
         if announced.isdigit() and int(announced) > self._max_bytes:
@@ -122,7 +127,12 @@ def _unsupported(encoding: str) -> str:
 
 
 def is_tensors(headers: Headers) -> bool:
-    return headers.get("content-type", "").partition(";")[0].strip().lower() == TENSORS
+    return content_type_of(headers) == TENSORS
+
+
+def content_type_of(headers: Headers) -> str:
+    """Returns the content type without its parameters, in lower case."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def read_json(raw: bytes, schema: type[Body], *, client: str, ignored: IgnoredFields) -> Body:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from motet.api.http.admission import ANONYMOUS
+from motet.api.http.admission import ANONYMOUS, batch_client
 from motet.api.http.failure import invalid_value
 from motet.api.http.long_work import LONG_WORK, in_thread, work_client, work_size
 from motet.api.http.request_spans import NO_REQUEST_SPAN, RequestSpan, request_span_of
@@ -60,11 +60,12 @@ def caller_of(
         raise invalid_value("session_id", "expected up to 200 printable characters without spaces")
     state = request.scope["state"]
     body = state.get("body", b"")
+    client = state.get("client", ANONYMOUS)
     return Caller(
         trace,
         own_id=own_id,
         session_id=state.get("session") or session_in_body,
-        client=state.get("client", ANONYMOUS),
+        client=batch_client(client) if state.get("batch") else client,
         body_bytes=len(body),
         work_size=work_size(body),
         work_client=work_client(request.scope, cache_salt),

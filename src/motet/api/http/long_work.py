@@ -145,7 +145,10 @@ def work_size(body: bytes) -> int:
 
 def work_client(scope: Scope, cache_salt: str = "") -> str:
     """Returns the client in whose turns long work for a request is done: its API key by name; without a key, the
-    request's `cache_salt` or, without a salt or before the body is read, its address."""
+    request's `cache_salt` or, without a salt or before the body is read, its address. All lines of batches are one
+    client."""
+    if scope["state"].get("batch"):
+        return "batch"
     key_name: str = scope["state"].get("client", "")
     address = scope.get("client")
     return key_name or cache_salt or (address[0] if address else "")

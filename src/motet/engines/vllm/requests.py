@@ -45,7 +45,15 @@ from motet.errors import EngineError, RequestError, WorkerLeavingError
 from motet.ids import RequestId
 from motet.tracing.context import TraceContext
 from motet.transfer.ticket import Ticket, prompt_digest
-from motet.types import ANY_ANSWER, ChoiceStart, GenerateRequest, LogprobsMode, SamplingParams, starts_by_output
+from motet.types import (
+    ANY_ANSWER,
+    BACKGROUND_PRIORITY,
+    ChoiceStart,
+    GenerateRequest,
+    LogprobsMode,
+    SamplingParams,
+    starts_by_output,
+)
 
 KVParams = dict[str, object]
 """vLLM's `kv_transfer_params`, which are read only by the KV connectors of two vLLM servers. They travel unchanged in a
@@ -219,7 +227,8 @@ def _vllm_request(
         seed=seed if request.seeded and not sampling.greedy else None,
         sampling=_left(request, first) if first.output_tokens else sampling,
         cache_salt=request.cache_salt,
-        priority=request.priority,
+        # A server without priority scheduling refuses every other priority, and batches must not need it.
+        priority=0 if request.priority == BACKGROUND_PRIORITY else request.priority,
         kv_params=kv_params,
         trace=request.trace,
         traceparent=request.traceparent,

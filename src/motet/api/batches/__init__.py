@@ -1,0 +1,13 @@
+"""OpenAI's Files and Batch API: files with many requests, which run in the background (`--batch-dir`).
+
+multipart   the parser of uploads
+records     files and batches, as they are stored and as clients see them
+folder      the folder with the database and the contents of files: blocking, used in one thread
+results     the output and error file of a batch that runs: appended line by line, and repaired at a start
+store       the folder for the event loop: every call runs in the store's thread
+input_lines the lines of an input file, checked in pieces
+line_calls  sends the request of a line into the application, as the key that created the batch
+turns       which client's next line runs, and when: clients with requests of their own come first
+runner      runs the batches
+file_routes, batch_routes
+"""

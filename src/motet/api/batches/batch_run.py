@@ -1,0 +1,285 @@
+"""One batch from its present state to its end, or until the server closes (`runner`)."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+from starlette.types import ASGIApp
+
+from motet.api.batches.folder import BatchFolder, output_record
+from motet.api.batches.input_lines import InputCheck, InputPiece, Place, id_digest, read_piece
+from motet.api.batches.line_calls import LineAnswer, call_line
+from motet.api.batches.records import BatchProblem, BatchStatus, BatchTokens, LineCounts, reached
+from motet.api.batches.results import ResultFile, ScannedPiece, tokens_in
+from motet.api.batches.store import BatchStore, OpenBatch
+from motet.api.batches.turns import LineTurns, first_unless
+from motet.api.http.failure import error_json
+from motet.batch.lines import BatchLine, LineError, error_line, result_line
+from motet.errors import RequestError, UnauthorizedError
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
+"""Time in seconds before a line runs again that was refused because of load. It doubles each time."""
+RETRIED = (429, 503)
+"""Statuses of refusals because of load, of a pause, or of the loss of a worker."""
+MAX_TRIES = 3
+"""Maximum number of times that a line runs whose worker is lost. Other refusals are repeated until the expiry."""
+NO_KEY = "The API key that created this batch is not a key of this server any more."
+EXPIRED = "This request could not be executed before the completion window expired."
+NO_TOKENS = BatchTokens()
+NO_ANSWER = "The server did not complete the answer to this request."
+
+
+class BatchRun:
+    def __init__(
+        self,
+        batch: OpenBatch,
+        store: BatchStore,
+        *,
+        app: ASGIApp,
+        turns: LineTurns,
+        key: str | None,
+        max_body_bytes: int,
+        closing: Callable[[], bool],
+    ) -> None:
+        """`key`: the API key that created the batch, empty if requests need none; None if the server lacks the key.
+        `closing`: returns True if the server closes, and the batch must stay as it is."""
+        self._batch = batch
+        self._store = store
+        self._app = app
+        self._turns = turns
+        self._key = key
+        self._max_body_bytes = max_body_bytes
+        self._closing = closing
+        self._done: set[bytes] = set()
+        """`id_digest` of each line that has a result."""
+        self._files: dict[bool, ResultFile] = {}
+        """The error file (True) and the output file (False)."""
+        self._failure: Exception | None = None
+        """The error with which a result could not be stored."""
+
+    async def run(self) -> None:
+        if self._batch.record.status is BatchStatus.CANCELLING:
+            self._batch.stop.set()
+        try:
+            if self._batch.record.status is BatchStatus.VALIDATING:
+                await self._validate()
+            if self._batch.record.ended or self._closing():
+                return
+            await self._open_files()
+            await self._run_lines()
+            if self._failure is not None:
+                raise self._failure
+            if not self._closing():
+                await self._end()
+        except (RequestError, OSError) as error:
+            await self._fail(error)
+        finally:
+            await self._close_files()
+
+    async def _validate(self) -> None:
+        """Checks all lines. The batch fails if one is invalid."""
+        check, place = InputCheck(max_lines=self._store.config.batch_max_lines), Place()
+        while not self._batch.stop.is_set():
+            piece = await self._read(place, check)
+            if check.complete or piece.next is None:
+                break
+            place = piece.next
+        else:
+            return
+        record = msgspec.structs.replace(self._batch.record, model=check.model, problems=tuple(check.problems))
+        if check.problems:
+            await self._store.change(self._batch, reached(record, BatchStatus.FAILED, now_s=self._store.clock()))
+            return
+        record = msgspec.structs.replace(record, counts=LineCounts(check.total))
+        if record.status is BatchStatus.VALIDATING:  # else it was cancelled
+            record = reached(record, BatchStatus.IN_PROGRESS, now_s=self._store.clock())
+        await self._store.change(self._batch, record)
+
+    async def _read(self, place: Place, check: InputCheck | None = None) -> InputPiece:
+        """Returns the next lines of the input file. `check`: gets them too."""
+        record = self._batch.record
+
+        def read(folder: BatchFolder) -> InputPiece:
+            path = folder.path(record.input_id)
+            piece = read_piece(path, place, endpoint=record.endpoint, max_body_bytes=self._max_body_bytes)
+            if check is not None:
+                check.add(piece)
+            return piece
+
+        return await self._store.call(read)
+
+    async def _open_files(self) -> None:
+        """Opens the files of results, and finds the lines that they have."""
+        record, lengths = self._batch.record, {False: 0, True: 0}
+        tokens = BatchTokens()
+        for errors, id in ((False, record.output_id), (True, record.error_id)):
+            file = self._files[errors] = await self._open_file(id)
+            num_bytes, ended = file.num_bytes, False
+            while not ended:
+                piece = await self._scan(file)
+                self._done.update(piece.ids)
+                lengths[errors] += len(piece.ids)
+                tokens, ended = tokens.plus(piece.tokens), piece.ended
+            self._store.usage.grow(record.owner, file.num_bytes - num_bytes)
+        counts = LineCounts(record.counts.total, lengths[False], lengths[True])
+        self._batch.record = msgspec.structs.replace(self._batch.record, counts=counts, tokens=tokens)
+
+    async def _open_file(self, id: str) -> ResultFile:
+        return await self._store.call(lambda folder: ResultFile(folder.path(id)))
+
+    async def _scan(self, file: ResultFile) -> ScannedPiece:
+        return await self._store.call(lambda _: file.scan())
+
+    async def _remove_if_empty(self, file: ResultFile) -> None:
+        if not file.num_bytes:
+            await self._store.call(lambda _: file.remove())
+
+    async def _run_lines(self) -> None:
+        """Runs all lines without a result. Returns when no line runs any more."""
+        stop, place = self._batch.stop, Place()
+        free = asyncio.Semaphore(self._store.config.batch_concurrency)
+        async with asyncio.TaskGroup() as tasks:
+            while not stop.is_set():
+                piece = await self._read(place)
+                for line in self._missing(piece):
+                    if not await first_unless(stop, free.acquire()):
+                        return
+                    tasks.create_task(self._run_line(line, free))
+                if piece.next is None:
+                    return
+                place = piece.next
+
+    def _missing(self, piece: InputPiece) -> list[BatchLine]:
+        return [
+            line
+            for _, line in piece.lines
+            if isinstance(line, BatchLine) and id_digest(line.custom_id) not in self._done
+        ]
+
+    async def _run_line(self, line: BatchLine, free: asyncio.Semaphore) -> None:
+        try:
+            if (answer := await self._answer(line)) is not None:
+                await self._store_answer(line, answer)
+        except (RequestError, OSError) as error:
+            self._failure = error
+            self._batch.stop.set()
+        finally:
+            free.release()
+
+    async def _answer(self, line: BatchLine) -> LineAnswer | None:
+        """Returns the answer to a line; None if the batch stops before."""
+        if self._key is None:
+            return LineAnswer(UnauthorizedError.status, pieces=[error_json(UnauthorizedError(NO_KEY))], complete=True)
+        stop, delay_s, tries = self._batch.stop, FIRST_RETRY_S, 0
+        while await first_unless(stop, self._turns.take(self._batch.record.owner)):
+            try:
+                answer = await call_line(self._app, line, key=self._key, stop=stop)
+            finally:
+                self._turns.free()
+            if answer.status in RETRIED and stop.is_set():  # the server closes
+                return None
+            tries += 1
+            if answer.status not in RETRIED or (tries >= MAX_TRIES and not answer.can_retry):
+                return answer if answer.complete or not stop.is_set() else None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), delay_s)
+            delay_s = min(2 * delay_s, MAX_RETRY_S)
+        return None
+
+    async def _store_answer(self, line: BatchLine, answer: LineAnswer) -> None:
+        """Appends the result of a line. Raises RequestError if the owner may not store more, and OSError."""
+        errors = not (answer.complete and 200 <= answer.status < 300)
+
+        def written(_: BatchFolder) -> tuple[bytes, BatchTokens]:
+            if not answer.complete:
+                return error_line(LineError("no_response", NO_ANSWER, None, line.custom_id), line_id=line.id), NO_TOKENS
+            body, request_id = answer.body, answer.request_id
+            made = result_line(
+                line.id, custom_id=line.custom_id, status_code=answer.status, request_id=request_id, body=body
+            )
+            return made, tokens_in(body)
+
+        made, tokens = await self._store.call(written)
+        await self._append(made, errors=errors)
+        self._done.add(id_digest(line.custom_id))
+        record = self._batch.record
+        counts = LineCounts(
+            record.counts.total, record.counts.completed + (not errors), record.counts.failed + int(errors)
+        )
+        self._batch.record = msgspec.structs.replace(record, counts=counts, tokens=record.tokens.plus(tokens))
+
+    async def _append(self, lines: bytes, *, errors: bool) -> None:
+        owner, file = self._batch.record.owner, self._files[errors]
+        self._store.usage.grow(owner, len(lines))
+        try:
+            await self._store.call(lambda _: file.append(lines))
+        except BaseException:
+            self._store.usage.grow(owner, -len(lines))
+            raise
+
+    async def _end(self) -> None:
+        """Ends the batch, whose lines have run unless it was cancelled or has expired."""
+        record, now_s = self._batch.record, self._store.clock()
+        if record.status is BatchStatus.CANCELLING:
+            status = BatchStatus.CANCELLED
+        elif self._batch.stop.is_set() and now_s >= record.expires_s:
+            status = BatchStatus.EXPIRED
+            await self._add_expired_lines()
+        else:
+            status = BatchStatus.COMPLETED
+            await self._store.change(self._batch, reached(record, BatchStatus.FINALIZING, now_s=now_s))
+        await self._end_with(status)
+
+    async def _add_expired_lines(self) -> None:
+        """Adds an error for each line without a result."""
+        place: Place | None = Place()
+        while place is not None:
+            piece = await self._read(place)
+            missing = self._missing(piece)
+            lines = [
+                error_line(LineError("batch_expired", EXPIRED, None, line.custom_id), line_id=line.id)
+                for line in missing
+            ]
+            await self._append(b"".join(lines), errors=True)
+            self._done.update(id_digest(line.custom_id) for line in missing)
+            counts = self._batch.record.counts
+            counts = LineCounts(counts.total, counts.completed, counts.failed + len(missing))
+            self._batch.record = msgspec.structs.replace(self._batch.record, counts=counts)
+            place = piece.next
+
+    async def _fail(self, error: RequestError | OSError) -> None:
+        """Ends the batch with an error of the storage. Its results so far stay available."""
+        if isinstance(error, OSError):
+            log.error("a batch failed: %s", error, extra={"fields": {"batch": self._batch.record.id}})
+            problem = BatchProblem(code="storage_error", message="The server could not read or write a file.")
+        else:
+            problem = BatchProblem(code=error.code or "invalid_value", message=error.message)
+        self._batch.record = msgspec.structs.replace(self._batch.record, problems=(problem,))
+        await self._end_with(BatchStatus.FAILED)
+
+    async def _end_with(self, status: BatchStatus) -> None:
+        await self._close_files()
+        now_s = self._store.clock()
+        sizes = {errors: file.num_bytes for errors, file in self._files.items()}
+        record = msgspec.structs.replace(
+            self._batch.record, has_output=bool(sizes.get(False)), has_errors=bool(sizes.get(True))
+        )
+        files = [
+            output_record(record, errors=errors, num_bytes=size, now_s=now_s, keep_s=self._store.keep_s)
+            for errors, size in sizes.items()
+            if size
+        ]
+        await self._store.change(self._batch, reached(record, status, now_s=now_s), *files)
+        for file in self._files.values():
+            await self._remove_if_empty(file)
+
+    async def _close_files(self) -> None:
+        def close(_: BatchFolder) -> None:
+            for file in self._files.values():
+                file.close()
+
+        await self._store.call(close)

@@ -1,0 +1,76 @@
+"""The request of a line, sent into the application of this server without a socket. It passes everything that a request
+of the batch's API key passes: access control, limits, metrics and the log."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message
+
+from motet.api.http.caller import HEADER
+from motet.batch.lines import BatchLine
+
+
+@dataclass
+class LineAnswer:
+    """The response to a line's request."""
+
+    status: int = 0
+    """0 until the response has started."""
+    request_id: str = ""
+    pieces: list[bytes] = field(default_factory=list)
+    complete: bool = False
+    can_retry: bool = False
+    """True if the server refused the request because of its load, and a later request can succeed."""
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+async def call_line(app: ASGIApp, line: BatchLine, *, key: str, stop: asyncio.Event) -> LineAnswer:
+    """Sends the request with an API key; empty for none. After `stop` the application sees that the client has left,
+    and the answer can be incomplete."""
+    answer, is_sent = LineAnswer(), False
+
+    async def receive() -> Message:
+        nonlocal is_sent
+        if not is_sent:
+            is_sent = True
+            return {"type": "http.request", "body": line.body, "more_body": False}
+        await stop.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            headers = Headers(raw=list(message["headers"]))
+            answer.request_id, answer.can_retry = headers.get(HEADER, ""), "retry-after" in headers
+        elif message["type"] == "http.response.body":
+            answer.pieces.append(bytes(message.get("body", b"")))
+            answer.complete = not message.get("more_body", False)
+
+    await app(_scope(line, key), receive, send)
+    return answer
+
+
+def _scope(line: BatchLine, key: str) -> dict[str, Any]:
+    sent = [(b"content-type", b"application/json"), (b"content-length", str(len(line.body)).encode())]
+    if key:
+        sent.append((b"authorization", f"Bearer {key}".encode("latin-1")))
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": line.url,
+        "raw_path": line.url.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": sent,
+        "client": None,
+        "server": None,
+        "state": {"batch": True},
+    }

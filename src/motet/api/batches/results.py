@@ -1,0 +1,145 @@
+"""The output and error file of a batch that runs. A line is appended by one write; all lines are made durable at
+intervals. All methods block.
+
+A server that was killed can leave a line without its end. `scan` removes it, and everything after a line that cannot be
+read, so that the lines in the files are exactly the requests that need not run again."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from motet.api.batches.input_lines import PIECE_BYTES, id_digest
+from motet.api.batches.records import BatchTokens
+from motet.batch.lines import read_result
+
+BINARY: int = getattr(os, "O_BINARY", 0)
+SYNC_S = 1.0
+"""Maximum time in seconds after which an appended line is made durable by a later one."""
+
+
+class _InputDetails(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class _OutputDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    """The usage of an answer, with the names of chats and completions or of responses."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    prompt_tokens_details: _InputDetails | None = None
+    input_tokens_details: _InputDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+    output_tokens_details: _OutputDetails | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _LineResponse(msgspec.Struct):
+    body: msgspec.Raw
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+_RESPONSE = msgspec.json.Decoder(_LineResponse | None)
+
+
+def tokens_in(body: bytes) -> BatchTokens:
+    """Returns the usage in the body of an answer; zeros if it has none."""
+    try:
+        usage = _ANSWER.decode(body).usage
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        usage = None
+    if usage is None:
+        return BatchTokens()
+    read, made = usage.prompt_tokens_details or usage.input_tokens_details, usage.completion_tokens_details
+    made = made or usage.output_tokens_details
+    return BatchTokens(
+        input_tokens=usage.prompt_tokens or usage.input_tokens,
+        cached_tokens=read.cached_tokens if read else 0,
+        output_tokens=usage.completion_tokens or usage.output_tokens,
+        reasoning_tokens=made.reasoning_tokens if made else 0,
+    )
+
+
+@dataclass(frozen=True)
+class ScannedPiece:
+    """Some of the lines that a file has."""
+
+    ids: Sequence[bytes]
+    """`id_digest` of each line's request."""
+    tokens: BatchTokens
+    ended: bool
+
+
+class ResultFile:
+    """One file, opened for lines that are appended. `scan` must reach the end before the first `append`."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY, 0o600)
+        self._path = path
+        self._clock = clock
+        self._scanned = 0
+        self._synced_s = clock()
+        self.num_bytes = os.fstat(self._open).st_size
+
+    def scan(self) -> ScannedPiece:
+        """Reads the next lines, and removes the rest of the file if it cannot be read."""
+        ids: list[bytes] = []
+        tokens, end = BatchTokens(), self._scanned + PIECE_BYTES
+        with self._path.open("rb") as content:
+            content.seek(self._scanned)
+            while self._scanned < end:
+                line = content.readline()
+                result = read_result(line) if line.endswith(b"\n") else None
+                if result is None or result.custom_id is None:
+                    os.ftruncate(self._open, self._scanned)
+                    self.num_bytes = self._scanned
+                    return ScannedPiece(ids, tokens, ended=True)
+                self._scanned += len(line)
+                ids.append(id_digest(result.custom_id))
+                if (response := _RESPONSE.decode(result.response)) is not None:
+                    tokens = tokens.plus(tokens_in(response.body))
+        return ScannedPiece(ids, tokens, ended=False)
+
+    def append(self, lines: bytes) -> None:
+        """Appends lines. If they cannot be written completely, the file is as before, and the error is raised."""
+        try:
+            view = memoryview(lines)
+            while view:
+                view = view[os.write(self._open, view) :]
+        except OSError:
+            os.ftruncate(self._open, self.num_bytes)
+            raise
+        self.num_bytes += len(lines)
+        if self._clock() - self._synced_s >= SYNC_S:
+            os.fsync(self._open)
+            self._synced_s = self._clock()
+
+    def close(self) -> None:
+        """Closes the file and makes it durable. Can be called repeatedly."""
+        if (descriptor := self._descriptor) is not None:
+            self._descriptor = None
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @property
+    def _open(self) -> int:
+        assert self._descriptor is not None  # it is not closed
+        return self._descriptor
+
+    def remove(self) -> None:
+        """Removes the file, which must be closed."""
+        self._path.unlink(missing_ok=True)
