@@ -27,6 +27,7 @@
     │   ├── AnswerParserError     500  the text of a choice could not be parsed; the message names the choice
     │   └── EngineClosedError     503  this server closed the engine: it is shutting down
     ├── DirectoryError            503  the directory of workers, or a replica, does not answer
+    ├── BatchStoppedError         --   a batch cannot continue; its results so far are in the output file
     └── StartupError              --   the server cannot start; the command line prints it and exits with `exit_code`
         ├── ConfigError
         │   └── PortTakenError         another program listens on the port
@@ -242,6 +243,9 @@ class EngineClosedError(EngineError, status=503, code="engine_closed", remote_me
 
 
 class DirectoryError(MotetError, status=503): ...
+
+
+class BatchStoppedError(MotetError): ...
 
 
 class StartupError(MotetError):

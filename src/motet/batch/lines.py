@@ -201,12 +201,18 @@ def read_result(line: bytes) -> ReadResult | None:
 
 def one_line_json(body: bytes) -> bytes:
     """Returns JSON without line feeds. A body that is not JSON becomes a JSON string."""
+    if not is_json(body):
+        return _ENCODER.encode(body.decode(errors="replace"))
+    return msgspec.json.format(body, indent=-1) if b"\n" in body or b"\r" in body else body
+
+
+def is_json(body: bytes) -> bool:
     try:
         str(body, "utf-8")
-        raw = bytes(_RAW.decode(body))
-        return msgspec.json.format(raw, indent=-1) if b"\n" in raw or b"\r" in raw else raw
+        _RAW.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _ENCODER.encode(body.decode(errors="replace"))
+        return False
+    return True
 
 
 def _text(name: str, value: msgspec.Raw | msgspec.UnsetType, *, custom_id: str | None = None) -> str | LineError:

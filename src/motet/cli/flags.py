@@ -1,7 +1,7 @@
 """The flags of `motet serve`, `motet gateway` and `motet ray`: one for each setting, made from its declaration."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -33,13 +33,7 @@ StopWithStdin = Annotated[
 
 def server_command(command: ServerCommand) -> Callable[[Run], Callable[..., None]]:
     """Returns a decorator that makes a command of a `Run`, with a flag for each setting and the flags of the `Run`."""
-    settings = [setting for setting in SETTINGS.values() if command in setting.commands]
-    flags = [
-        flag_parameter(setting.documented_for(command))
-        for panel in Panel
-        for setting in settings
-        if setting.panel is panel
-    ]
+    flags = setting_flags(command)
 
     def make(run: Run) -> Callable[..., None]:
         def function(
@@ -68,6 +62,17 @@ def server_command(command: ServerCommand) -> Callable[[Run], Callable[..., None
         return function
 
     return make
+
+
+def setting_flags(command: ServerCommand, *, without: Container[str] = ()) -> list[inspect.Parameter]:
+    """Returns a flag for each setting of a command, in the order of the panels. `without`: names of settings."""
+    settings = [one for name, one in SETTINGS.items() if command in one.commands and name not in without]
+    return [
+        flag_parameter(setting.documented_for(command))
+        for panel in Panel
+        for setting in settings
+        if setting.panel is panel
+    ]
 
 
 def flag_parameter(declared: Declaration) -> inspect.Parameter:

@@ -18,6 +18,8 @@ CONTEXT = {"max_content_width": 120, "help_option_names": ["-h", "--help"]}
 """Typer's settings of all commands."""
 SHOW_ALL = "motet.show_all"
 COMMON = "Common settings"
+WITH_SETTINGS = (*ServerCommand, "batch")
+"""Commands that have the settings of a server as flags."""
 
 
 class PlainCommand(TyperCommand):
@@ -28,7 +30,7 @@ class PlainCommand(TyperCommand):
     """True if the command imports modules when its settings are known, and calls `raise_interrupts` itself."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, without_unused(args) if self.name in tuple(ServerCommand) else args)
+        return super().parse_args(ctx, without_unused(args) if self.name in WITH_SETTINGS else args)
 
     def invoke(self, ctx: Any) -> Any:
         if not self.imports_later:

@@ -80,6 +80,15 @@ COMMANDS: Mapping[str, CommandEntry] = {
             'motet chat "Name three rivers." -n 8 --url http://127.0.0.1:8000',
         ),
     ),
+    "batch": CommandEntry(
+        "motet.cli.batch.command:batch",
+        "Complete a file of requests, and continue after any interruption.",
+        (
+            "motet batch requests.jsonl -o results.jsonl smollm2",
+            "motet batch requests.jsonl -o results.jsonl org/name --max-num-seqs 128",
+            "motet batch requests.jsonl -o results.jsonl --url http://127.0.0.1:8000",
+        ),
+    ),
     "demo": CommandEntry(
         "motet.cli.demo.command:demo",
         "Start a server, send one prompt, watch n answers, kill an engine, and see the cost.",

@@ -67,6 +67,11 @@ class ChildServer:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of a server that has ended, negative for a signal; None while it runs."""
+        return self._process.poll()
+
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Waits until the server has ended without `__exit__`, for example by a signal. Returns its exit code."""
         return self._process.wait(timeout_s)

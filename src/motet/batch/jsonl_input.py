@@ -1,0 +1,34 @@
+"""The input file of a batch: lines in OpenAI's format, read as often as needed."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from motet.batch.line_reader import read_lines
+from motet.batch.lines import MAX_LINE_BYTES, is_blank, parse_line, too_long_line
+from motet.batch.requests import NumberedLine
+from motet.errors import ConfigError
+
+
+class JsonlInput:
+    """A file whose lines are requests. Blank lines are skipped."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError if the file cannot be read again from its start."""
+        self._path = path
+        try:
+            self.status = os.stat(path)
+            path.open("rb").close()
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        if not stat.S_ISREG(self.status.st_mode):
+            raise ConfigError(f"{path} is not a regular file: it must be readable twice")
+
+    def read(self) -> Iterator[NumberedLine]:
+        with self._path.open("rb", buffering=2**20) as file:
+            for line in read_lines(file, max_bytes=MAX_LINE_BYTES):
+                if line.text is None:
+                    yield NumberedLine(line.number, too_long_line())
+                elif not is_blank(line.text):
+                    yield NumberedLine(line.number, parse_line(line.text))

@@ -1,0 +1,202 @@
+"""Sends the requests of a batch to a server, and says what a response means for the request.
+
+completed   2xx with JSON: the result
+failed      any other final response: the request is wrong, or failed several times
+busy        429, 503: the server has no capacity now; the request is sent again later, as often as needed
+broken      a broken connection, 408, 5xx: sent again a few times, since the request can be the reason
+away        the server cannot be reached, or has no worker: the request was not processed, and waits
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import Protocol
+
+import aiohttp
+import msgspec
+
+from motet.batch.lines import BatchLine, is_json
+from motet.engines.http import FAULTS, JSON_BODY, MAX_ANSWER_BYTES, MAX_SECONDS_DIGITS, server_client
+from motet.log import cut, escaped
+
+CONNECT_TIMEOUT_S = 10.0
+PROBE_TIMEOUT_S = 10.0
+MAX_REASON_CHARS = 300
+INVALID = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError)
+"""Errors of a URL that is not valid."""
+
+
+class ReplyVerdict(Enum):
+    COMPLETED = auto()
+    FAILED = auto()
+    BUSY = auto()
+    BROKEN = auto()
+    AWAY = auto()
+    UNAUTHORIZED = auto()
+
+
+SERVICE_CODES = {
+    **dict.fromkeys(("no_worker", "draining", "engine_closed"), ReplyVerdict.AWAY),
+    **dict.fromkeys(("engine_died", "engine_silent", "worker_fault", "worker_leaving"), ReplyVerdict.BROKEN),
+}
+"""Codes of Motet's 503 from a server that is not busy: no engine has received the request, or it was lost with one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReply:
+    """A response, or the reason why there is none."""
+
+    status: int
+    """0 if there is no complete response."""
+    body: bytes = b""
+    request_id: str = ""
+    retry_after_s: int | None = None
+    reason: str = ""
+    """The fault of the connection, if there is no response."""
+    was_sent: bool = True
+    """False if no connection could be made."""
+    is_json: bool = True
+
+    @property
+    def verdict(self) -> ReplyVerdict:
+        if not self.status:
+            return ReplyVerdict.BROKEN if self.was_sent else ReplyVerdict.AWAY
+        if self.status < HTTPStatus.MULTIPLE_CHOICES:
+            return ReplyVerdict.COMPLETED if self.is_json else ReplyVerdict.FAILED
+        match self.status:
+            case HTTPStatus.UNAUTHORIZED:
+                return ReplyVerdict.UNAUTHORIZED
+            case HTTPStatus.TOO_MANY_REQUESTS:
+                return ReplyVerdict.BUSY
+            case HTTPStatus.SERVICE_UNAVAILABLE:
+                return SERVICE_CODES.get(error_code(self.body), ReplyVerdict.BUSY)
+            case HTTPStatus.REQUEST_TIMEOUT:
+                return ReplyVerdict.BROKEN
+        is_server_fault = self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        return (
+            ReplyVerdict.BROKEN
+            if is_server_fault and self.status != HTTPStatus.NOT_IMPLEMENTED
+            else ReplyVerdict.FAILED
+        )
+
+    @property
+    def shown(self) -> str:
+        """The reply in one line, for people."""
+        return self.reason or f"status {self.status}: {escaped(cut(error_message(self.body), MAX_REASON_CHARS))}"
+
+
+class RequestSender(Protocol):
+    async def send(self, line: BatchLine) -> ServerReply: ...
+
+    async def probe(self) -> ServerReply:
+        """Returns the response to a request that generates nothing."""
+        ...
+
+
+class HttpSender:
+    """Sends requests over HTTP. An asynchronous context manager, which owns its connections."""
+
+    def __init__(self, url: Callable[[], str], *, api_key: str | None, timeout_s: float) -> None:
+        """`url`: returns the base URL, which can change when a server is started again. `timeout_s`: maximum time of a
+        request."""
+        self._url = url
+        self._headers = {**JSON_BODY, "authorization": f"Bearer {api_key}"} if api_key else JSON_BODY
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> "HttpSender":
+        self._client = server_client()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.close()
+
+    async def send(self, line: BatchLine) -> ServerReply:
+        return await self._request("POST", line.url, body=line.body, timeout_s=self._timeout_s)
+
+    async def probe(self) -> ServerReply:
+        return await self._request("GET", "/v1/models", body=None, timeout_s=PROBE_TIMEOUT_S)
+
+    async def _request(self, method: str, path: str, *, body: bytes | None, timeout_s: float) -> ServerReply:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        try:
+            async with self._client.request(
+                method, self._url() + path, data=body, headers=self._headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                received = bytearray()
+                async for part in response.content.iter_any():
+                    received += part
+                    if len(received) > MAX_ANSWER_BYTES:
+                        reason = f"the server sent a response of more than {MAX_ANSWER_BYTES} bytes"
+                        return ServerReply(response.status, reason=reason, is_json=False)
+                return _reply(response, bytes(received))
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, *INVALID) as error:
+            return ServerReply(0, reason=_reason(error), was_sent=False)
+        except FAULTS as error:
+            return ServerReply(0, reason=_reason(error))
+
+
+def _reply(response: aiohttp.ClientResponse, body: bytes) -> ServerReply:
+    after = response.headers.get("retry-after", "")
+    is_number = after.isascii() and after.isdigit() and len(after) <= MAX_SECONDS_DIGITS
+    return ServerReply(
+        response.status,
+        body,
+        request_id=cut(response.headers.get("x-request-id", ""), MAX_REASON_CHARS),
+        retry_after_s=int(after) if is_number else None,
+        is_json=response.content_type == "application/json" and is_json(body),
+    )
+
+
+class _ErrorText(msgspec.Struct):
+    message: str = ""
+    code: str | int | None = None
+
+
+class _RefusalBody(msgspec.Struct):
+    error: _ErrorText
+
+
+class _TokenCount(msgspec.Struct):
+    total_tokens: int = 0
+
+
+class _Used(msgspec.Struct):
+    usage: _TokenCount | None = None
+
+
+_ERROR_BODY, _USED = msgspec.json.Decoder(_RefusalBody), msgspec.json.Decoder(_Used)
+
+
+def error_code(body: bytes) -> str:
+    """Returns the code of an error in OpenAI's format; empty for any other body."""
+    error = _error_in(body)
+    return "" if error is None or error.code is None else str(error.code)
+
+
+def error_message(body: bytes) -> str:
+    """Returns the message of an error in OpenAI's format, or the start of any other body in one line."""
+    error = _error_in(body)
+    return error.message if error else " ".join(body[: 4 * MAX_REASON_CHARS].decode(errors="replace").split())
+
+
+def total_tokens(body: bytes) -> int:
+    """Returns the number of prompt and output tokens that a response counts; 0 if it has no usage."""
+    try:
+        usage = _USED.decode(body).usage
+    except (msgspec.DecodeError, RecursionError):
+        return 0
+    return max(usage.total_tokens, 0) if usage else 0
+
+
+def _error_in(body: bytes) -> _ErrorText | None:
+    try:
+        return _ERROR_BODY.decode(body).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no response in time"
+    return escaped(cut(str(error) or type(error).__name__, MAX_REASON_CHARS))
