@@ -36,6 +36,11 @@ def test_delaying_others_costs_more_for_a_small_group_and_nothing_when_idle() ->
     assert own_cost(alone, single) == own_cost(alone, GROUP) == 320.0
 
 
+def test_the_load_of_a_worker_counts_for_as_many_steps_as_a_group_needs() -> None:
+    assert cost(WORKER, replace(GROUP, max_tokens=12), weights=WEIGHTS) == 560 + 1000 + 380 / 4
+    assert cost(WORKER, replace(GROUP, max_tokens=500), weights=WEIGHTS) == 1940.0
+
+
 def test_with_a_ticket_the_own_tokens_cost_only_a_pull() -> None:
     # 320 tokens to pull cost a quarter of a token each: 80. No other choice is delayed.
     assert cost(WORKER, replace(GROUP, needs_prompt=False), weights=WEIGHTS) == 1460.0

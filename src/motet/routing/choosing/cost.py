@@ -7,7 +7,8 @@ The unit of cost is the time in which one prompt token is computed.
              group's choices: computing them delays the open choices too. So this is the time lost for each choice of
              the group. With a ticket: the tokens that the worker would pull. A pull delays no other choice
     queued   tokens of earlier prompts that the worker has not finished
-    load     the additional duration of the worker's next HORIZON_STEPS steps because of its open choices
+    load     the additional duration of the group's first steps because of the worker's open choices: of HORIZON_STEPS
+             steps, or fewer if the group's `max_tokens` is lower, as for prompts that are only scored
 
 The load counts every choice, every block of the choices' tails, and every block of a trunk once, no matter how many
 choices read it, as an engine's step does. The group's own choices cost the same everywhere, so they are left out.
@@ -47,6 +48,8 @@ class GroupNeeds:
     prompt_tokens: int
     needs_prompt: bool
     """False if the group has a ticket: its prompt has been computed, and is fetched."""
+    max_tokens: int = HORIZON_STEPS
+    """Maximum number of output tokens of a choice, and so of steps in which it generates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,17 +181,19 @@ def own_cost(candidate: Candidate, needs: GroupNeeds, *, weights: CostWeights = 
     return prompt_cost(max(0, needs.prompt_tokens - candidate.cached_tokens), candidate, needs=needs, weights=weights)
 
 
-def load_cost(candidate: Candidate, weights: CostWeights) -> float:
+def load_cost(candidate: Candidate, needs: GroupNeeds, *, weights: CostWeights) -> float:
     blocks = candidate.trunk_blocks * weights.trunk_block + candidate.tail_blocks * weights.tail_block
-    return candidate.open_choices * weights.choice + blocks * (candidate.block_size / BLOCK_TOKENS)
+    load = candidate.open_choices * weights.choice + blocks * (candidate.block_size / BLOCK_TOKENS)
+    return load * min(1.0, needs.max_tokens / HORIZON_STEPS)
 
 
 def cost(candidate: Candidate, needs: GroupNeeds, *, weights: CostWeights = WEIGHTS) -> float:
-    return own_cost(candidate, needs, weights=weights) + candidate.queued_tokens + load_cost(candidate, weights)
+    load = load_cost(candidate, needs, weights=weights)
+    return own_cost(candidate, needs, weights=weights) + candidate.queued_tokens + load
 
 
 def explained(candidate: Candidate, needs: GroupNeeds, *, weights: CostWeights = WEIGHTS) -> str:
     """Returns the cost and its parts as a line of text."""
-    own, load = own_cost(candidate, needs, weights=weights), load_cost(candidate, weights)
+    own, load = own_cost(candidate, needs, weights=weights), load_cost(candidate, needs, weights=weights)
     total = own + candidate.queued_tokens + load
     return f"{candidate.id} {total:.0f} (own {own:.0f}, queued {candidate.queued_tokens}, load {load:.0f})"

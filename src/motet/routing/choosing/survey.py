@@ -73,7 +73,13 @@ def survey(
     if not compared:
         return None
     choices, tokens = len(request.choices), len(request.prompt)
-    needs = GroupNeeds(work=work, choices=choices, prompt_tokens=tokens, needs_prompt=request.ticket is None)
+    needs = GroupNeeds(
+        work=work,
+        choices=choices,
+        prompt_tokens=tokens,
+        needs_prompt=request.ticket is None,
+        max_tokens=request.sampling.max_tokens,
+    )
     last = tokens - 1
     candidates = []
     for member, worker in compared:
