@@ -3,7 +3,6 @@
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import msgspec
 import pytest
@@ -13,7 +12,7 @@ from motet.engine_info import ModelCard
 from motet.engines.upstream.bodies import PieceReader
 from motet.engines.upstream.text_source import TextRequest, TextRoute, TextStep
 from motet.engines.vllm.report import cards_in, scrape_of, version_in
-from motet.engines.vllm.vllm_wire import VLLMReader, kv_params_in, prompt_logprobs_in
+from motet.engines.vllm.vllm_wire import ScoredAnswer, VLLMReader, kv_params_in
 from motet.errors import MotetError, WorkerFaultError
 from motet.ids import ModelName
 from motet.routing.text_router import TextRouter
@@ -60,6 +59,11 @@ def test_no_answer_of_a_vllm_server_is_more_than_a_fault() -> None:
         msgspec.json.encode(pieces)
 
 
+def read_scored(body: bytes) -> object:
+    answer = ScoredAnswer.read(body)
+    return VLLMReader(SamplingParams(max_tokens=1)).complete(answer), [*answer.scores((4, 5), k=2)]
+
+
 @pytest.mark.slow
 def test_no_other_message_of_a_vllm_server_is_more_than_a_fault() -> None:
     bodies = {
@@ -67,9 +71,9 @@ def test_no_other_message_of_a_vllm_server_is_more_than_a_fault() -> None:
         "data": [{"id": "m", "max_model_len": 9}],
         "version": "1",
     }
-    prompt = {"choices": [], "prompt_logprobs": [None, {"5": {"logprob": -1.0, "rank": 1}}]}
+    prompt = {"choices": [CHOICE], "usage": USAGE, "prompt_logprobs": [None, {"5": {"logprob": -1.0, "rank": 1}}]}
     metrics = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="9"} 1.0\nprocess_start_time_seconds 1e309\n'
-    readers = (kv_params_in, cards_in, version_in, scrape_of, partial(prompt_logprobs_in, prompt=(4, 5), k=2))
+    readers = (kv_params_in, cards_in, version_in, scrape_of, read_scored)
     for number, body in enumerate((*texts(bodies, seed=2), *texts(prompt, seed=3))):
         for read in readers:
             with contextlib.suppress(MotetError):

@@ -14,7 +14,7 @@ from motet.engine_info import EngineKind
 from motet.engines.http import server_client
 from motet.engines.vllm.requests import KVParams, VLLMRequest, ticket_from
 from motet.engines.vllm.vllm_engine import VLLMEngine
-from motet.engines.vllm.vllm_server import VLLMAnswer, VLLMServer
+from motet.engines.vllm.vllm_server import ScoredReply, VLLMAnswer, VLLMServer
 from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
 from motet.engines.wire import EngineReport
 from motet.errors import MotetError
@@ -140,7 +140,8 @@ class ScriptedVLLM(VLLMServer):
         self.rejects = True
         """True if the prefill server can be notified that a ticket is not used."""
         self.rejecting: asyncio.Future[None] | None = None
-        self.known_prompt: asyncio.Future[tuple[bytes, ...]] | None = None
+        self.scored_request: VLLMRequest | None = None
+        self.scored_answer: asyncio.Future[ScoredReply] | None = None
         self.answer_report = REPORT
 
     async def open(self, request: VLLMRequest) -> Call:
@@ -156,9 +157,10 @@ class ScriptedVLLM(VLLMServer):
         call.taken = True
         return call
 
-    async def prompt_logprobs(self, request: VLLMRequest) -> tuple[bytes, ...]:
-        self.known_prompt = asyncio.get_running_loop().create_future()
-        return await self.known_prompt
+    async def scored(self, request: VLLMRequest) -> ScoredReply:
+        self.scored_request = request
+        self.scored_answer = asyncio.get_running_loop().create_future()
+        return await self.scored_answer
 
     async def report(self, *, timeout_s: float = 1.0) -> EngineReport:
         return self.answer_report

@@ -10,7 +10,7 @@ from motet.engines.vllm.requests import Dialect, VLLMRequest
 from motet.engines.vllm.vllm_server import VLLMAnswer, VLLMServer
 from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
 from motet.errors import EngineDiedError, EngineError, EngineSilentError, MotetError, OverloadedError, RequestError
-from motet.types import PromptScores, SamplingParams, TokenLogprob
+from motet.types import Finish, FinishReason, PromptScores, SamplingParams, TokenLogprob
 from tests.engines.vllm.scripted_vllm import canned, vllm_server_at
 from tests.engines.vllm.test_report import TEXT
 from tests.engines.vllm.test_server import OK
@@ -178,13 +178,16 @@ async def test_releasing_a_ticket_returns_false_if_it_fails_and_never_raises(ans
     assert (sent["prompt"], sent["max_tokens"], sent["kv_transfer_params"]) == ([1], 10**9, {"remote_port": 1})
 
 
-async def test_the_log_probabilities_of_a_prompt_need_a_request_of_their_own() -> None:
-    body = b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-3.0,"rank":2},"2":{"logprob":-0.1,"rank":1}}]}]}'
+async def test_the_log_probabilities_of_a_prompt_are_read_with_the_choice() -> None:
+    scores = b'[null,{"6":{"logprob":-3.0,"rank":2},"2":{"logprob":-0.1,"rank":1}}]'
+    body = b'{"choices":[{"index":0,"token_ids":[9],"finish_reason":"length","prompt_logprobs":' + scores + b"}]}"
     async with canned({"/v1/completions": (200, body)}) as far, vllm_server_at(far.url) as server:
-        ask = replace(ASK, prompt=(5, 6), sampling=SamplingParams(max_tokens=50, prompt_logprobs=1))
-        assert [*PromptScores(await server.prompt_logprobs(ask))] == [None, TokenLogprob(6, -3.0, 2, ((2, -0.1),))]
+        sampling = SamplingParams(max_tokens=1, prompt_logprobs=1)
+        parts, items = await server.scored(replace(ASK, prompt=(5, 6), sampling=sampling, stream=False))
+        assert [*PromptScores(parts)] == [None, TokenLogprob(6, -3.0, 2, ((2, -0.1),))]
+        assert items == [VLLMUsage(), VLLMPiece(0, (9,), None, Finish(FinishReason.LENGTH))]
     sent = msgspec.json.decode(far.requests[0][2], type=dict[str, object])
-    assert (sent["prompt_logprobs"], sent["max_tokens"], sent["n"], sent["stream"]) == (1, 1, 1, False)
+    assert (sent["prompt_logprobs"], sent["max_tokens"], sent["stream"]) == (1, 1, False)
 
 
 @pytest.mark.parametrize("prefill", [False, True])

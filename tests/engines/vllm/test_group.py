@@ -5,9 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
+from motet.engines.vllm.vllm_server import ScoredReply
 from motet.engines.vllm.vllm_wire import VLLMPiece, VLLMUsage
 from motet.errors import EngineDiedError, EngineError, RequestError, WorkerFaultError
-from motet.types import ChoiceDelta, ChoiceStart, GroupDelta, PromptReport, TokenLogprob
+from motet.types import ChoiceDelta, ChoiceStart, GenerateRequest, GroupDelta, PromptReport, TokenLogprob
 from tests.clock import settle
 from tests.engines.vllm.scripted_vllm import GREEDY, LENGTH, SAMPLING, group, piece, scene_with_group, vllm_scene
 
@@ -229,28 +230,55 @@ async def test_a_reader_that_was_cancelled_can_continue_to_read() -> None:
         assert (await anext(stream)).choices == (ChoiceDelta(0, (10,), None, LENGTH),)
 
 
-async def test_the_first_delta_waits_for_the_logprobs_of_the_prompt() -> None:
-    request = group(n=1, sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=1))
+def scored_group(n: int = 1, max_tokens: int = 9) -> GenerateRequest:
+    return group(n=n, sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=1, max_tokens=max_tokens))
+
+
+def scored_report(request: GenerateRequest, cached_tokens: int = 0) -> PromptReport:
     logprobs = (None, *(TokenLogprob(token_id, -0.5, 1) for token_id in request.prompt[1:]))
+    return PromptReport.scored(cached_tokens, logprobs)
+
+
+async def test_choices_are_requested_when_the_prompt_has_been_scored() -> None:
+    """The bug: both requests were sent at once, and each computed the prompt."""
+    request = msgspec.structs.replace(scored_group(n=2), seeded=True, stops=True)
     async with scene_with_group(request) as (there, stream):
-        there.calls[0].say(piece(0, 10, finish=LENGTH))
-        waiting = asyncio.ensure_future(anext(stream))
         await settle()
-        assert not waiting.done()
-        assert there.server.known_prompt is not None
-        report = PromptReport.scored(0, logprobs)
-        assert report.parts is not None
-        there.server.known_prompt.set_result(report.parts)
-        assert await waiting == delta(ChoiceDelta(0, (10,), None, LENGTH), prompt=report)
+        assert there.server.scored_answer is not None and not there.calls
+        await there.engine.stop_choice(request.request_id, 0)
+        report = scored_report(request)
+        there.server.scored_answer.set_result(ScoredReply(report.parts or (), [VLLMUsage(0), piece(0, 5)]))
+        await settle()
+        assert [call.request.choices for call in there.calls] == [((1,),)]
+        there.calls[0].say(piece(0, 10, finish=LENGTH), VLLMUsage(4))
+        assert await anext(stream) == delta(ChoiceDelta(1, (10,), None, LENGTH), prompt=report)
+
+
+async def test_a_choice_of_one_token_comes_with_the_scores_of_its_prompt() -> None:
+    async with scene_with_group(request := scored_group(max_tokens=1)) as (there, stream):
+        await settle()
+        assert there.server.scored_answer is not None
+        report = scored_report(request, cached_tokens=2)
+        items: list[VLLMPiece | VLLMUsage] = [VLLMUsage(2), piece(0, 10, finish=LENGTH)]
+        there.server.scored_answer.set_result(ScoredReply(report.parts or (), items))
+        assert await anext(stream) == delta(ChoiceDelta(0, (10,), None, LENGTH), prompt=report)
+        assert not there.calls
+
+
+@pytest.mark.parametrize("items", [[], [piece(0, 10)], [piece(1, 10, finish=LENGTH)], [piece(-1, 10, finish=LENGTH)]])
+async def test_a_choice_that_is_missing_next_to_scores_is_a_fault(items: list[VLLMPiece | VLLMUsage]) -> None:
+    async with scene_with_group(request := scored_group(max_tokens=1)) as (there, stream):
+        await settle()
+        assert there.server.scored_answer is not None
+        there.server.scored_answer.set_result(ScoredReply(scored_report(request).parts or (), items))
+        with pytest.raises(WorkerFaultError, match="no end of choices"):
+            await anext(stream)
 
 
 async def test_a_group_fails_if_the_logprobs_of_its_prompt_fail() -> None:
-    async with scene_with_group(group(sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=1))) as (
-        there,
-        stream,
-    ):
-        there.calls[0].say(piece(0, 10))
-        assert there.server.known_prompt is not None
-        there.server.known_prompt.set_exception(EngineError("broken"))
+    async with scene_with_group(scored_group()) as (there, stream):
+        await settle()
+        assert there.server.scored_answer is not None
+        there.server.scored_answer.set_exception(EngineError("broken"))
         with pytest.raises(EngineError, match="broken"):
             await anext(stream)

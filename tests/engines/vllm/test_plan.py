@@ -177,14 +177,23 @@ def test_a_greedy_group_is_only_its_leader() -> None:
     assert (shape(plan), plan.rest) == ([(1, None, ((0, 1, 2),))], ())
 
 
-def test_prompt_logprobs_are_requested_in_a_request_of_their_own() -> None:
-    sampling = msgspec.structs.replace(SAMPLING, prompt_logprobs=2)
-    plan = plan_requests(group(choices=(ChoiceStart(0, 7, (20,)),), sampling=sampling))
-    assert plan.prompt is not None
-    assert prompt_logprobs_request(plan.prompt) == prompt_logprobs_request(
-        replace(ALONE, request_id="g:prompt", sampling=sampling)
-    )
-    assert plan.prompt.prompt == PROMPT
+def test_prompt_logprobs_are_requested_first_without_a_choice() -> None:
+    request = group(choices=(ChoiceStart(0, 7, (20,)),), sampling=msgspec.structs.replace(SAMPLING, prompt_logprobs=2))
+    plan = plan_requests(request)
+    assert plan.prompt == prompt_logprobs_request(request) and plan.prompt is not None
+    assert (plan.prompt.prompt, plan.prompt.choices) == (PROMPT, ((),))
+    assert [one.choices for one in plan.rest] == [((0,),)]
+
+
+def test_prompt_logprobs_are_requested_with_a_choice_of_one_token() -> None:
+    """The bug: scoring a prompt took two requests, each of which computed it."""
+    one_token = msgspec.structs.replace(SAMPLING, max_tokens=1, prompt_logprobs=2, logprobs=1)
+    plan = plan_requests(group(choices=(ChoiceStart(0, 7), ChoiceStart(1, 9)), sampling=one_token, seeded=True))
+    assert plan.prompt == replace(plan.prompt or ALONE, sampling=one_token, seed=7, stream=False, choices=((0,),))
+    assert [one.choices for one in plan.rest] == [((1,),)]
+    several = plan_requests(group(choices=(ChoiceStart(0, 7), ChoiceStart(1, 8)), sampling=one_token, seeded=True))
+    assert several.prompt is not None and several.prompt.choices == ((),), "each child would have all scores"
+    assert [one.choices for one in several.rest] == [((0,), (1,))]
 
 
 def test_a_group_that_continues_without_its_ticket_gets_another_name() -> None:
@@ -341,30 +350,19 @@ def test_named_tokens_are_requested_with_capacity_for_the_sampled_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling",
+    ("sampling", "param"),
     [
-        SamplingParams(max_tokens=9, logprobs=1, logprob_token_ids=(7,)),
-        SamplingParams(max_tokens=9, prompt_logprobs=0, prompt_logprob_token_ids=(7,)),
+        (SamplingParams(max_tokens=9, logprobs=1, logprob_token_ids=(7,)), "logprob_token_ids"),
+        (SamplingParams(max_tokens=9, prompt_logprobs=0, prompt_logprob_token_ids=(7,)), "logprob_token_ids"),
+        (SamplingParams(max_tokens=9, logprobs=0, logprobs_mode=LogprobsMode.PROCESSED), "logprobs_mode"),
+        (SAMPLING, "keep_s"),
     ],
 )
-def test_named_tokens_that_a_vllm_server_cannot_report_are_refused(sampling: SamplingParams) -> None:
+def test_what_a_vllm_server_does_not_do_is_refused_by_name(sampling: SamplingParams, param: str) -> None:
+    """A vLLM server has one mode of log-probabilities for all requests, and does not report it."""
     with pytest.raises(RequestError, match="the model is on a vLLM server") as refused:
-        plan_requests(group(sampling=sampling))
-    assert refused.value.param == "logprob_token_ids"
-
-
-def test_processed_log_probabilities_are_refused_by_name() -> None:
-    """A vLLM server has one mode for all requests, and does not report it."""
-    sampling = SamplingParams(max_tokens=9, logprobs=0, logprobs_mode=LogprobsMode.PROCESSED)
-    with pytest.raises(RequestError, match="its own --logprobs-mode") as refused:
-        plan_requests(group(sampling=sampling))
-    assert refused.value.param == "logprobs_mode"
-
-
-def test_a_prompt_that_should_be_kept_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match="the model is on a vLLM server") as refused:
-        plan_requests(msgspec.structs.replace(group(), keep_s=1.0))
-    assert refused.value.param == "keep_s"
+        plan_requests(msgspec.structs.replace(group(sampling=sampling), keep_s=float(param == "keep_s")))
+    assert refused.value.param == param
 
 
 @pytest.mark.parametrize("dialect", Dialect)
@@ -422,7 +420,8 @@ def test_a_budget_of_reasoning_is_sent_by_vllms_name(dialect: Dialect) -> None:
 
 def test_prefills_and_requests_for_prompt_logprobs_have_no_grammar() -> None:
     ask = replace(ASK, sampling=msgspec.structs.replace(UNUSUAL, grammar=GRAMMARS[0][0]))
-    for beside in (prefill_request(ask), prompt_logprobs_request(ask)):
+    scored = prompt_logprobs_request(group(sampling=msgspec.structs.replace(ask.sampling, prompt_logprobs=0)))
+    for beside in (prefill_request(ask), scored):
         assert "structured_outputs" not in sampling_of(Dialect.COMPLETIONS, beside)
 
 
@@ -461,10 +460,10 @@ def test_a_prefill_requests_one_greedy_token_and_a_ticket_without_a_stream(diale
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_prompt_logprobs_are_requested_with_one_token_and_without_a_stream(dialect: Dialect) -> None:
-    ask = prompt_logprobs_request(replace(ASK, sampling=UNUSUAL, kv_params={"ticket": 1}))
+    ask = prompt_logprobs_request(group(sampling=UNUSUAL, ticket=ticket()))
     sent = sampling_of(dialect, ask)
     assert (sent["prompt_logprobs"], sent["max_tokens"], sent["n"], sent["logprobs"]) == (2, 1, 1, None)
-    assert (ask.stream, ask.kv_params, ask.prompt) == (False, None, ASK.prompt)
+    assert (ask.stream, ask.kv_params, ask.prompt) == (False, None, PROMPT)
 
 
 def test_usual_seeds_stay_as_they_are() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.engines.http import Refusal
-from motet.engines.vllm.vllm_wire import LOWEST, VLLMPiece, VLLMReader, VLLMUsage, prompt_logprobs_in, refused
+from motet.engines.vllm.vllm_wire import LOWEST, ScoredAnswer, VLLMPiece, VLLMReader, VLLMUsage, refused
 from motet.errors import (
     ContextLengthError,
     EngineDiedError,
@@ -244,29 +244,34 @@ LISTS = (
     b'"3":{"logprob":-0.7,"rank":2,"decoded_token":"b"}},{"3":{"logprob":-0.7,"rank":2,"decoded_token":"b"},'
     b'"2":{"logprob":null,"rank":1,"decoded_token":"a"}}]'
 )
+USAGE = b'"usage":{"prompt_tokens_details":{"cached_tokens":4}}}'
 TOLD = (None, TokenLogprob(6, -3.0, 12, ((2, -0.1), (3, -0.7))), TokenLogprob(3, -0.7, 2, ((2, LOWEST), (3, -0.7))))
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"choices":[{"index":0,"token_ids":[9],"prompt_logprobs":' + LISTS + b"}]}",
-        b'{"choices":[{"index":0,"token_ids":[9]}],"prompt_logprobs":' + LISTS + b"}",
+        b'{"choices":[{"index":0,"token_ids":[9],"finish_reason":"length","prompt_logprobs":' + LISTS + b"}]," + USAGE,
+        b'{"choices":[{"index":0,"token_ids":[9],"finish_reason":"length"}],"prompt_logprobs":' + LISTS + b"," + USAGE,
     ],
     ids=["completions", "generate"],
 )
 def test_the_log_probabilities_of_a_prompt_are_read_with_the_best_first(body: bytes) -> None:
-    assert (*prompt_logprobs_in(body, (5, 6, 3), k=2),) == TOLD
+    answer = ScoredAnswer.read(body)
+    assert (*answer.scores((5, 6, 3), k=2),) == TOLD
+    pieces = VLLMReader(SamplingParams(max_tokens=1)).complete(answer)
+    assert pieces == [VLLMUsage(4), VLLMPiece(0, (9,), None, Finish(FinishReason.LENGTH))]
 
 
 def test_without_top_tokens_only_the_prompts_own_tokens_are_read() -> None:
-    body = b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-3.0,"rank":12}}]}]}'
-    assert [*prompt_logprobs_in(body, (5, 6), k=0)] == [None, TokenLogprob(6, -3.0, 12, ())]
+    body = b'{"choices":[{"index":0,"prompt_logprobs":[null,{"6":{"logprob":-3.0,"rank":12}}]}]}'
+    assert [*ScoredAnswer.read(body).scores((5, 6), k=0)] == [None, TokenLogprob(6, -3.0, 12, ())]
 
 
 def test_only_the_entries_that_are_read_are_decoded() -> None:
     """The bug: all entries of a prompt of 8,000 tokens were decoded at once, which held the event loop for 80 ms."""
-    entries = prompt_logprobs_in(b'{"choices":[{"prompt_logprobs":[null,{"6":{"logprob":-3.0}},7]}]}', (5, 6, 3), k=0)
+    body = b'{"choices":[{"index":0,"prompt_logprobs":[null,{"6":{"logprob":-3.0}},7]}]}'
+    entries = ScoredAnswer.read(body).scores((5, 6, 3), k=0)
     assert (next(entries), next(entries)) == (None, TokenLogprob(6, -3.0, 1, ()))
     with pytest.raises(WorkerFaultError, match="cannot be read"):
         next(entries)
@@ -275,15 +280,15 @@ def test_only_the_entries_that_are_read_are_decoded() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b'{"choices":[{}]}', "of 0 of 2 prompt tokens"),
-        (b'{"choices":[{"prompt_logprobs":[null]}]}', "of 1 of 2 prompt tokens"),
-        (b'{"choices":[{"prompt_logprobs":[null,{"8":{"logprob":-1.0}}]}]}', "of prompt token 6"),
+        (b'{"choices":[{"index":0}]}', "of 0 of 2 prompt tokens"),
+        (b'{"choices":[{"index":0,"prompt_logprobs":[null]}]}', "of 1 of 2 prompt tokens"),
+        (b'{"choices":[{"index":0,"prompt_logprobs":[null,{"8":{"logprob":-1.0}}]}]}', "of prompt token 6"),
         (b"no", "cannot be read"),
     ],
 )
 def test_log_probabilities_that_do_not_fit_the_prompt_are_an_error(body: bytes, message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        [*prompt_logprobs_in(body, (5, 6), k=1)]
+        [*ScoredAnswer.read(body).scores((5, 6), k=1)]
 
 
 def refusal_of(status: int, body: str = "", *, retry_after_s: int | None = None) -> MotetError:

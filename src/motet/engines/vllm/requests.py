@@ -7,10 +7,15 @@
     resumed                                 one request each, with the output tokens after its prompt
 
     with a ticket                           leader ──first token──► the others
+    with log-probabilities of the prompt    prompt ──answer──► the others
 
 A ticket is for one sequence. So the first new choice is sent with it, and the others follow when its first token shows
 that the KV has arrived: they find it in the prefix cache. If all choices are resumed, a scout is sent first: the prompt
 alone, for one token, which is discarded.
+
+vLLM returns log-probabilities of a prompt only without a stream, and computes the complete prompt for them. So they are
+requested first, and the other requests find the prompt in the prefix cache. If choices have one token, the first
+request also generates a choice, and often there are no others.
 
 A resumed choice keeps its tokens, its frequency penalties exactly and its presence penalties in part (see
 `_carried_bias`), and its repetition penalties, which count the prompt. It does not keep its position in the sequence of
@@ -102,8 +107,7 @@ class VLLMRequest:
     seed: int | None
     """Unsigned 64-bit seed; child i samples with seed + i. None if vLLM may choose."""
     sampling: SamplingParams
-    """Sampling parameters. `max_tokens` counts only the remaining tokens. vLLM returns `prompt_logprobs` only without a
-    stream (see `prompt_logprobs_request`), so streams omit them."""
+    """Sampling parameters. `max_tokens` counts only the remaining tokens. Streams omit `prompt_logprobs`."""
     cache_salt: str = ""
     priority: int = 0
     """Priority; 0 is not sent, since a server without priority scheduling may not know the field."""
@@ -128,9 +132,10 @@ class GroupRequests:
     leader: VLLMRequest | None
     """Request with the ticket; None if there is no ticket."""
     rest: tuple[VLLMRequest, ...]
-    """Requests sent after the leader's first token, or at once if there is no leader."""
+    """Requests sent after the leader's first token, or else after the answer to `prompt`, or else at once."""
     prompt: VLLMRequest | None = None
-    """Request for the log-probabilities of the prompt; None if the client did not request them."""
+    """Request for the log-probabilities of the prompt, and for a choice if choices have one token. Sent at once. None
+    if the client did not request them."""
 
 
 def plan_requests(request: GenerateRequest) -> GroupRequests:
@@ -153,9 +158,12 @@ def plan_requests(request: GenerateRequest) -> GroupRequests:
     if request.keep_s:
         message = "Unsupported parameter: 'keep_s' is for Motet engines: the model is on a vLLM server."
         raise RequestError(message, param="keep_s", code="unsupported_parameter")
-    prompt = prompt_request(request) if request.sampling.prompt_logprobs is not None else None
+    scored = request.sampling.prompt_logprobs is not None
+    prompt = prompt_logprobs_request(request) if scored else None
     if request.ticket is None:
         rest = [_vllm_request(request, str(number), starts=run) for number, run in enumerate(_requests_of(request))]
+        if scored and request.sampling.max_tokens == 1 and rest[0].n == 1:
+            prompt = replace(rest.pop(0), request_id=f"{request.request_id}:prompt", stream=False)
         return GroupRequests(None, tuple(rest), prompt)
     leader = _leader(request, params_from(request.ticket))
     in_leader = set(leader.indices)
@@ -309,11 +317,10 @@ def prefill_request(vllm_request: VLLMRequest) -> VLLMRequest:
     return replace(vllm_request, n=1, seed=None, sampling=ONE_TOKEN, kv_params=PREFILL, stream=False)
 
 
-def prompt_logprobs_request(vllm_request: VLLMRequest) -> VLLMRequest:
-    """Returns a request for the log-probabilities of the prompt, which vLLM returns only without a stream. vLLM
-    computes the entire prompt for them, whatever its prefix cache has."""
-    sampling = msgspec.structs.replace(ONE_TOKEN, prompt_logprobs=vllm_request.sampling.prompt_logprobs)
-    return replace(vllm_request, n=1, seed=None, sampling=sampling, kv_params=None, stream=False)
+def prompt_logprobs_request(request: GenerateRequest) -> VLLMRequest:
+    """Returns a request for the log-probabilities of the prompt of a group, without its choices."""
+    sampling = msgspec.structs.replace(ONE_TOKEN, prompt_logprobs=request.sampling.prompt_logprobs)
+    return replace(prompt_request(request), seed=None, sampling=sampling, stream=False, choices=((),))
 
 
 def _sampling_fields(vllm_request: VLLMRequest) -> dict[str, object]:

@@ -9,6 +9,7 @@
                       ├─ failed ────────────────┴─► all choices are requested again, without ticket, once
                       └─ refused, or its server is lost: the group ends with this error
 
+   A request for log-probabilities of the prompt is sent first as well, and the others when it is answered.
 3. Each request has a connection: open ──► read, deliver, wait until the reader has taken it ──► read ... ──► end.
    Closing the connection ends the request on the server. A connection is closed when no choice needs its children any
    more. If all children have finished, the rest of the answer is read instead, so that the connection can be reused.
@@ -231,7 +232,8 @@ class VLLMGroup:
         self._leader: Connection | None = None
         """Connection with the ticket, while the other requests wait for its first token."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ready: list[tuple[Connection, list[ChoicePiece], VLLMUsage | None]] = []
+        self._ready: list[tuple[Connection | None, list[ChoicePiece], VLLMUsage | None]] = []
+        """Pieces that the reader has not taken, and their connections, which wait until it has (None: no stream)."""
         self._news = asyncio.Event()
         self._cached_tokens: int | None = None
         self._prompt: tuple[bytes, ...] | None = None
@@ -294,13 +296,13 @@ class VLLMGroup:
 
     def _begin(self) -> None:
         if self._plan.prompt is not None:
-            self._own(asyncio.create_task(self._read_prompt_logprobs(self._plan.prompt)))
+            self._own(asyncio.create_task(self._read_scored(self._plan.prompt)))
         if self._plan.leader is not None:
             self._leader = self._connect(self._plan.leader, held=True)
             self._own(asyncio.create_task(self._limit_leader()))
-            return
-        for vllm_request in self._plan.rest:
-            self._connect(vllm_request)
+        elif self._plan.prompt is None:
+            for vllm_request in self._plan.rest:
+                self._connect(vllm_request)
 
     def _follow(self) -> None:
         assert self._plan.leader is not None and self.request.ticket is not None  # called only with a leader
@@ -326,16 +328,24 @@ class VLLMGroup:
         if self._leader is not None:
             self._fall_back(self._leader, PullFallback.LATE, why=f"no token within {limit_s:g} s")
 
-    async def _read_prompt_logprobs(self, vllm_request: VLLMRequest) -> None:
+    async def _read_scored(self, vllm_request: VLLMRequest) -> None:
+        """Reads the answer with the log-probabilities of the prompt. The other requests follow, unless they wait for a
+        ticket's first token."""
         try:
-            self._prompt = await self._server.prompt_logprobs(vllm_request)
+            self._prompt, items = await self._server.scored(vllm_request)
+            pieces, usage = _complete_choices(vllm_request, items)
+            self._ready.append((None, pieces, None))
+            if self._plan.leader is None:
+                self._cached_tokens = usage.cached_tokens or 0
+                self._request_without_ticket(self._unfinished.difference(vllm_request.indices))
         except Exception as error:  # the reader raises it
             self.fail(error)
         self._news.set()
 
     def _request_without_ticket(self, indices: Iterable[int], *, name: str = "") -> None:
         """Requests choices without a ticket. Plans the requests again, since some choices may have been stopped."""
-        for vllm_request in plan_requests(without_ticket(self.request, indices, name=name)).rest:
+        request = without_ticket(self.request, indices, name=name)
+        for vllm_request in plan_requests(request).rest if request.choices else ():
             self._connect(vllm_request)
 
     def _connect(self, vllm_request: VLLMRequest, *, held: bool = False) -> Connection:
@@ -360,7 +370,8 @@ class VLLMGroup:
         ready, self._ready = self._ready, []
         pieces_of: dict[int, list[VLLMPiece]] = {}
         for connection, pieces, usage in ready:
-            connection.taken.set()
+            if connection is not None:
+                connection.taken.set()
             if self._cached_tokens is None and usage is not None:
                 self._cached_tokens = usage.cached_tokens
             for index, piece in pieces:
@@ -398,6 +409,22 @@ class VLLMGroup:
         self._news.set()
         if not self._tasks:
             self._engine.forget(self)
+
+
+def _complete_choices(
+    vllm_request: VLLMRequest, items: Iterable[VLLMPiece | VLLMUsage]
+) -> tuple[list[ChoicePiece], VLLMUsage]:
+    """Returns the choices and the usage of an answer without a stream. Raises WorkerFaultError unless all are there."""
+    missing, pieces, usage = {*vllm_request.indices}, list[ChoicePiece](), VLLMUsage()
+    for item in items:
+        if isinstance(item, VLLMUsage):
+            usage = item
+        elif 0 <= item.index < len(vllm_request.choices) and item.finish is not None:
+            missing.difference_update(indices := vllm_request.choices[item.index])
+            pieces += [(index, item) for index in indices]
+    if missing:
+        raise WorkerFaultError(f"the vLLM server sent no end of choices {sorted(missing)}")
+    return pieces, usage
 
 
 def _joined(index: int, pieces: list[VLLMPiece]) -> ChoiceDelta:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
@@ -46,15 +46,14 @@ from motet.engines.vllm.requests import (
     VLLMRequest,
     body_of,
     prefill_request,
-    prompt_logprobs_request,
 )
 from motet.engines.vllm.vllm_wire import (
     KEY_HINT,
+    ScoredAnswer,
     VLLMPiece,
     VLLMReader,
     VLLMUsage,
     kv_params_in,
-    prompt_logprobs_in,
     refused,
 )
 from motet.engines.wire import EngineReport, checked
@@ -104,6 +103,15 @@ class _Probed(msgspec.Struct):
 
 class _Tokenized(msgspec.Struct):
     tokens: list[int]
+
+
+class ScoredReply(NamedTuple):
+    """An answer with log-probabilities of the prompt."""
+
+    parts: tuple[bytes, ...]
+    """Log-probabilities of each prompt token but the first (None), as the parts of `PromptScores`."""
+    items: list[VLLMPiece | VLLMUsage]
+    """The complete choices, and the usage."""
 
 
 class VLLMServer:
@@ -164,13 +172,13 @@ class VLLMServer:
         the connection, which ends the request on the server."""
         return kv_params_in(await self._complete_answer(prefill_request(vllm_request)), self.name)
 
-    async def prompt_logprobs(self, vllm_request: VLLMRequest) -> tuple[bytes, ...]:
-        """Returns the log-probabilities of each prompt token but the first (None), with the requested alternatives, as
-        the parts of `PromptScores`."""
-        body = await self._complete_answer(prompt_logprobs_request(vllm_request))
-        scores = prompt_logprobs_in(body, vllm_request.prompt, k=vllm_request.sampling.prompt_logprobs or 0)
+    async def scored(self, vllm_request: VLLMRequest) -> ScoredReply:
+        """Returns the answer to a request without a stream that has `prompt_logprobs`."""
+        answer = ScoredAnswer.read(await self._complete_answer(vllm_request))
+        scores = answer.scores(vllm_request.prompt, k=vllm_request.sampling.prompt_logprobs or 0)
         parts = score_parts(map(msgspec.msgpack.encode, scores))
-        return tuple([part for (part,) in await batched_within_loop_budget(parts, 1)])
+        read = tuple([part for (part,) in await batched_within_loop_budget(parts, 1)])
+        return ScoredReply(read, VLLMReader(vllm_request.sampling, server=self.name).complete(answer))
 
     async def reject(self, params: KVParams, model: str, *, trace: str = "") -> bool:
         """Frees the blocks of an unused ticket on the server that made it: sends this server a request that has the

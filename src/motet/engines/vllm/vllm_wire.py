@@ -5,6 +5,8 @@
     data: {"error": {...}}                                                                    a MotetError
     data: [DONE]
 
+An answer without a stream has the same choices and usage in one object, and the log-probabilities of the prompt.
+
 A server with many children sends thousands of events per second, so they are decoded into structs with only the
 required fields.
 
@@ -67,6 +69,8 @@ NO_SUCH_MODEL = "NotFoundError"
 """Type of vLLM's error for an unknown model; an unknown route has another type."""
 
 MAX_RANK = 2**31
+
+SCORED = "vLLM's answer to a request for prompt_logprobs"
 
 _FINISHES = {
     "length": Finish(FinishReason.LENGTH),
@@ -172,33 +176,6 @@ class _PromptLogprob(msgspec.Struct, gc=False):
 _decode_row = msgspec.json.Decoder(dict[int, _PromptLogprob] | None).decode
 
 
-class _PromptChoice(msgspec.Struct):
-    prompt_logprobs: list[msgspec.Raw] | None = None
-
-
-class _PromptAnswer(msgspec.Struct):
-    """`/v1/completions` has the log-probabilities in the choice, `/inference/v1/generate` at the top level."""
-
-    choices: list[_PromptChoice]
-    prompt_logprobs: list[msgspec.Raw] | None = None
-
-
-def prompt_logprobs_in(body: bytes, prompt: Sequence[int], *, k: int) -> Iterator[Score]:
-    """Parses the answer to a `prompt_logprobs_request`, and yields one entry per token, first None. Each entry is
-    decoded when it is read, since all of a long prompt would take 80 ms. Raises WorkerFaultError."""
-    what = "vLLM's answer to a request for prompt_logprobs"
-    answer = read_json(body, _PromptAnswer, error=WorkerFaultError, what=what)
-    listed = answer.prompt_logprobs or next((choice.prompt_logprobs for choice in answer.choices), None)
-    if listed is None or len(listed) != len(prompt):
-        raise WorkerFaultError(f"vLLM sent log-probabilities of {len(listed or ())} of {len(prompt)} prompt tokens")
-    for token, row in zip(prompt, listed, strict=True):
-        try:
-            entry = _decode_row(row)
-        except UNREADABLE as error:
-            raise WorkerFaultError(f"{what} cannot be read: {error}") from error
-        yield _of_prompt(token, entry, k=k) if entry else None
-
-
 def _by_id(texts: dict[str, float | None]) -> Listed:
     try:
         return [(int(text[len(TOKEN_PREFIX) :]), logprob) for text, logprob in texts.items()]
@@ -261,6 +238,37 @@ class _Chunk(msgspec.Struct, gc=False):
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
+class _ScoredChoice(_WireChoice, gc=False):
+    prompt_logprobs: list[msgspec.Raw] | None = None
+
+
+class ScoredAnswer(msgspec.Struct):
+    """An answer without a stream, with log-probabilities of the prompt: `/v1/completions` has them in the choice,
+    `/inference/v1/generate` at the top level."""
+
+    choices: tuple[_ScoredChoice, ...]
+    prompt_logprobs: list[msgspec.Raw] | None = None
+    usage: _UsageBody | None = None
+
+    @classmethod
+    def read(cls, body: bytes) -> "ScoredAnswer":
+        """Parses an answer. Raises WorkerFaultError."""
+        return read_json(body, cls, error=WorkerFaultError, what=SCORED)
+
+    def scores(self, prompt: Sequence[int], *, k: int) -> Iterator[Score]:
+        """Yields one entry per token, first None. Each entry is decoded when it is read, since all of a long prompt
+        would take 80 ms. Raises WorkerFaultError."""
+        listed = self.prompt_logprobs or next((choice.prompt_logprobs for choice in self.choices), None)
+        if listed is None or len(listed) != len(prompt):
+            raise WorkerFaultError(f"vLLM sent log-probabilities of {len(listed or ())} of {len(prompt)} prompt tokens")
+        for token, row in zip(prompt, listed, strict=True):
+            try:
+                entry = _decode_row(row)
+            except UNREADABLE as error:
+                raise WorkerFaultError(f"{SCORED} cannot be read: {error}") from error
+            yield _of_prompt(token, entry, k=k) if entry else None
+
+
 class VLLMReader:
     """Parses one answer. Raises MotetError for errors and invalid events; the reader cannot be used afterwards."""
 
@@ -291,6 +299,12 @@ class VLLMReader:
             elif chunk.choices is None:
                 raise self._invalid_event("it has no choices", event)
         return read
+
+    def complete(self, answer: ScoredAnswer) -> list[VLLMPiece | VLLMUsage]:
+        """Returns the items of an answer without a stream."""
+        usage = answer.usage and answer.usage.prompt_tokens_details
+        pieces = [piece for choice in answer.choices if (piece := self._piece(choice)) is not None]
+        return [usage or VLLMUsage(), *pieces]
 
     def close(self) -> None:
         """Checks the end of the stream. Raises EngineDiedError unless the server has sent its last event."""
