@@ -41,5 +41,13 @@ class FreshPrompts:
         self._used.add(beginning)
         return [*itertools.islice(itertools.chain(beginning, itertools.cycle(self._tokens)), length)]
 
+    def random(self, length: int) -> list[int]:
+        """Returns random tokens of the text. They never repeat for long, so no cache contains a part of them."""
+        return self._dice.choices(self._distinct, k=length)
+
+    def distinct(self, count: int) -> list[int]:
+        """Returns different tokens of the text."""
+        return self._dice.sample(self._distinct, count)
+
     def _sample(self) -> tuple[int, ...]:
         return tuple(self._dice.choices(self._distinct, k=BEGINNING))

@@ -7,20 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from bench.client.fresh_prompts import FreshPrompts
 from bench.client.load import TimedLoad, Timing
 from bench.servers.compared_server import ComparedServer
-from motet.metrics.declare import PREFIX
+from bench.servers.computed_tokens import computed_by
 
 CASES = ("group", "separate", "few-shot", "different", "conversation")
-COMPUTED = {
-    (f"{PREFIX}prefill_tokens_total", None),
-    ("vllm:prompt_tokens_by_source_total", "local_compute"),
-    ("llamacpp:prompt_tokens_total", None),
-}
-"""Each server's counter of computed prompt tokens: its name, and the label `source` if it has one."""
 
 
 @dataclass(frozen=True)
@@ -138,16 +130,3 @@ async def run_case(server: ComparedServer, load: TimedLoad, send: SendCase) -> R
     result = await send(load)
     after = await computed_by(server)
     return result if before is None or after is None else replace(result, computed=after - before)
-
-
-async def computed_by(server: ComparedServer) -> int | None:
-    """Returns the number of prompt tokens that a server has computed so far, after a pause without requests."""
-    await asyncio.sleep(server.style.settle_s)
-    return computed_in((await server.client.get("/metrics")).text)
-
-
-def computed_in(exposition: str) -> int | None:
-    samples = (sample for family in text_string_to_metric_families(exposition) for sample in family.samples)
-    counts = [sample.value for sample in samples if (sample.name, sample.labels.get("source")) in COMPUTED]
-
-    return int(sum(counts)) if counts else None

@@ -8,8 +8,9 @@ import pytest
 
 from bench.client.fresh_prompts import FreshPrompts
 from bench.client.load import TimedLoad
+from bench.servers.computed_tokens import computed_in
 from bench.shared.__main__ import floors, main, rows_of
-from bench.shared.cases import CASES, CaseLengths, RoundResult, computed_in, make_case
+from bench.shared.cases import CASES, CaseLengths, RoundResult, make_case
 from motet.types import ChoiceStart, GenerateRequest
 from tests.bench.conftest import talkative
 from tests.fake_server import FakeServer

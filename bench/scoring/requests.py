@@ -1,0 +1,216 @@
+"""Requests that read log-probabilities, in the form that each server has for them.
+
+    EchoedPrompts       prompts in one completions request with `echo`, as lm-evaluation-harness sends them
+    TextWindow          one window of a text, of which only the last tokens are scored
+    Decision            which of several tokens follows a prompt
+
+Each `send` returns the log-probabilities that a client of the request reads, so that servers can be compared.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import httpx
+import msgspec
+
+from bench.servers.compared_server import ComparedServer
+from motet.errors import EngineError
+
+COMPLETIONS = "/v1/completions"
+FAVOURED = 1000.0
+"""Bias of the options of a decision on llama.cpp's server, which generates one of them."""
+
+
+class Dialect(Enum):
+    """How a server is requested to score."""
+
+    MOTET = "motet"
+    VLLM = "vllm"
+    LLAMA = "llama.cpp"
+
+
+class _EchoLogprobs(msgspec.Struct):
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Rank(msgspec.Struct):
+    logprob: float
+
+
+class _ScoredChoice(msgspec.Struct):
+    logprobs: _EchoLogprobs | None = None
+    prompt_logprobs: list[dict[str, _Rank] | None] | None = None
+
+
+class _ScoredAnswer(msgspec.Struct):
+    choices: list[_ScoredChoice]
+
+
+class _Continuation(msgspec.Struct):
+    token_logprobs: list[float]
+
+
+class _ScoreAnswer(msgspec.Struct):
+    scores: list[_Continuation]
+
+
+class _LlamaAnswer(msgspec.Struct):
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class ScoringTarget:
+    """A server, and the number of requests that it gets at a time."""
+
+    server: ComparedServer
+    dialect: Dialect
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))
+
+    async def post(self, path: str, body: Mapping[str, object]) -> bytes:
+        named = {**body, "model": self.server.model}
+        async with self.places:
+            response = await self.server.client.post(path, json=named)
+        if response.status_code != httpx.codes.OK:
+            raise EngineError(f"{response.status_code}: {response.text}")
+        return response.content
+
+    async def complete(self, **body: object) -> list[_ScoredChoice]:
+        answer = await self.post(COMPLETIONS, {"temperature": 0.0, **body})
+        return msgspec.json.decode(answer, type=_ScoredAnswer).choices
+
+
+@dataclass(frozen=True)
+class ReadScores:
+    """What a client reads from the answer to one request."""
+
+    logprobs: Sequence[Sequence[float]]
+    """For each prompt or option, the log-probabilities of its scored tokens. Empty if the server does not report
+    them."""
+    best: int | None = None
+    """The option that is the most likely one. None if the request has no options."""
+
+
+class ScoringRequest(Protocol):
+    """One request, or its equivalent on a server that needs another form."""
+
+    @property
+    def num_prompts(self) -> int: ...
+
+    async def send(self, to: ScoringTarget) -> ReadScores: ...
+
+
+@dataclass(frozen=True)
+class EchoedPrompts:
+    """A question with each of its options, as prompts of one request."""
+
+    prompts: Sequence[list[int]]
+    first: int
+    """The first token of each prompt whose log-probability the client uses."""
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompts)
+
+    async def send(self, to: ScoringTarget) -> ReadScores:
+        choices = await to.complete(prompt=[*self.prompts], echo=True, logprobs=1, max_tokens=0)
+        scored = []
+        for choice in choices:
+            if choice.logprobs is None:
+                raise EngineError("a choice has no log-probabilities")
+            scored.append(_complete(choice.logprobs.token_logprobs[self.first :]))
+        return ReadScores(scored, best_of(scored))
+
+
+@dataclass(frozen=True)
+class TextWindow:
+    """One window of a text whose last tokens are scored, with the tokens before them as context."""
+
+    tokens: list[int]
+    first: int
+    """The first token that is scored. The tokens before it are scored in earlier windows."""
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
+
+    async def send(self, to: ScoringTarget) -> ReadScores:
+        only_new = {"prompt_logprobs_from": self.first} if to.dialect is Dialect.MOTET else {}
+        (choice,) = await to.complete(prompt=self.tokens, prompt_logprobs=0, max_tokens=1, **only_new)
+        entries = choice.prompt_logprobs or []
+        entries = entries[-(len(self.tokens) - self.first) :]
+        found = [
+            None if entry is None else entry[str(token)].logprob
+            for entry, token in zip(entries, self.tokens[self.first :], strict=True)
+        ]
+        return ReadScores([_complete(found)])
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A question about an input. The answer is one of several tokens."""
+
+    prompt: list[int]
+    options: Sequence[int]
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
+
+    async def send(self, to: ScoringTarget) -> ReadScores:
+        match to.dialect:
+            case Dialect.MOTET:
+                scored = await self._scored(to)
+            case Dialect.VLLM:
+                scored = await self._next_token(to)
+            case Dialect.LLAMA:
+                return ReadScores([], await self._generated(to))
+        return ReadScores([[logprob] for logprob in scored], best_of([[logprob] for logprob in scored]))
+
+    async def _scored(self, to: ScoringTarget) -> list[float]:
+        body = {"prompt": self.prompt, "continuations": [[option] for option in self.options]}
+        answer = msgspec.json.decode(await to.post("/v1/score", body), type=_ScoreAnswer)
+        return [score.token_logprobs[0] for score in answer.scores]
+
+    async def _next_token(self, to: ScoringTarget) -> list[float]:
+        """Reads the options' log-probabilities as the next token. The prompt has none, so it can come from a cache."""
+        (choice,) = await to.complete(
+            prompt=self.prompt,
+            max_tokens=1,
+            logprobs=len(self.options),
+            logprob_token_ids=[*self.options],
+            return_tokens_as_token_ids=True,
+        )
+        tops = (choice.logprobs.top_logprobs or [None])[0] if choice.logprobs else None
+        if tops is None:
+            raise EngineError("a choice has no log-probabilities")
+        return [tops[f"token_id:{option}"] for option in self.options]
+
+    async def _generated(self, to: ScoringTarget) -> int:
+        """Lets llama.cpp's server generate the most likely option. It reports no log-probabilities of given tokens."""
+        body = {
+            "prompt": self.prompt,
+            "n_predict": 1,
+            "temperature": 0.0,
+            "logit_bias": [[option, FAVOURED] for option in self.options],
+            "return_tokens": True,
+            "cache_prompt": True,
+        }
+        answer = msgspec.json.decode(await to.post("/completion", body), type=_LlamaAnswer)
+        return [*self.options].index(answer.tokens[0])
+
+
+def best_of(options: Sequence[Sequence[float]]) -> int:
+    """Returns the option with the highest sum of log-probabilities."""
+    sums = [sum(option) for option in options]
+    return sums.index(max(sums))
+
+
+def _complete(logprobs: Sequence[float | None]) -> list[float]:
+    known = [logprob for logprob in logprobs if logprob is not None]
+    if len(known) != len(logprobs):
+        raise EngineError("a scored token has no log-probability")
+    return known
