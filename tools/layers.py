@@ -209,6 +209,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "__main__": ("cli",),
     "llm": ("deploy.child",),
+    "inspect_provider": (),
     "weights": ("models.adapter_file", "models.checkpoint", "models.memory_file"),
     "testing": ("engine", "engine_orders", "transfer", "kv_events", "models.adapter_file", "models.checkpoint"),
     "cli": (

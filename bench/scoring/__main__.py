@@ -104,7 +104,7 @@ class ScoringBench:
         return rows_of(rounds, self.dtype)
 
     async def send(self, case: str, sizes: ScoringSizes) -> dict[str, ScoringRound]:
-        """Returns the result of each server. Those of servers other than Motet are missing if they fail."""
+        """Returns the result of each server. A server other than Motet is missing if it fails."""
         requests = make_requests(case, self.fresh, sizes)
         results = {}
         for name, target in self.targets.items():

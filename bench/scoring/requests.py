@@ -1,7 +1,7 @@
 """Requests that read log-probabilities, in the form that each server has for them.
 
     EchoedPrompts       prompts in one completions request with `echo`, as lm-evaluation-harness sends them
-    TextWindow          one window of a text, of which only the last tokens are scored
+    TextWindow          one window of a text; only its last tokens are scored
     Decision            which of several tokens follows a prompt
 
 Each `send` returns the log-probabilities that a client of the request reads, so that servers can be compared.

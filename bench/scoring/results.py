@@ -12,7 +12,7 @@ FLOAT32 = "float32"
 MIN_SPEEDS = {FEW_SHOT: 10.0, DIFFERENT: 1.2, PERPLEXITY: 3.0}
 """Prompts per second of Motet relative to vLLM's, at least."""
 MAX_DIFFERENCE = 0.001
-"""In nats, between log-probabilities of two servers in float32."""
+"""Maximum difference between log-probabilities of two servers in float32, in nats."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ScoringRow:
     prompts_per_s: float
     computed: int | None
     share: float | None
-    """Prompts per second divided by those of vLLM. None if vLLM was not measured."""
+    """Prompts per second divided by vLLM's. None if vLLM was not measured."""
     agreement: Agreement
 
     def record(self) -> dict[str, object]:
@@ -57,7 +57,7 @@ class ScoringRow:
 
 
 def rows_of(rounds: Mapping[tuple[str, str], Sequence[ScoringRound]], dtype: str) -> list[ScoringRow]:
-    """Returns a row for each server and case, with medians over the rounds. Agreement is that of the worst round."""
+    """Returns a row for each server and case, with medians over the rounds. The agreement is the worst one."""
     rows = []
     speeds = {key: median(result.prompts_per_s for result in results) for key, results in rounds.items()}
     for (name, case), results in sorted(rounds.items(), key=lambda item: item[0][1]):

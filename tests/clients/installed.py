@@ -86,6 +86,13 @@ class Client:
 
 OPENAI = "openai==3.57.0"
 LITELLM = Client("LiteLLM", "litellm_turns.py", ("litellm==1.110.2",))
+LM_EVAL = Client("lm-eval", "lm_eval_tasks.py", ("lm-eval[api]==0.4.13",))
+LM_EVAL_SCORES = "lm_eval_scores.py"
+"""A script that runs in the environment of lm-eval, against several servers."""
+INSPECT = Client("Inspect", "inspect_epochs.py", ("inspect-ai==0.3.285", OPENAI, "msgspec"))
+"""`msgspec` is for Motet's provider, which Inspect imports."""
+INSPECT_PROVIDER = "inspect_provider.py"
+"""A script that runs in the environment of Inspect, where it finds Motet's provider."""
 CODEX = Client("Codex CLI", "codex.mjs", ("@openai/codex@0.169.0",))
 CLAUDE_CODE = Client("Claude Code", "claude_code.mjs", ("@anthropic-ai/claude-code@2.1.332",))
 AIDER = Client("aider", "aider.py", ("aider-chat==0.86.2",))
@@ -111,8 +118,8 @@ CLIENTS = (
         "vercel_ai.mjs",
         ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "@ai-sdk/openai@4.0.118", "zod"),
     ),
-    Client("lm-eval", "lm_eval_tasks.py", ("lm-eval[api]==0.4.13",)),
-    Client("Inspect", "inspect_epochs.py", ("inspect-ai==0.3.285", OPENAI)),
+    LM_EVAL,
+    INSPECT,
     Client("Haystack", "haystack_runs.py", ("haystack-ai==3.4.1",)),
     Client("smolagents", "smolagents_runs.py", ("smolagents[openai]==1.26.0",)),
     Client("OpenAI Agents SDK", "openai_agents_runs.py", ("openai-agents==0.24.0",)),

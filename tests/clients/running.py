@@ -13,10 +13,10 @@ from tests.tiny_tokenizer import fake_answer
 TIMEOUT_S = 240
 
 
-def run(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> str:
+def run(command: Sequence[str], environ: Mapping[str, str], folder: Path, *, timeout_s: float = TIMEOUT_S) -> str:
     """Runs a command without input, and returns its output. Fails if its exit code is not 0."""
     done = subprocess.run(
-        command, env=environ, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S,
+        command, env=environ, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.installed import AIDER, CLAUDE_CODE, CLIENTS, CODEX, SCRIPTS, TRL, Client
+from tests.clients.installed import (
+    AIDER,
+    CLAUDE_CODE,
+    CLIENTS,
+    CODEX,
+    INSPECT_PROVIDER,
+    LM_EVAL_SCORES,
+    SCRIPTS,
+    TRL,
+    Client,
+)
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT / "tests" / "api" / "recorded_clients"
@@ -25,7 +35,13 @@ def test_each_client_has_a_recording_of_its_version(client: Client) -> None:
 
 
 def test_each_script_is_run() -> None:
-    used = {client.script for client in CLIENTS} | {"scene.py", "litellm_thoughts.py", TRL.script}
+    used = {client.script for client in CLIENTS} | {
+        "scene.py",
+        "litellm_thoughts.py",
+        INSPECT_PROVIDER,
+        LM_EVAL_SCORES,
+        TRL.script,
+    }
     assert {path.name for path in SCRIPTS.iterdir() if path.is_file()} == used
 
 

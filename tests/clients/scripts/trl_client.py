@@ -31,6 +31,7 @@ def main() -> None:
     generate(client)
     chat(client)
     score(client)
+    score_group(client)
     update(client)
 
 
@@ -77,6 +78,28 @@ def score(client: VLLMClient) -> None:
             assert scores["actual_token_ids"][i] == [[token] for token in got["completion_ids"][i]]
             for (first,), (again,) in zip(generated, scores["actual_logprobs"][i], strict=True):
                 assert math.isclose(first, again, abs_tol=0.05)
+
+
+def score_group(client: VLLMClient) -> None:
+    """The answers to one prompt compute it once. A second time, almost nothing is computed."""
+    prompt = client.generate([" ".join(map(str, range(100)))], max_tokens=1)["prompt_ids"][0]
+    sequences = [[*prompt, 1000 + answer, *prompt[:20]] for answer in range(8)]
+    lengths = [len(prompt)] * len(sequences)
+    first, again = (computed(client, sequences, lengths) for _ in range(2))
+    assert again[1] == first[1]
+    assert first[0] < len(prompt) + len(sequences) * 64 and again[0] < len(sequences) * 32, (first[0], again[0])
+
+
+def computed(client: VLLMClient, sequences: list[list[int]], lengths: list[int]) -> tuple[float, dict[str, list]]:
+    """Returns the number of prompt tokens that the server computes for these scores, and the scores."""
+    before = prefilled()
+    scores = client.get_sequence_logprobs(sequences, lengths, top_logprobs=TOP)
+    return prefilled() - before, scores
+
+
+def prefilled() -> float:
+    lines = requests.get(f"{SERVER}/metrics", timeout=60).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("motet:prefill_tokens_total"))
 
 
 class Last(torch.nn.Module):
