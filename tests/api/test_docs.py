@@ -75,7 +75,7 @@ async def test_the_example_of_status_has_exactly_the_fields_there_are(served: Se
 async def test_every_route_is_listed_and_exists(served: Served) -> None:
     routes = """
         POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, POST /v1/messages,
-        POST /v1/messages/count_tokens, POST /v1/score, POST /inference/v1/generate,
+        POST /v1/messages/count_tokens, POST /v1/score, POST /v1/decisions, POST /inference/v1/generate,
         POST /tokenize, POST /detokenize, GET /v1/models, GET /health, GET /ping, POST /ping, GET /ready,
         GET /version, GET /status, GET /metrics, GET /workers, POST /workers, DELETE /workers/{id},
         POST /workers/{id}/drain, POST /drain, GET /engine, POST /engine/generate, POST /engine/release,

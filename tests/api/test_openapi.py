@@ -56,6 +56,18 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
     ("/v1/score", {"prompt": "hi", "continuations": ["a", [5, 6]], "n": 1, "user": "u", "priority": 1}),
+    (
+        "/v1/decisions",
+        {
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+            "questions": [
+                {"type": "predicate", "instructions": "Is it?", "name": None},
+                {"type": "choice", "instructions": "Who?", "choices": [{"value": True}, {"value": False}]},
+                {"type": "score", "instructions": "How?", "levels": [{"label": "a"}, {"label": "b"}], "name": "x"},
+            ],
+            "safety_identifier": "u",
+        },
+    ),
     ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"n": 2, "max_tokens": 3}}),
     ("/tokenize", {"prompt": "hi"}),
     ("/tokenize", {"messages": [{"role": "user", "content": "hi"}], "tool_choice": "none"}),

@@ -50,6 +50,16 @@ REQUESTS: dict[str, list[Sent]] = {
         {"json": {"prompt": [5, 6], "continuations": ["a", [7, 8]]}},
         {"json": {**HI, "continuations": ["a"]}},
     ],
+    "POST /v1/decisions": [
+        {"json": {"input": "hi", "questions": [{"type": "predicate", "instructions": "Is it?"}]}},
+        {
+            "json": {
+                "input": "hi",
+                "return_token_ids": True,
+                "questions": [{"type": "choice", "instructions": "Who?", "choices": [{"value": "a"}, {"value": "b"}]}],
+            }
+        },
+    ],
     "POST /inference/v1/generate": [
         {"json": TOKENS},
         {"json": {**TOKENS, "sampling_params": {"logprobs": 1, "prompt_logprobs": 1, "n": 2}}},

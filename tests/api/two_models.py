@@ -38,8 +38,11 @@ BODIES: Mapping[str, Mapping[str, object]] = {
     "/tokenize": {"prompt": "aab"},
     "/detokenize": {"tokens": [5, 6]},
     "/v1/score": {"prompt": "aab", "continuations": ["b"]},
+    "/v1/decisions": {"input": "aab", "questions": [{"type": "predicate", "instructions": "a?"}]},
 }
-every_route = pytest.mark.parametrize("path", list(BODIES))
+LONG = "/v1/decisions"
+"""A route whose prompts are too long for the second model."""
+every_route = pytest.mark.parametrize("path", [path for path in BODIES if path != LONG])
 generating_routes = pytest.mark.parametrize("path", list(BODIES)[:4])
 ticket_routes = pytest.mark.parametrize("path", list(BODIES)[:3])
 

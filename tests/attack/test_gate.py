@@ -88,6 +88,8 @@ async def test_the_worker_key_gives_access_to_no_other_route(serve: Serving) -> 
     served = await serve(api_keys=("client",), worker_key="worker")
     for path in ("/v1/models", "/status", "/workers"):
         assert (await served.http.get(path, headers=bearer("worker"))).status_code == 401
+    for path in ("/v1/completions", "/v1/score", "/v1/decisions"):
+        assert (await served.http.post(path, json={}, headers=bearer("worker"))).status_code == 401
 
 
 async def test_the_admin_key_gives_access_only_to_operators_routes(serve: Serving) -> None:

@@ -66,10 +66,22 @@ async def test_a_client_s_key_is_forwarded_only_by_a_gateway_without_keys(
         assert sent == [None if forwarded is None else f"Bearer {forwarded}"]
 
 
-async def test_the_responses_api_shares_no_cached_prompts_between_keys(serve: Serving) -> None:
-    served = await serve(api_keys=KEYS)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/score", {"prompt": "hi", "continuations": ["a"]}),
+        ("/v1/decisions", {"input": "hi", "questions": [{"type": "predicate", "instructions": "Is it?"}]}),
+    ],
+)
+async def test_other_routes_need_a_key_and_share_no_cached_prompts_between_keys(
+    serve: Serving, path: str, body: dict[str, object]
+) -> None:
+    served = await serve(api_keys=KEYS, admin_key="boss")
+    for headers in ({}, bearer("x"), bearer("boss")):
+        assert (await served.http.post(path, json=body, headers=headers)).status_code == 401
     for key in (ONE, OTHER, ONE):
-        answer = await served.http.post("/v1/responses", json={"input": "hi"}, headers=bearer(key))
+        answer = await served.http.post(path, json=body, headers=bearer(key))
         assert answer.status_code == 200
     first, second, third = salts(served)
     assert first == third != second

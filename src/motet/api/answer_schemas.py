@@ -101,6 +101,17 @@ SCORE = obj(
     token_logprobs=listed(NUMBER),
 )
 SCORES = obj(id=TEXT, object=_kind("score"), created=COUNT, model=TEXT, scores=listed(SCORE), usage=USAGE)
+DECISION = obj(
+    answers=listed(obj(type={"enum": ["predicate", "choice", "score"]}, name=TEXT_OR_NULL)),
+    model=TEXT,
+    usage=obj(
+        input_tokens=COUNT,
+        input_tokens_details=obj(cached_tokens=COUNT, cache_write_tokens=COUNT),
+        output_tokens=COUNT,
+        output_tokens_details=obj(reasoning_tokens=COUNT),
+        total_tokens=COUNT,
+    ),
+)
 
 DERENDERED_CHUNK = obj(chunk=obj(id=TEXT, object=TEXT, choices=listed(obj(index=COUNT))), stream_state=OBJECT)
 
@@ -127,6 +138,7 @@ ANSWERS: Mapping[str, Json] = {
     "/v1/messages": MESSAGE,
     "/v1/messages/count_tokens": obj(input_tokens=COUNT),
     "/v1/score": SCORES,
+    "/v1/decisions": DECISION,
     "/inference/v1/generate": GENERATED,
     "/generate": {"anyOf": [SGLANG, listed(SGLANG)]},
     "/v1/chat/completions/render": RENDERED,

@@ -32,6 +32,7 @@ from motet.api.openapi import openapi_router
 from motet.api.operators.adapter_routes import adapter_router
 from motet.api.operators.admin import admin_router, membership_router
 from motet.api.page import PAGE_ROUTES, page_router
+from motet.api.scoring.decisions import decision_router
 from motet.api.scoring.scores import score_router
 from motet.api.service import Service
 from motet.api.sglang.sglang_generate import sglang_generate_router
@@ -51,6 +52,7 @@ ROUTERS = (
     responses_router,
     messages_router,
     score_router,
+    decision_router,
     generate_router,
     group_router,
     file_router,

@@ -137,7 +137,9 @@ def text_model(name: str) -> TextModel:
     return TextModel(name=name, root="far/away", created=1, max_model_len=None, generate=no_texts)
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/inference/v1/generate", "/tokenize", "/detokenize", "/v1/score"])
+@pytest.mark.parametrize(
+    "path", ["/v1/responses", "/inference/v1/generate", "/tokenize", "/detokenize", "/v1/score", "/v1/decisions"]
+)
 async def test_a_model_that_takes_texts_has_no_tokens(serve: Serving, models: TwoModels, path: str) -> None:
     models.listed.append(text_model("elsewhere"))
     served = await serve.several(models, *models.engines)

@@ -104,7 +104,7 @@ class Plan:
     @property
     def num_choices(self) -> int:
         """Number of choices of all groups."""
-        return len(self.groups) * self.group_size
+        return sum(len(group.choices) for group in self.groups)
 
     def rules_of(self, number: int) -> TextRules:
         """Returns the rules of a group. `number`: number of its prompt."""
