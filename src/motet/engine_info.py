@@ -99,6 +99,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The loaded LoRA adapters, in the order in which they were loaded."""
     max_adapters: int = 0
     """Maximum number of loaded adapters; 0 for an engine that loads none."""
+    max_adapter_rank: int = 0
+    """Maximum rank of an adapter; 0 for an engine that does not report it."""
 
 
 def adapter_in(info: EngineInfo, model: str) -> AdapterInfo | None:

@@ -94,6 +94,7 @@ SIZES = {
     "num_weights": (0, 2**50),
     "ticket_readers": (1, 2**20),
     "max_adapters": (0, MAX_MODELS),
+    "max_adapter_rank": (0, 2**20),
 }
 """Minimum and maximum of each number with which routing calculates."""
 

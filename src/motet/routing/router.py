@@ -284,6 +284,7 @@ def common_info(infos: Sequence[EngineInfo]) -> EngineInfo:
         weight_version=first.weight_version if len({info.weight_version for info in infos}) == 1 else MIXED,
         adapters=tuple(one for one in first.adapters if all(adapter_in(info, one.name) == one for info in infos)),
         max_adapters=min(info.max_adapters for info in infos),
+        max_adapter_rank=min(info.max_adapter_rank for info in infos),
         pid=None,
         transfer=None,
     )

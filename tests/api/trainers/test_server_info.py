@@ -10,9 +10,12 @@ from tests.error_response import assert_error
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_trainer_reads_the_configuration_as_of_vllm(serve: Serving) -> None:
+@pytest.mark.parametrize("max_adapters", [0, 3])
+async def test_a_trainer_reads_the_configuration_as_of_vllm(serve: Serving, max_adapters: int) -> None:
+    """The bug: `lora_config` was null also if adapters could be loaded, so trainers merged them into all weights."""
     engine = WatchedEngine(hello)
-    engine.info = msgspec.structs.replace(engine.info, dtype="bfloat16")
+    adapters = {"max_adapters": max_adapters, "max_adapter_rank": 16}
+    engine.info = msgspec.structs.replace(engine.info, dtype="bfloat16", **adapters)
     served = await serve(rl=True, engine=engine, logprobs_mode="processed_logprobs")
     served.service.control = NotedControl()
     info = (await served.http.get("/server_info", params={"config_format": "json"})).json()
@@ -21,10 +24,15 @@ async def test_a_trainer_reads_the_configuration_as_of_vllm(serve: Serving) -> N
     assert config["model_config"]["logprobs_mode"] == "processed_logprobs"
     assert config["model_config"]["max_model_len"] == engine.info.max_model_len
     assert config["weight_transfer_config"] == {"backend": "http"}
-    assert (config["lora_config"], config["parallel_config"]["data_parallel_size"]) == (None, 1)
+    assert config["parallel_config"]["data_parallel_size"] == 1
+    if max_adapters:
+        limits = {"max_lora_rank": 16, "max_loras": 3, "max_cpu_loras": 3, "lora_dtype": "torch.bfloat16"}
+        assert config["lora_config"] == limits | {"fully_sharded_loras": False, "target_modules": None}
+    else:
+        assert config["lora_config"] is None
     assert {"vllm_env", "system_env"} < set(info)
     text = (await served.http.get("/server_info")).json()["vllm_config"]
-    assert "dtype='torch.bfloat16'" in text and "lora_config=None" in text
+    assert "dtype='torch.bfloat16'" in text and f"lora_config={'LoraConfig(' if max_adapters else None}" in text
 
 
 async def test_a_server_is_one_receiver_of_weights(serve: Serving) -> None:

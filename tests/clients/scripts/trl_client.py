@@ -38,7 +38,8 @@ def main() -> None:
 def configuration(client: VLLMClient) -> None:
     """TRL's trainers read this before they start: the server must sample from the distribution that it reports."""
     info = client.get_server_info()
-    assert info["weight_transfer_config"] is not None and info["lora_config"] is None
+    assert info["weight_transfer_config"] is not None
+    assert (info["lora_config"]["max_lora_rank"], info["lora_config"]["max_loras"]) == (64, 64)
     assert info["model_config"]["logprobs_mode"] == "processed_logprobs"
     assert info["model_config"]["dtype"] == "torch.bfloat16"
     assert client.get_world_size() == 1

@@ -38,6 +38,27 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_size: int = 1
 
 
+class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of LoRA adapters."""
+
+    max_lora_rank: int
+    max_loras: int
+    max_cpu_loras: int
+    """Equal to `max_loras`: every loaded adapter can be used in any step."""
+    lora_dtype: str
+    fully_sharded_loras: bool = False
+    target_modules: None = None
+    """Not restricted: adapters can change all linear layers."""
+
+    @classmethod
+    def of(cls, info: EngineInfo) -> "LoraConfig | None":
+        """Returns None for engines that load no adapters, as in vLLM without `--enable-lora`."""
+        rank, number = info.max_adapter_rank, info.max_adapters
+        if not (rank and number):
+            return None
+        return cls(max_lora_rank=rank, max_loras=number, max_cpu_loras=number, lora_dtype=f"torch.{info.dtype}")
+
+
 class WeightTransferConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     """`nccl` if the engines are on GPUs. Such servers accept tensors over HTTP too."""
@@ -49,7 +70,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_config: VllmModelConfig
     cache_config: CacheConfig
     parallel_config: ParallelConfig = ParallelConfig()
-    lora_config: None = None
+    lora_config: LoraConfig | None
     weight_transfer_config: WeightTransferConfig
 
 
@@ -62,6 +83,7 @@ def _config_of(info: EngineInfo, logprobs_mode: LogprobsMode) -> VllmConfig:
             max_model_len=info.max_model_len,
             logprobs_mode=logprobs_mode,
         ),
+        lora_config=LoraConfig.of(info),
         weight_transfer_config=WeightTransferConfig(backend="nccl" if info.device.startswith("cuda") else "http"),
         cache_config=CacheConfig(block_size=info.block_size, num_gpu_blocks=info.num_blocks),
     )

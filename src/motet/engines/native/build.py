@@ -170,6 +170,7 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
         model_digest=model_id,
         pid=pid,
         max_adapters=0 if backend.adapters is None else config.max_adapters,
+        max_adapter_rank=0 if backend.adapters is None else config.max_adapter_rank,
     )
     options = _options_of(config, shape, device=device, bytes_per_block=layout.bytes_per_block)
     start = StartWeights(folder, weights.result(), load)
