@@ -4,6 +4,7 @@ For every n the cell prefills once, moves the trunk once, and computes one promp
 of values of dtype, n and route occurs in some test.
 """
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -134,6 +135,57 @@ def test_resumed_choices_continue_in_a_cell_and_their_prompt_is_transferred_once
     assert rest == [(tokens[count:], scores[count:]) for (tokens, scores), count in cuts]
     cost = work_since(pair, before)
     assert cost == CellCost(prefills=1, transfers=1, recomputed_tokens=cost.recomputed_tokens)
+
+
+IDS = list(range(20, 110))
+SCORED: list[tuple[str, dict[str, object]]] = [
+    ("/v1/completions", {"prompt": PROMPTS[1], "echo": True, "logprobs": 2, "max_tokens": 0}),
+    ("/v1/completions", {"prompt": IDS, "prompt_logprobs": 3, "prompt_logprobs_from": 70, "max_tokens": 2}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPTS[2]}], "prompt_logprobs": 2}),
+    ("/inference/v1/generate", {"token_ids": IDS, "sampling_params": {"prompt_logprobs": 1, "max_tokens": 2}}),
+    (
+        "/generate",
+        {"input_ids": IDS, "return_logprob": True, "logprob_start_len": 9, "sampling_params": {"max_new_tokens": 0}}
+        | {"top_logprobs_num": 2, "token_ids_logprob": [5, 9]},
+    ),
+    ("/v1/score", {"prompt": IDS, "continuations": [[5, 6], [7]]}),
+]
+SCORES: tuple[str, ...] = ("prompt_logprobs", "token_logprobs", "top_logprobs", "scores")
+SCORES += ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
+
+
+def scores_in(answer: object) -> dict[str, object]:
+    """Returns the first value of each field with scores, at any place in the answer."""
+    if isinstance(answer, list):
+        answer = dict(enumerate(answer))
+    found: dict[str, object] = {}
+    for name, value in answer.items() if isinstance(answer, dict) else ():
+        if name in SCORES and value:
+            found.setdefault(str(name), value)
+        elif isinstance(value, dict | list):
+            found = scores_in(value) | found
+    return found
+
+
+def scores_of(http: httpx.Client, path: str, body: dict[str, object]) -> dict[str, object]:
+    answer = http.post(http.base_url.join(path), json=body)
+    assert answer.status_code == 200, answer.text
+    lines = answer.text.split("\n") if body.get("stream") else [f"data: {answer.text}"]
+    return scores_in([json.loads(line[6:]) for line in lines if line.startswith("data: {")])
+
+
+@pytest.mark.parametrize(("path", "body"), SCORED, ids=[path for path, _ in SCORED])
+def test_scores_equal_those_of_one_engine_that_has_them_cached(path: str, body: dict[str, object], pair: Pair) -> None:
+    """Each prompt is computed once, on decode."""
+    with httpx.Client(base_url=str(pair.single.base_url), timeout=PATIENCE_S) as single:
+        body = body | {"seed": 5} if "max_tokens" in body else body
+        first, again = (scores_of(single, path, body) for _ in range(2))
+        assert first == again and len(first) == {"/generate": 3}.get(path, 2 if "echo" in body else 1)
+        before = read_figures(pair.http)
+        for stream in (False, True)[: 1 if path == "/v1/score" else 2]:
+            assert scores_of(pair.http, path, body | {"stream": stream}) == first
+            assert scores_of(single, path, body | {"stream": stream}) == first
+        assert work_since(pair, before) == CellCost(prefills=0, transfers=0, recomputed_tokens=0)
 
 
 def test_the_transferred_bytes_are_those_of_the_prompt_for_every_n(pair: Pair) -> None:

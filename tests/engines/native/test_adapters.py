@@ -177,6 +177,42 @@ def test_bits_of_a_choice_do_not_depend_on_what_runs_next_to_it(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_scores_of_each_adapter_are_those_of_an_engine_without_a_cache(
+    numbers: dict[str, Any], tiny: Tiny, adapters: Callable[..., Path]
+) -> None:
+    """Together with other groups, from the cache, preempted, and after an adapter was replaced."""
+    prompts = [PROMPT, (*PROMPT[:30], 5, 6), (*PROMPT, 7)]
+    requests = [
+        request(f"{model or 'base'}-{place}", model, prompt=prompt, prompt_logprobs=2, n=2, seed=place, max_tokens=30)
+        for place, prompt in enumerate(prompts)
+        for model in ("", "a", "b")
+    ]
+
+    def scores(core: EngineCore, stagger: int) -> dict[str, object]:
+        outcomes = run(core, requests, stagger=stagger)
+        return {name: outcome.prompt and outcome.prompt.parts for name, outcome in outcomes.items()}
+
+    def loaded(**changes: Any) -> tuple[EngineCore, Parts]:
+        parts = parts_of(tiny("llama"), numbers, max_num_batched_tokens=24, **changes)
+        core = core_of(parts)
+        for name, adapter in (("a", "all"), ("b", "some")):
+            load(core, parts, name, adapters(adapter))
+        return core, parts
+
+    alone, own_parts = loaded(prefix_cache=False)
+    small = {"max_model_len": 128, "kv_cache_gb": alone.info.bytes_per_block * 26 / 2**30}
+    core, parts = loaded(**small)
+    for adapter in ("all", "down"):
+        load(core, parts, "a", adapters(adapter), in_place=True)
+        load(alone, own_parts, "a", adapters(adapter), in_place=True)
+        expected = scores(alone, 100)
+        assert len({str(found) for found in expected.values()}) == len(requests) and all(expected.values())
+        assert scores(core, 1) == expected == scores(core, 3)
+    assert core.counters.preemptions > 0 and core.stats().cached_tokens > 0
+
+
+@pytest.mark.slow
 def test_kv_is_never_shared_between_adapters(tiny: Tiny, adapters: Callable[..., Path]) -> None:
     """Equal prompts, with and without a full block, in the prefix cache, running, and kept."""
     parts = parts_of(tiny("llama"), TORCH)

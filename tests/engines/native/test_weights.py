@@ -98,15 +98,16 @@ def drive(core: EngineCore, outcomes: dict[str, GroupOutcome]) -> dict[str, Grou
 def test_groups_continue_with_new_weights_as_in_an_engine_started_with_them(
     family: str, numbers: dict[str, Any], tiny: Callable[[str], Path], other: Callable[[str], Path]
 ) -> None:
-    """The prompt is in the prefix cache; one group generates, one waits for its prompt, and one comes afterwards."""
+    """The prompt and its scores are in the prefix cache. One group generates, one waits for its prompt, and one comes
+    afterwards."""
     parts = built(tiny(family), numbers)
     core = core_of(parts)
-    run(core, [group("warm", PROMPT, seed=90)])
+    run(core, [group("warm", PROMPT, seed=90, prompt_logprobs=1)])
     outcomes = {name: GroupOutcome() for name in ("begun", "waiting")}
     core.submit(group("begun", PROMPT, n=N, seed=50, max_tokens=40, logprobs=1))
     for _ in range(STEPS):
         take_step(core, outcomes)
-    core.submit(group("waiting", PROMPT, n=2, seed=70))
+    core.submit(group("waiting", PROMPT, n=2, seed=70, prompt_logprobs=1))
     written = {index: tuple(tokens) for index, tokens in outcomes["begun"].tokens.items()}
     assert len(written) == N and any(len(tokens) > 2 for tokens in written.values())
 
@@ -123,7 +124,7 @@ def test_groups_continue_with_new_weights_as_in_an_engine_started_with_them(
         fresh,
         [
             group("begun", PROMPT, starts=starts, max_tokens=40, logprobs=1),
-            group("waiting", PROMPT, n=2, seed=70),
+            group("waiting", PROMPT, n=2, seed=70, prompt_logprobs=1),
             group("after", PROMPT, n=N, seed=50, max_tokens=40),
         ],
         stagger=60,
@@ -133,6 +134,9 @@ def test_groups_continue_with_new_weights_as_in_an_engine_started_with_them(
         assert rest == expected["begun"].tokens[index]
         assert outcomes["begun"].logprobs[index][len(before) :] == expected["begun"].logprobs[index]
     assert outcomes["waiting"].tokens == expected["waiting"].tokens
+    scores, expected_scores = outcomes["waiting"].prompt, expected["waiting"].prompt
+    assert scores is not None and expected_scores is not None and scores.parts
+    assert scores.parts == expected_scores.parts
     assert after["after"].tokens == expected["after"].tokens
     assert after["after"].tokens != outcomes["begun"].tokens
     assert (core.info.model_digest, core.info.fingerprint) == (fresh.info.model_digest, fresh.info.fingerprint)
