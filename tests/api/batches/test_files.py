@@ -7,7 +7,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from motet.api.batches.multipart import MultipartParser, PartEnd, PartHead
+from motet.api.batches.multipart import FormReader, PartEnd, PartHead
 from motet.errors import RequestError
 from tests.api.batches.batch_serving import BatchServing, line
 from tests.api.serving import WatchedEngine
@@ -18,17 +18,17 @@ pytestmark = pytest.mark.anyio
 FOR_BATCH = {"purpose": "batch"}
 TYPE = "multipart/form-data; boundary=xyz"
 BODY = (
-    b'preamble\r\n--xyz\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
-    b"--xyz \r\nContent-Type: text/plain\r\n"
+    b'--xyz\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b"--xyz\r\nContent-Type: text/plain\r\n"
     b'content-disposition: form-data; name="file"; filename="a\\"%22.jsonl"\r\n\r\n'
     b"one\r\n--xy\r\ntwo\r\n"
     b'\r\n--xyz\r\nContent-Disposition: form-data; name="empty"\r\n\r\n\r\n--xyz--\r\nepilogue --xyz'
 )
-PARTS = {("purpose", None): b"batch", ("file", 'a"".jsonl'): b"one\r\n--xy\r\ntwo\r\n", ("empty", None): b""}
+PARTS = {("purpose", None): b"batch", ("file", 'a"%22.jsonl'): b"one\r\n--xy\r\ntwo\r\n", ("empty", None): b""}
 
 
 def parts_of(*pieces: bytes) -> dict[tuple[str, str | None], bytes]:
-    parser, parts, current = MultipartParser(TYPE), {}, b""
+    parser, parts, current = FormReader(TYPE), {}, b""
     for piece in pieces:
         for event in parser.feed(piece):
             match event:

@@ -1,6 +1,6 @@
 """OpenAI's Files and Batch API: files with many requests, which run in the background (`--batch-dir`).
 
-multipart   the parser of uploads
+multipart   the parts of uploads
 records     files and batches, as they are stored and as clients see them
 folder      the folder with the database and the contents of files: blocking, used in one thread
 results     the output and error file of a batch that runs: appended line by line, and repaired at a start

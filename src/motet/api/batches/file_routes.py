@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from motet.api.batches.multipart import MultipartParser, PartEnd, PartHead, invalid_form
+from motet.api.batches.multipart import FormReader, PartEnd, PartHead, invalid_form
 from motet.api.batches.records import FilePurpose, FileRecord
 from motet.api.batches.store import FLAG_OFF, BatchStore, Upload
 from motet.api.http.caller import caller_of
@@ -170,7 +170,7 @@ class UploadedForm:
 
     async def read(self, request: Request) -> FileRecord:
         """Reads the body, and adds the file. Raises RequestError for a wrong field."""
-        parser = MultipartParser(request.headers.get("content-type", ""))
+        parser = FormReader(request.headers.get("content-type", ""))
         try:
             async for piece in request.stream():
                 for event in parser.feed(piece):

@@ -1,23 +1,18 @@
-"""A parser of `multipart/form-data` bodies that arrive in pieces (RFC 7578). It does no I/O and keeps no content:
+"""The parts of a `multipart/form-data` body that arrives in pieces, as events. `python-multipart` parses the body.
 
-    feed(piece) -> events      PartHead, then any number of bytes objects, then PartEnd; and so on
-    close()                    raises if the body has not ended
+feed(piece) -> events      PartHead, then any number of bytes objects, then PartEnd; and so on
+close()                    raises if the body has not ended"""
 
-Its buffer has at most one piece and one head of a part, and each byte is searched once."""
-
-import re
-from collections.abc import Iterator
-from enum import Enum, auto
 from typing import NamedTuple
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from motet.errors import RequestError
 
-MAX_HEAD_BYTES = 8 * 1024
-"""Maximum size of the head of a part."""
+MAX_HEAD_LINE_BYTES = 8 * 1024
+"""Maximum size of a line in the head of a part."""
 MAX_PARTS = 32
-_BOUNDARY = re.compile(r"""boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))""", re.IGNORECASE)
-_PARAMETER = re.compile(r';\s*(\w+)="((?:[^"\\]|\\.)*)"')
-_DISPOSITION = re.compile(r"(?im)^content-disposition:[ \t]*form-data\b(.*)$")
 
 
 class PartHead(NamedTuple):
@@ -34,102 +29,87 @@ class PartEnd(NamedTuple):
 PartEvent = PartHead | bytes | PartEnd
 
 
-class _State(Enum):
-    PREAMBLE = auto()
-    HEAD = auto()
-    CONTENT = auto()
-    AFTER_DELIMITER = auto()
-    END = auto()
-
-
 def invalid_form(why: str) -> RequestError:
     """`why`: the end of a sentence, without the full stop."""
     return RequestError(f"Invalid multipart/form-data body: {why}.", code="invalid_multipart_form_data")
 
 
-class MultipartParser:
+class FormReader:
+    """Reads one body."""
+
     def __init__(self, content_type: str) -> None:
         """Raises RequestError for a content type other than `multipart/form-data` with a boundary."""
-        kind, _, parameters = content_type.partition(";")
-        found = _BOUNDARY.search(parameters)
-        if kind.strip().lower() != "multipart/form-data" or found is None:
+        kind, parameters = parse_options_header(content_type)
+        if kind != b"multipart/form-data" or not parameters.get(b"boundary"):
             message = "The body must be multipart/form-data with a boundary, with the fields 'file' and 'purpose'."
             raise RequestError(message, code="invalid_content_type")
-        self._delimiter = b"\r\n--" + (found[1] or found[2]).encode("latin-1", errors="replace")
-        self._buffer = b"\r\n"  # the first delimiter needs no line break before it
-        self._state = _State.PREAMBLE
+        self._events: list[PartEvent] = []
+        self._head: dict[bytes, bytes] = {}
+        self._name = self._value = b""
+        """The header that is being read."""
         self._num_parts = 0
+        self._ended = False
+        try:
+            self._parser = MultipartParser(
+                parameters[b"boundary"],
+                {
+                    "on_part_begin": self._start_part,
+                    "on_header_field": self._add_name,
+                    "on_header_value": self._add_value,
+                    "on_header_end": self._end_header,
+                    "on_headers_finished": self._end_head,
+                    "on_part_data": lambda data, start, end: self._events.append(data[start:end]),
+                    "on_part_end": lambda: self._events.append(PartEnd()),
+                    "on_end": self._end,
+                },
+                max_header_size=MAX_HEAD_LINE_BYTES,
+            )
+        except FormParserError as error:
+            raise invalid_form(str(error)) from error
 
-    def feed(self, piece: bytes) -> Iterator[PartEvent]:
-        """Yields the events of the next piece. Raises RequestError for an invalid body."""
-        self._buffer += piece
-        while (events := self._step()) is not None:
-            yield from events
+    def feed(self, piece: bytes) -> list[PartEvent]:
+        """Returns the events of the next piece. Raises RequestError for an invalid body. Text after the end of the body
+        is ignored."""
+        if self._ended:
+            return []
+        self._events = []
+        try:
+            self._parser.write(piece)
+        except FormParserError as error:
+            raise invalid_form(str(error)) from error
+        return self._events
 
     def close(self) -> None:
         """Raises RequestError if the body has not ended."""
-        if self._state is not _State.END:
+        if not self._ended:
             raise invalid_form("it has no end")
 
-    def _step(self) -> list[PartEvent] | None:
-        """Returns the events up to the next change of state; None if it needs more bytes."""
-        match self._state:
-            case _State.PREAMBLE | _State.CONTENT:
-                return self._content()
-            case _State.AFTER_DELIMITER:
-                return self._after_delimiter()
-            case _State.HEAD:
-                return self._head()
-            case _State.END:
-                self._buffer = b""  # the epilogue is ignored
-                return None
-
-    def _content(self) -> list[PartEvent] | None:
-        in_part, at = self._state is _State.CONTENT, self._buffer.find(self._delimiter)
-        found = at >= 0
-        end = at if found else max(0, len(self._buffer) - len(self._delimiter) + 1)
-        content, self._buffer = self._buffer[:end], self._buffer[end + (len(self._delimiter) if found else 0) :]
-        events: list[PartEvent] = [content] if in_part and content else []
-        if not found:
-            return events or None
-        self._state = _State.AFTER_DELIMITER
-        return [*events, PartEnd()] if in_part else events
-
-    def _after_delimiter(self) -> list[PartEvent] | None:
-        if self._buffer.startswith(b"--"):
-            self._state = _State.END
-            return []
-        line, found, rest = self._buffer.partition(b"\r\n")
-        if line.strip(b" \t\r") or len(line) > MAX_HEAD_BYTES:
-            if self._buffer == b"-":
-                return None
-            raise invalid_form("a delimiter is followed by other text")
-        if not found:
-            return None
+    def _start_part(self) -> None:
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
             raise invalid_form(f"it can have at most {MAX_PARTS} parts")
-        self._buffer, self._state = rest, _State.HEAD
-        return []
+        self._head = {}
 
-    def _head(self) -> list[PartEvent] | None:
-        head, found, rest = self._buffer.partition(b"\r\n\r\n")
-        if len(head) > MAX_HEAD_BYTES:
-            raise invalid_form(f"the head of a part is larger than {MAX_HEAD_BYTES} bytes")
-        if not found:
-            return None
-        self._buffer, self._state = rest, _State.CONTENT
-        return [_head_of(head.decode(errors="replace"))]
+    def _add_name(self, data: bytes, *span: int) -> None:
+        self._name += data[slice(*span)]
+
+    def _add_value(self, data: bytes, *span: int) -> None:
+        self._value += data[slice(*span)]
+
+    def _end_header(self) -> None:
+        self._head[self._name.lower()] = self._value
+        self._name = self._value = b""
+
+    def _end_head(self) -> None:
+        kind, parameters = parse_options_header(self._head.get(b"content-disposition"))
+        if kind != b"form-data" or not parameters.get(b"name"):
+            raise invalid_form("a part has no name")
+        filename = parameters.get(b"filename")
+        self._events.append(PartHead(_text(parameters[b"name"]), _text(filename) if filename else None))
+
+    def _end(self) -> None:
+        self._ended = True
 
 
-def _head_of(head: str) -> PartHead:
-    found = _DISPOSITION.search(head.replace("\r", ""))
-    parameters = dict(_PARAMETER.findall(found[1])) if found else {}
-    if "name" not in parameters:
-        raise invalid_form("a part has no name")
-    return PartHead(_unquoted(parameters["name"]), _unquoted(name) if (name := parameters.get("filename")) else None)
-
-
-def _unquoted(text: str) -> str:
-    """Returns a parameter as it was before quoting: with escapes (RFC 2616), or as browsers send it (`%22`)."""
-    return re.sub(r"\\(.)", r"\1", text).replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
