@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -96,11 +96,12 @@ class BatchScene:
         concurrency: int | None = 4,
         server_timeout_s: float = 600.0,
         stop_s: float = 10.0,
+        revive: Callable[[], Awaitable[None]] | None = None,
     ) -> ScriptedServer:
         """Runs the batch until its end, and returns the server. `during` is called after the start of the run."""
         server = server or ScriptedServer()
         times = RunTimes(server_timeout_s, stop_s, self._sleep, self.clock, jitter=lambda: 1.0)
-        watch = ServerWatch(server, timeout_s=server_timeout_s, sleep=self._sleep, clock=self.clock)
+        watch = ServerWatch(server, timeout_s=server_timeout_s, revive=revive, sleep=self._sleep, clock=self.clock)
         with ExitStack() as stack:
             files = BatchFiles.open(self.input, self.output, errors=self.errors, stack=stack)
             self.progress = BatchProgress(files.survey.num_lines, num_before=files.survey.num_finished)

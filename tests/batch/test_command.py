@@ -24,6 +24,7 @@ from tests.batch.batch_scene import request
 from tests.cli.test_servers import fails, motet
 from tests.fake_server import MODEL, FakeServer
 from tests.forked import ForkingProcess
+from tests.models.model_folders import write_model
 from tests.patience import PATIENCE_S
 from tests.tiny_engine import TINY
 from tests.tiny_tokenizer import fake_answer, save_tiny_tokenizer
@@ -212,14 +213,14 @@ class FakeChild(ChildServer):
 
 
 @pytest.mark.anyio
-async def test_a_server_that_ends_is_started_again_while_there_are_results(folder: Path) -> None:
+async def test_a_server_that_ends_is_started_again_while_there_are_results(tmp_path: Path) -> None:
     children: list[FakeChild] = []
 
     def start_child(arguments: object, **settings: object) -> FakeChild:
         children.append(FakeChild(len(children)))
         return children[-1]
 
-    server = OwnServer({"model": str(folder)}, None, start_timeout_s=1.0, start=start_child)
+    server = OwnServer({"model": str(write_model(tmp_path))}, None, start_timeout_s=1.0, start=start_child)
     progress = BatchProgress(100)
     with ExitStack() as stack:
         server.start(progress, stack)

@@ -4,7 +4,7 @@ import heapq
 
 import pytest
 
-from motet.batch.concurrency import ConcurrencyLimit
+from motet.batch.concurrency import FIRST_LIMIT, ConcurrencyLimit
 from tests.clock import Clock
 
 
@@ -40,7 +40,7 @@ def test_the_limit_finds_the_capacity_of_a_server(capacity: int) -> None:
     limits = SimulatedServer(capacity).run(ConcurrencyLimit(), num_requests=100 * capacity)
     late = limits[len(limits) // 2 :]
     assert 0.5 * capacity <= min(late)
-    assert max(late) <= 4 * max(capacity, 8)
+    assert max(late) <= max(4 * capacity, 2 * FIRST_LIMIT)
 
 
 def test_the_limit_stays_below_a_number_that_the_server_refuses() -> None:

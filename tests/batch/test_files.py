@@ -18,11 +18,11 @@ pytestmark = pytest.mark.anyio
 
 async def test_an_output_that_is_cut_anywhere_is_repaired(tmp_path: Path) -> None:
     """Every byte at which a killed process can have stopped writing; zeros after it are what a power failure leaves."""
-    scene = BatchScene(tmp_path, requests(3))
+    scene = BatchScene(tmp_path, requests(2))
     await scene.run()
     complete = scene.output.read_bytes()
     for cut in range(len(complete) + 1):
-        for zeros in (b"", b"\0" * 9, b"\0\n\0"):
+        for zeros in (b"", b"\0" * 9, b"\0\n\0")[: 1 if cut % 8 else 3]:
             scene.output.write_bytes(complete[:cut] + zeros)
             table = IdTable()
             with LineFile(scene.output) as output:

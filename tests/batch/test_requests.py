@@ -59,7 +59,7 @@ def test_a_beginning_is_what_the_prompt_starts_with() -> None:
     assert beginning(BatchLine("a", other, same[0])) != beginning(BatchLine("a", url, same[0]))
 
 
-@examples(100)
+@examples(30)
 @given(ids=st.lists(st.text(max_size=3), max_size=40), marks=st.lists(st.sampled_from([1, 2, 4]), min_size=40))
 def test_a_table_of_ids_is_a_dictionary(ids: list[str], marks: list[int]) -> None:
     table, model = IdTable(), dict[str, int]()

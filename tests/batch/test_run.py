@@ -10,7 +10,7 @@ import pytest
 from motet.batch.lines import BatchLine
 from motet.batch.run import MAX_BROKEN_ATTEMPTS
 from motet.batch.sender import ServerReply
-from motet.errors import BatchStoppedError
+from motet.errors import BatchStoppedError, ModelLoadError
 from tests.batch.batch_scene import BatchScene, ScriptedServer, echo, refusal, request, requests
 
 pytestmark = pytest.mark.anyio
@@ -217,3 +217,11 @@ async def test_a_batch_without_requests_needs_no_server(tmp_path: Path) -> None:
     server = await scene.run(ScriptedServer(probe=lambda n: UNREACHED))
     assert server.num_probes == 0
     assert scene.failures() == {"a": "invalid_url"}
+
+
+async def test_a_server_that_cannot_start_again_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    async def revive() -> None:
+        raise ModelLoadError("the file is gone")
+
+    with pytest.raises(ModelLoadError, match="the file is gone"):
+        await BatchScene(tmp_path, requests(3)).run(revive=revive)

@@ -14,7 +14,7 @@ which the limit was reached are compared. The class does no I/O; times are argum
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-FIRST_LIMIT = 8
+FIRST_LIMIT = 32
 MAX_LIMIT = 1024
 MIN_EPOCH_S = 1.0
 GAIN = 1.1

@@ -20,6 +20,7 @@ from motet.batch.id_table import IdMark, IdTable
 from motet.batch.line_reader import FileLine, read_lines
 from motet.batch.lines import ID_PREFIX, is_blank, read_result
 from motet.errors import BatchStoppedError, ConfigError
+from motet.log import notice
 
 fcntl: Any
 try:
@@ -143,8 +144,8 @@ class LineFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"{self.path} is in use: another run of motet batch writes to it") from error
-        except OSError as error:
-            raise ConfigError(f"{self.path} cannot be locked: {error.strerror}") from error
+        except OSError as error:  # some network file systems have no locks
+            notice(f"{self.path} cannot be locked ({error.strerror}): start no other run with it")
 
     def _reader(self) -> Any:
         return os.fdopen(os.dup(self._descriptor), "rb", buffering=2**20)

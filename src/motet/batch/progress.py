@@ -15,6 +15,8 @@ class BatchProgress:
     """Lines with a result of this run."""
     num_failed: int = 0
     """Lines in the file of errors."""
+    first_failure: str = ""
+    """The first request of this run that failed, and the reason; empty before it."""
     num_tokens: int = 0
     """Prompt and output tokens of the results of this run."""
     num_retries: int = 0

@@ -24,7 +24,8 @@ from motet.batch.progress import BatchProgress
 from motet.batch.requests import NumberedLine
 from motet.batch.sender import ReplyVerdict, RequestSender, ServerReply, total_tokens
 from motet.batch.server_watch import ServerWatch, Sleep
-from motet.errors import BatchStoppedError
+from motet.errors import BatchStoppedError, MotetError
+from motet.log import escaped, notice
 
 SYNC_INTERVAL_S = 2.0
 MAX_BROKEN_ATTEMPTS = 5
@@ -85,14 +86,15 @@ class BatchFileRun:
             task.cancel()
 
     async def run(self, windows: Iterator[Sequence[NumberedLine]]) -> None:
-        """Sends all lines, and returns when each is in a file, or after `stop`. Raises BatchStoppedError."""
+        """Sends all lines, and returns when each is in a file, or after `stop`. Raises BatchStoppedError, or
+        StartupError if a server cannot be started again."""
         try:
             async with asyncio.TaskGroup() as group:
                 syncing = group.create_task(self._sync_at_intervals())
                 await self._send_all(windows, group=group)
                 await self._wait_for_running()
                 syncing.cancel()
-        except* BatchStoppedError as stopped:
+        except* MotetError as stopped:
             raise _first(stopped) from None
         finally:
             await self._watch.close()
@@ -191,7 +193,7 @@ class BatchFileRun:
         """Writes the line of a final response."""
         self._last_result_s = now_s
         if reply.verdict is not ReplyVerdict.COMPLETED:
-            self._fail(failure_line(line, reply))
+            self._fail_request(line, reply)
             return
         tokens = total_tokens(reply.body)
         self._output.append(_result(line, reply))
@@ -207,6 +209,12 @@ class BatchFileRun:
                 f"the server has refused all requests for {self._times.server_timeout_s:g} s ({reply.shown}): start "
                 "the same command again to continue"
             )
+        self._fail_request(line, reply)
+
+    def _fail_request(self, line: BatchLine, reply: ServerReply) -> None:
+        if not self.progress.first_failure:
+            self.progress.first_failure = f"{escaped(line.custom_id)} failed: {reply.shown}"
+            notice(f"{self.progress.first_failure} ({self._errors.path} has all failures)")
         self._fail(failure_line(line, reply))
 
     def _fail(self, line: bytes) -> None:
@@ -273,7 +281,7 @@ def _result(line: BatchLine, reply: ServerReply) -> bytes:
     )
 
 
-def _first(stopped: ExceptionGroup[BatchStoppedError]) -> BaseException:
+def _first(stopped: ExceptionGroup[MotetError]) -> BaseException:
     error: BaseException = stopped
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -27,6 +27,7 @@ from motet.cli.batch.files import BatchFiles, errors_path
 from motet.cli.batch.target import CHOSEN_HERE, ServerTarget, server_target
 from motet.cli.flags import ConfigFile, given_settings, model_of, setting_flags
 from motet.cli.help import HelpAll
+from motet.errors import MotetError
 from motet.log import notice
 from motet.settings.declaration import ServerCommand
 from motet.settings.server_config import SETTINGS
@@ -98,7 +99,12 @@ def batch(
         if files.survey.num_left:
             target.start(progress, stack)
         start_s = time.monotonic()
-        number = asyncio.run(complete(files, progress, target=target, options=options))
+        try:
+            number = asyncio.run(complete(files, progress, target=target, options=options))
+        except MotetError:
+            if progress.num_completed or progress.num_failed:
+                notice(summary(progress, errors=files.errors.path, elapsed_s=time.monotonic() - start_s))
+            raise
     notice(summary(progress, errors=files.errors.path, elapsed_s=time.monotonic() - start_s))
     raise typer.Exit(SIGNAL_CODE + number if number else 1 if progress.num_failed else 0)
 

@@ -1,7 +1,7 @@
 """The files of `motet batch`, opened, locked and compared with each other before a server starts."""
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +9,12 @@ from motet.batch.id_table import IdTable
 from motet.batch.jsonl_input import JsonlInput
 from motet.batch.line_file import LineFile
 from motet.batch.requests import BatchInput, InputSurvey, survey
+from motet.cli.progress import terminal_progress
 from motet.errors import ConfigError
 from motet.log import notice
+
+NOTED_BYTES = 64 * 2**20
+"""Size of the files from which on a notice says that they are read."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,11 @@ class BatchFiles:
                 if os.path.samestat(status, other_status):
                     raise ConfigError(f"{path} and {other} are the same file: input, output and errors must differ")
         ids = IdTable()
-        if removed := output_file.add_finished(ids):
-            notice(f"{output}: removed {removed} bytes of an incomplete line at its end")
-        found = survey(lines, ids, output=str(output))
+        takes_long = lines.status.st_size + output_file.num_bytes > NOTED_BYTES
+        with terminal_progress(notice).stage(f"reading {input}") if takes_long else nullcontext():
+            if removed := output_file.add_finished(ids):
+                notice(f"{output}: removed {removed} bytes of an incomplete line at its end")
+            found = survey(lines, ids, output=str(output))
         errors_file.start_again()
         if found.num_finished:
             notice(f"{output} has {found.num_finished:,} of {found.num_lines:,} results: continuing")

@@ -20,7 +20,7 @@ from motet.system.machine import described_end
 API_KEYS = "api_keys"
 CHOSEN_HERE = frozenset(
     {
-        *(API_KEYS, "host", "port", "uds", "root_path", "role", "prefill_urls", "page"),
+        *(API_KEYS, "host", "port", "uds", "root_path", "role", "prefill_urls", "page", "batch_dir"),
         *(name for name, one in SETTINGS.items() if one.panel is Panel.TLS),
     }
 )
@@ -73,7 +73,12 @@ class OwnServer:
         self.api_key = secrets.token_hex(16)
         secret = {name: value for name, value in given.items() if SETTINGS[name].secret} | {API_KEYS: self.api_key}
         self._environ = environ | {SETTINGS[name].variable: str(value) for name, value in secret.items()}
-        self._arguments = [*(("--config", str(config)) if config else ()), *flags_of(given, without=secret)]
+        self._arguments = [
+            "--host",
+            "127.0.0.1",
+            *(("--config", str(config)) if config else ()),
+            *flags_of(given, without=secret),
+        ]
         self._start_timeout_s = max(start_timeout_s, START_TIMEOUT_S)
         self._start = start
         self._progress = BatchProgress(0)
