@@ -45,9 +45,9 @@ class FreshPrompts:
         """Returns random tokens of the text. They never repeat for long, so no cache contains a part of them."""
         return self._dice.choices(self._distinct, k=length)
 
-    def distinct(self, count: int) -> list[int]:
-        """Returns different tokens of the text."""
-        return self._dice.sample(self._distinct, count)
+    def words(self, count: int) -> str:
+        """Returns random words of `TEXT`, which are about as many tokens."""
+        return " ".join(self._dice.choices(TEXT.split(), k=count))
 
     def _sample(self) -> tuple[int, ...]:
         return tuple(self._dice.choices(self._distinct, k=BEGINNING))

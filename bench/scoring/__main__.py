@@ -7,8 +7,9 @@
 
 All servers get the same prompts in turn: Motet, `--vllm` (vLLM's CPU build with its prefix cache), `--llama`
 (llama.cpp's server, which refuses `echo` and so has decisions only), and `--before`, a running server, for example of
-an older version. No prompt is cached when it is sent. Motet's decisions are requests to /v1/score; vLLM's read the
-options as next tokens, which its prefix cache accelerates.
+an older version. No prompt is cached when it is sent. Motet's decisions are one request to /v1/decisions; other
+servers get Motet's prompts one by one, and report the log-probabilities of the options as next tokens (vLLM) or
+generate one of them (llama.cpp), both with prefix caches.
 
 Prints a table, and JSON on the last line. "computed" is the number of prompt tokens that a server reports as
 computed. The log-probabilities of each server are compared with Motet's: "difference" is the largest difference, "same
@@ -110,6 +111,9 @@ class ScoringBench:
         for name, target in self.targets.items():
             if case not in WITHOUT_ECHO.get(target.dialect, CASES):
                 continue
+            if target.dialect is not Dialect.MOTET:
+                for request in requests:
+                    await request.prepare(self.targets[MOTET])
             try:
                 results[name] = await run_round(target, requests)
             except* (EngineError, httpx.HTTPError, OSError) as errors:

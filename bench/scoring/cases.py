@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.client.fresh_prompts import FreshPrompts
 from bench.scoring.requests import (
-    Decision,
+    Decisions,
     Dialect,
     EchoedPrompts,
     ReadScores,
@@ -20,6 +20,8 @@ from bench.servers.computed_tokens import computed_by
 FEW_SHOT, DIFFERENT, PERPLEXITY, DECISIONS = CASES = ("few-shot", "different", "perplexity", "decisions")
 WITHOUT_ECHO = {Dialect.LLAMA: (DECISIONS,)}
 """The cases of a server that reports no log-probabilities of prompts."""
+TEMPLATE_TOKENS = 64
+"""Tokens that the chat template adds to a decision, at most."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class ScoringSizes:
 
     @property
     def max_prompt(self) -> int:
-        return max(self.beginning + self.question + self.option, self.window, self.input + self.question)
+        return max(
+            self.beginning + self.question + self.option, self.window, self.input + self.question + TEMPLATE_TOKENS
+        )
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,8 @@ def make_requests(case: str, fresh: FreshPrompts, sizes: ScoringSizes) -> list[S
         case "perplexity":
             return [*windows(fresh.random(sizes.text), sizes.window, sizes.stride)]
         case "decisions":
-            source = fresh.next(sizes.input)
-            return [
-                Decision([*source, *fresh.next(sizes.question)], fresh.distinct(sizes.options))
-                for _ in range(sizes.decisions)
-            ]
+            questions = [fresh.words(sizes.question) for _ in range(sizes.decisions)]
+            return [Decisions(fresh.words(sizes.input), questions)]
         case _:
             raise ValueError(f"there is no case {case!r}")
 

@@ -2,12 +2,13 @@
 
     EchoedPrompts       prompts in one completions request with `echo`, as lm-evaluation-harness sends them
     TextWindow          one window of a text; only its last tokens are scored
-    Decision            which of several tokens follows a prompt
+    Decisions           questions about one input
 
 Each `send` returns the log-probabilities that a client of the request reads, so that servers can be compared.
 """
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,7 +20,7 @@ import msgspec
 from bench.servers.compared_server import ComparedServer
 from motet.errors import EngineError
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, DECISIONS = "/v1/completions", "/v1/decisions"
 FAVOURED = 1000.0
 """Bias of the options of a decision on llama.cpp's server, which generates one of them."""
 
@@ -50,12 +51,15 @@ class _ScoredAnswer(msgspec.Struct):
     choices: list[_ScoredChoice]
 
 
-class _Continuation(msgspec.Struct):
-    token_logprobs: list[float]
+class _DecidedAnswer(msgspec.Struct):
+    probability: float
+    prompt_token_ids: list[int] = []
+    answer_token_ids: list[list[int]] = []
+    """The tokens of yes and of no."""
 
 
-class _ScoreAnswer(msgspec.Struct):
-    scores: list[_Continuation]
+class _Decided(msgspec.Struct):
+    answers: list[_DecidedAnswer]
 
 
 class _LlamaAnswer(msgspec.Struct):
@@ -100,6 +104,9 @@ class ScoringRequest(Protocol):
     @property
     def num_prompts(self) -> int: ...
 
+    async def prepare(self, motet: ScoringTarget) -> None:
+        """Called when Motet has answered, before the request is sent to another server."""
+
     async def send(self, to: ScoringTarget) -> ReadScores: ...
 
 
@@ -114,6 +121,9 @@ class EchoedPrompts:
     @property
     def num_prompts(self) -> int:
         return len(self.prompts)
+
+    async def prepare(self, motet: ScoringTarget) -> None:
+        """Needs nothing from Motet."""
 
     async def send(self, to: ScoringTarget) -> ReadScores:
         choices = await to.complete(prompt=[*self.prompts], echo=True, logprobs=1, max_tokens=0)
@@ -137,6 +147,9 @@ class TextWindow:
     def num_prompts(self) -> int:
         return 1
 
+    async def prepare(self, motet: ScoringTarget) -> None:
+        """Needs nothing from Motet."""
+
     async def send(self, to: ScoringTarget) -> ReadScores:
         only_new = {"prompt_logprobs_from": self.first} if to.dialect is Dialect.MOTET else {}
         (choice,) = await to.complete(prompt=self.tokens, prompt_logprobs=0, max_tokens=1, **only_new)
@@ -149,58 +162,83 @@ class TextWindow:
         return ReadScores([_complete(found)])
 
 
-@dataclass(frozen=True)
-class Decision:
-    """A question about an input. The answer is one of several tokens."""
+@dataclass
+class Decisions:
+    """Questions about one input that are answered with yes or no: one request on Motet, one per question elsewhere.
 
-    prompt: list[int]
-    options: Sequence[int]
+    Motet renders the questions with the model's chat template. Other servers get the tokens of Motet's prompts.
+    """
+
+    source: str
+    """The text that all questions are about."""
+    questions: Sequence[str]
+    prompts: Sequence["_DecisionPrompt"] = ()
+    """The tokens of each question, after `prepare`."""
 
     @property
     def num_prompts(self) -> int:
-        return 1
+        return len(self.questions)
+
+    async def prepare(self, motet: ScoringTarget) -> None:
+        """Reads the tokens from Motet, which has answered the questions before."""
+        answer = msgspec.json.decode(await motet.post(DECISIONS, self._body(return_token_ids=True)), type=_Decided)
+        self.prompts = [
+            _DecisionPrompt(one.prompt_token_ids, [tokens[0] for tokens in one.answer_token_ids])
+            for one in answer.answers
+        ]
 
     async def send(self, to: ScoringTarget) -> ReadScores:
         match to.dialect:
             case Dialect.MOTET:
-                scored = await self._scored(to)
+                answer = msgspec.json.decode(await to.post(DECISIONS, self._body()), type=_Decided)
+                return ReadScores([[math.log(one.probability)] for one in answer.answers])
             case Dialect.VLLM:
-                scored = await self._next_token(to)
+                found = await asyncio.gather(*(_next_token(to, prompt) for prompt in self.prompts))
+                return ReadScores([[yes - math.log(math.exp(yes) + math.exp(no))] for yes, no in found])
             case Dialect.LLAMA:
-                return ReadScores([], await self._generated(to))
-        return ReadScores([[logprob] for logprob in scored], best_of([[logprob] for logprob in scored]))
+                await asyncio.gather(*(_generated(to, prompt) for prompt in self.prompts))
+                return ReadScores([])
 
-    async def _scored(self, to: ScoringTarget) -> list[float]:
-        body = {"prompt": self.prompt, "continuations": [[option] for option in self.options]}
-        answer = msgspec.json.decode(await to.post("/v1/score", body), type=_ScoreAnswer)
-        return [score.token_logprobs[0] for score in answer.scores]
+    def _body(self, **options: object) -> dict[str, object]:
+        questions = [{"type": "predicate", "instructions": question} for question in self.questions]
+        return {"input": self.source, "questions": questions, **options}
 
-    async def _next_token(self, to: ScoringTarget) -> list[float]:
-        """Reads the options' log-probabilities as the next token. The prompt has none, so it can come from a cache."""
-        (choice,) = await to.complete(
-            prompt=self.prompt,
-            max_tokens=1,
-            logprobs=len(self.options),
-            logprob_token_ids=[*self.options],
-            return_tokens_as_token_ids=True,
-        )
-        tops = (choice.logprobs.top_logprobs or [None])[0] if choice.logprobs else None
-        if tops is None:
-            raise EngineError("a choice has no log-probabilities")
-        return [tops[f"token_id:{option}"] for option in self.options]
 
-    async def _generated(self, to: ScoringTarget) -> int:
-        """Lets llama.cpp's server generate the most likely option. It reports no log-probabilities of given tokens."""
-        body = {
-            "prompt": self.prompt,
-            "n_predict": 1,
-            "temperature": 0.0,
-            "logit_bias": [[option, FAVOURED] for option in self.options],
-            "return_tokens": True,
-            "cache_prompt": True,
-        }
-        answer = msgspec.json.decode(await to.post("/completion", body), type=_LlamaAnswer)
-        return [*self.options].index(answer.tokens[0])
+@dataclass(frozen=True)
+class _DecisionPrompt:
+    tokens: list[int]
+    options: list[int]
+    """The first tokens of yes and no."""
+
+
+async def _next_token(to: ScoringTarget, prompt: _DecisionPrompt) -> list[float]:
+    """Reads the options' log-probabilities as the next token. The prompt has none, so it can come from a cache."""
+    (choice,) = await to.complete(
+        prompt=prompt.tokens,
+        max_tokens=1,
+        logprobs=len(prompt.options),
+        logprob_token_ids=prompt.options,
+        return_tokens_as_token_ids=True,
+    )
+    tops = (choice.logprobs.top_logprobs or [None])[0] if choice.logprobs else None
+    if tops is None:
+        raise EngineError("a choice has no log-probabilities")
+    return [tops[f"token_id:{option}"] for option in prompt.options]
+
+
+async def _generated(to: ScoringTarget, prompt: _DecisionPrompt) -> None:
+    """Lets llama.cpp's server generate the most likely option. It reports no log-probabilities of given tokens."""
+    body = {
+        "prompt": prompt.tokens,
+        "n_predict": 1,
+        "temperature": 0.0,
+        "logit_bias": [[option, FAVOURED] for option in prompt.options],
+        "return_tokens": True,
+        "cache_prompt": True,
+    }
+    (token,) = msgspec.json.decode(await to.post("/completion", body), type=_LlamaAnswer).tokens
+    if token not in prompt.options:
+        raise EngineError(f"the server generated {token}, not one of {prompt.options}")
 
 
 def best_of(options: Sequence[Sequence[float]]) -> int:

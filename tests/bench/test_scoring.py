@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 
 import httpx
@@ -10,7 +11,7 @@ import pytest
 from bench.scoring.__main__ import SMALL, main
 from bench.scoring.cases import CASES, ScoringRound, windows
 from bench.scoring.requests import (
-    Decision,
+    Decisions,
     Dialect,
     EchoedPrompts,
     ReadScores,
@@ -22,7 +23,8 @@ from bench.scoring.results import agreement, floors, rows_of
 from bench.servers.compared_server import ComparedServer, RequestStyle
 
 OPTIONS = {7: -3.0, 8: -0.5}
-"""Log-probabilities of two tokens after each prompt."""
+"""Log-probabilities of the tokens for yes and no after each prompt."""
+YES = math.exp(-3.0) / (math.exp(-3.0) + math.exp(-0.5))
 
 
 @pytest.mark.parametrize(("length", "window", "stride"), [(10, 4, 2), (11, 4, 3), (4, 4, 4), (3, 4, 1)])
@@ -36,9 +38,9 @@ def test_each_token_but_the_first_is_scored_in_one_window(length: int, window: i
 def answer(request: httpx.Request) -> httpx.Response:
     """Answers like each server. In completions, every token has the log-probability of its number."""
     body = json.loads(request.content)
-    if request.url.path == "/v1/score":
-        scores = [{"token_logprobs": [OPTIONS[option]]} for (option,) in body["continuations"]]
-        return httpx.Response(200, json={"scores": scores})
+    if request.url.path == "/v1/decisions":
+        read = {"probability": YES} | {"prompt_token_ids": [1, 2], "answer_token_ids": [[7], [8]]}
+        return httpx.Response(200, json={"answers": [read] * len(body["questions"])})
     if request.url.path == "/completion":
         assert body["logit_bias"] == [[option, 1000.0] for option in OPTIONS]
         return httpx.Response(200, json={"tokens": [max(OPTIONS, key=OPTIONS.__getitem__)]})
@@ -62,7 +64,7 @@ def answer(request: httpx.Request) -> httpx.Response:
     [
         (EchoedPrompts([[1, 2, 9], [1, 2, 4]], first=2), [[-9.0], [-4.0]], 1),
         (TextWindow([5, 6, 7, 8], first=2), [[-7.0, -8.0]], None),
-        (Decision([1, 2], [*OPTIONS]), [[-3.0], [-0.5]], 1),
+        (Decisions("a text", ["is it?"]), [[math.log(YES)]], None),
     ],
     ids=["echo", "window", "decision"],
 )
@@ -71,9 +73,12 @@ async def test_every_server_is_read_in_its_own_form(
 ) -> None:
     async with httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(answer)) as client:
         server = ComparedServer("server", client, "model", "1", None, RequestStyle())
+        await request_.prepare(ScoringTarget(server, Dialect.MOTET, asyncio.Semaphore(1)))
         read = await request_.send(ScoringTarget(server, dialect, asyncio.Semaphore(1)))
-    reported = [] if (dialect, best) == (Dialect.LLAMA, 1) and isinstance(request_, Decision) else logprobs
-    assert read == ReadScores(reported, best)
+    reported = [] if dialect is Dialect.LLAMA and isinstance(request_, Decisions) else logprobs
+    assert read.best == best
+    for row, expected in zip(read.logprobs, reported, strict=True):
+        assert row == pytest.approx(expected)
 
 
 def scored(prompts_per_s: float, *logprobs: float) -> ScoringRound:
