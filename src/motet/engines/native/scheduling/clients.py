@@ -61,6 +61,8 @@ class ClientUse:
     following: list[tuple[float, tuple[int, int], Group]] = field(default_factory=list)
     """A heap of its groups that have followed groups of other clients, with the work counter up to which each
     follows."""
+    in_background: bool = False
+    """True if its groups are lines of batches, which run after all others."""
     left_s: float = 0.0
     """Time at which it last ceased to have groups."""
 
@@ -83,7 +85,7 @@ class EngineClients:
         self._clock = clock
         self._uses: dict[str, ClientUse] = {}
         self.several_seen = False
-        """True once the engine has had groups of several clients."""
+        """True once the engine has had groups of several clients, or of a batch."""
         self._total_weight = 0.0
         """Sum of the weights of all clients with groups."""
         self._num_clients = 0
@@ -102,8 +104,8 @@ class EngineClients:
         """Counts a new group, and sets its finish tag: the cost of the client's work when this prompt would be complete
         if it were the client's next work. So short prompts come before long prompts that arrived shortly before."""
         request = group.request
-        use = self._uses.setdefault(request.client, ClientUse(request.client_weight))
-        self.several_seen |= len(self._uses) > 1
+        use = self._uses.setdefault(request.client, ClientUse(request.client_weight, in_background=group.in_background))
+        self.several_seen |= len(self._uses) > 1 or group.in_background
         if not use.num_groups:
             use.weight = request.client_weight
             lowest = min((other.work_counter for other in self if other.num_groups), default=self._virtual_time)
@@ -128,12 +130,18 @@ class EngineClients:
                 self._virtual_time = max(self._virtual_time, use.work_counter)
 
     def is_contended(self) -> bool:
-        """Returns True if several clients are present. Forgets clients that are not present any more."""
+        """Returns True if several clients are present, or a batch, next to which another client can come at any time.
+        Forgets clients that are not present any more."""
         if self.several_seen:
             since_s = self._clock() - PRESENCE_S
             for name in [name for name, use in self._uses.items() if not use.num_groups and use.left_s < since_s]:
                 del self._uses[name]
-        return len(self._uses) > 1
+        return len(self._uses) > 1 or self.have_background
+
+    @property
+    def have_background(self) -> bool:
+        """True if a batch is present."""
+        return any(use.in_background for use in self)
 
     def share(self, use: ClientUse) -> float:
         """Returns the part of the engine to which a client with groups is entitled: 1 if no other client has groups."""

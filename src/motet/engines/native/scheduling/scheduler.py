@@ -9,6 +9,7 @@ limit on its duration (`step_cost`), which is short while several clients are pr
        present, choices take turns (`EngineClients.row_order`).
     3. Resumed choices replay the tokens generated before, prompts of running groups are computed, and new groups are
        admitted (`group_admission`): in fair order between clients (`work_order`).
+       While a prompt of another client waits, nothing of a batch is in a step (`BACKGROUND_PRIORITY`).
     4. If no prompt is in the step and it has few choices, they get draft tokens (`drafts`).
 
 If too few blocks are free, kept trunks end. If they do not suffice in 2, the client that holds the most blocks for its
@@ -38,6 +39,7 @@ from motet.engines.native.step.handover import Handover
 from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceState
 from motet.engines.native.step.step_plan import StepPlan
 from motet.metrics.stats import EngineStats
+from motet.types import BACKGROUND_PRIORITY
 
 
 class Scheduler:
@@ -83,17 +85,22 @@ class Scheduler:
         while not plan and attempts and (plan.cost or self.running.num_preempted or self.pace.grammars.forgive()):
             plan = self._plan()
             attempts -= 1
-        return plan
+        # Groups of batches can hold the blocks for which the prompts of other clients wait.
+        return plan if plan or not self.clients.have_background else self._plan(defer_background=False)
 
-    def _plan(self) -> StepPlan:
+    def _plan(self, *, defer_background: bool = True) -> StepPlan:
         self.preemption.restore()
         self.waiting.requeue(self.limits.max_num_seqs)
         contended = self.clients.is_contended()
         max_cost = self.pace.limit(contended=contended) if self.clients.several_seen else math.inf
         builder = PlanBuilder(self.limits.max_num_batched_tokens, self.clients, max_cost=max_cost)
         prompts = [group for group in self.running.groups if not group.trunk.complete and not group.is_fetching]
-        replays = self._add_tails(builder, contended=contended, has_prompts=bool(prompts or len(self.waiting.ready)))
-        order = self._add_in_work_order(builder, replays=replays, prompts=prompts)
+        ready, defers = self.waiting.ready, defer_background and self._has_urgent_prompts(prompts)
+        sequences, replays = self._running_sequences(without_background=defers)
+        has_prefills = bool(prompts or replays or len(ready))
+        self._add_tails(builder, sequences, contended=contended, has_prefills=has_prefills)
+        order = WorkOrder(self.clients, replays=replays, prompts=prompts, ready=ready, without_background=defers)
+        self._add_in_order(builder, order)
         if contended:
             credit = self.pace.limit(contended=True)
             self.clients.advance(builder.unfinished, blocked=order.blocked, credit=credit)
@@ -103,16 +110,25 @@ class Scheduler:
             self._add_drafts(builder)
         return builder.build()
 
-    def _add_tails(self, builder: PlanBuilder, *, contended: bool, has_prompts: bool) -> list[ChoiceSequence]:
+    def _has_urgent_prompts(self, prompts: Iterable[Group]) -> bool:
+        """Returns True if a prompt waits that is not a line of a batch. `prompts`: the prompts of running groups."""
+        if not self.clients.have_background:
+            return False
+        waiting = self.waiting.ready.keys()
+        is_urgent = any(priority < BACKGROUND_PRIORITY for priority, _ in waiting)
+        return is_urgent or any(not group.in_background for group in prompts)
+
+    def _add_tails(
+        self, builder: PlanBuilder, sequences: list[ChoiceSequence], *, contended: bool, has_prefills: bool
+    ) -> None:
         """Adds the new tokens of running choices, in most steps one token each, for as many choices as there are rows.
         If clients contend for the engine, the cost is limited too, to half of the step's if there are prompts or
-        replays. Returns the sequences that replay."""
-        sequences, replays = self._running_sequences()
+        replays (`has_prefills`). `sequences`: running sequences that do not replay."""
         size, max_rows = self.limits.block_size, self.limits.max_num_seqs
-        max_cost = builder.max_cost / (2 if has_prompts or replays else 1) if contended else math.inf
+        max_cost = builder.max_cost / (2 if has_prefills else 1) if contended else math.inf
         if take_turns := contended or len(sequences) > max_rows:
             sequences = self.clients.row_order(sequences)
-        sequences = self.pace.grammars.admitted(sequences, alone=not (contended or has_prompts or replays))
+        sequences = self.pace.grammars.admitted(sequences, alone=not (contended or has_prefills))
         for place, sequence in enumerate(sequences):
             if not builder.budget or len(builder.tails) == max_rows or (builder.tails and builder.cost >= max_cost):
                 if contended:
@@ -123,25 +139,21 @@ class Scheduler:
                 builder.add_tail(sequence, in_order=not take_turns)
                 if take_turns:
                     self.clients.use_of(sequence.group).last_ran = sequence.age
-        return replays
 
-    def _running_sequences(self) -> tuple[list[ChoiceSequence], list[ChoiceSequence]]:
-        """Returns the running sequences that continue, and those that replay."""
+    def _running_sequences(self, *, without_background: bool) -> tuple[list[ChoiceSequence], list[ChoiceSequence]]:
+        """Returns the running sequences that continue, and those that replay, all or without the lines of batches."""
         sequences: list[ChoiceSequence] = []
         replays: list[ChoiceSequence] = []
         for group in self.running.groups:
-            if group.trunk.complete:
+            if group.trunk.complete and not (without_background and group.in_background):
                 for sequence in group.sequences:
                     if sequence.state is not SequenceState.RUNNING:
                         break  # the younger siblings do not run either
                     (replays if sequence.num_pending > sequence.num_new else sequences).append(sequence)
         return sequences, replays
 
-    def _add_in_work_order(
-        self, builder: PlanBuilder, *, replays: list[ChoiceSequence], prompts: list[Group]
-    ) -> WorkOrder:
-        """Adds replays, chunks of prompts and new groups, in the order of `work_order`, which is returned."""
-        order = WorkOrder(self.clients, replays=replays, prompts=prompts, ready=self.waiting.ready)
+    def _add_in_order(self, builder: PlanBuilder, order: WorkOrder) -> None:
+        """Adds replays, chunks of prompts and new groups."""
         num_following, limits = 0, self.limits
         while not builder.is_full and (work := order.next()):
             if isinstance(work, ChoiceSequence):
@@ -163,7 +175,6 @@ class Scheduler:
                         self.handover.start_pull(work)
                         self._add_trunk(work, builder)
         builder.unfinished.update(order.left())
-        return order
 
     def _add_trunk(self, group: Group, builder: PlanBuilder) -> None:
         """Adds as much of a prompt as the budget allows. A group that has joined a trunk computes only the last row.

@@ -16,6 +16,7 @@ from motet.engines.native.scheduling.clients import EngineClients
 from motet.engines.native.scheduling.queues import QueueKey, ReadyGroups, finish_order, queue_key
 from motet.engines.native.scheduling.step_cost import prompt_cost
 from motet.engines.native.step.sequence import ChoiceSequence, Group
+from motet.types import BACKGROUND_PRIORITY
 
 Work = ChoiceSequence | Group
 
@@ -25,10 +26,16 @@ class WorkOrder:
     the next one."""
 
     def __init__(
-        self, clients: EngineClients, *, replays: Iterable[ChoiceSequence], prompts: Iterable[Group], ready: ReadyGroups
+        self,
+        clients: EngineClients,
+        *,
+        replays: Iterable[ChoiceSequence],
+        prompts: Iterable[Group],
+        ready: ReadyGroups,
+        without_background: bool = False,
     ) -> None:
         """`prompts`: running groups with incomplete trunks. `ready`: waiting groups, which the caller removes when they
-        are admitted."""
+        are admitted. `without_background`: True to leave out the work of batches."""
         self._clients = clients
         self._ready = ready
         self.blocked: dict[str, float] = {}
@@ -42,7 +49,8 @@ class WorkOrder:
         self._heap: list[tuple[int, float, str]] = []
         """Priority, virtual time at which the next piece would be complete, client."""
         for key in {*self._running, *ready.keys()}:
-            self._push(key)
+            if not (without_background and key[0] == BACKGROUND_PRIORITY):
+                self._push(key)
         self._last: QueueKey | None = None
         """Key of the piece returned last, whose client is not in the heap before it has been charged."""
 

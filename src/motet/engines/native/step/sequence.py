@@ -32,7 +32,15 @@ from motet.engines.native.step.ngrams import GroupDrafts
 from motet.grammar.compiled_grammar import Grammars, Matcher
 from motet.kv_events.changes import Stored
 from motet.transfer.ticket import Ticket
-from motet.types import EncodedScore, GenerateRequest, PromptReport, PullReport, score_parts, starts_by_output
+from motet.types import (
+    BACKGROUND_PRIORITY,
+    EncodedScore,
+    GenerateRequest,
+    PromptReport,
+    PullReport,
+    score_parts,
+    starts_by_output,
+)
 
 _RANK = attrgetter("rank")
 
@@ -193,6 +201,11 @@ class Group:
     def fresh(self) -> list[ChoiceSequence]:
         """Sequences without output tokens. Their first token is sampled from the logits of the last trunk row."""
         return [sequence for sequence in self.sequences if not sequence.output_tokens]
+
+    @property
+    def in_background(self) -> bool:
+        """True for a line of a batch."""
+        return self.request.priority == BACKGROUND_PRIORITY
 
     @property
     def is_scored(self) -> bool:

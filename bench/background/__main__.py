@@ -1,0 +1,180 @@
+"""Measures the time to the first token of a client next to a running batch (`--batch-dir`), and the rate of the batch.
+
+In each round, the client sends a few requests, one after the other with a pause before each: first while a batch runs,
+then after the batch has been cancelled. The lines of the batch and the requests have prompts of their own, which no
+cache contains. Before the requests that count, the batch fills the engine. The ratio of a round is the median time with
+the batch divided by the median time without it; the ratio of the measurement is the median of all rounds.
+
+Floor (`--check` fails if it is missed): 1.2 times the time without the batch.
+
+Run: python -m bench.background [--prompt-tokens 256] [--line-tokens 256] [--rounds 5] [--requests 10] [--check]
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import httpx
+import msgspec
+
+from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
+from bench.client.load import PATH, TimedLoad, load_parser, open_client
+from bench.program.command_line import progress
+from bench.program.report import Cells, Floor, machine, print_report, table
+from bench.servers.motet_server import motet_server
+
+MAX_RATIO = 1.2
+LINES = 2_000
+"""Number of lines of a batch: more than can run in a round."""
+PAUSE_S, FILL_S = 0.3, 3.0
+"""Time before each request, and before the first request next to a batch."""
+
+
+class _Id(msgspec.Struct):
+    id: str
+
+
+class _Counts(msgspec.Struct):
+    completed: int
+
+
+class _BatchState(msgspec.Struct):
+    status: str
+    request_counts: _Counts
+
+
+@dataclass(frozen=True)
+class Round:
+    """Median times in milliseconds, and the rate of the batch."""
+
+    with_batch_ms: float
+    alone_ms: float
+    lines_per_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.with_batch_ms / self.alone_ms
+
+    def cells(self, number: int) -> Cells:
+        return [
+            ("round", number, ""),
+            ("first token ms, alone", self.alone_ms, ".1f"),
+            ("next to a batch", self.with_batch_ms, ".1f"),
+            ("ratio", self.ratio, ".2f"),
+            ("lines/s", self.lines_per_s, ".2f"),
+        ]
+
+
+@dataclass(frozen=True)
+class BackgroundSetup:
+    prompt_tokens: int
+    max_tokens: int
+    line_tokens: int
+    line_max_tokens: int
+    requests: int
+
+
+class Batches:
+    """Batches of completions, one at a time."""
+
+    def __init__(self, client: httpx.AsyncClient, fresh: FreshPrompts, setup: BackgroundSetup) -> None:
+        self._client = client
+        self._fresh = fresh
+        self._setup = setup
+        self._id = ""
+
+    async def start(self) -> None:
+        lines = b"\n".join(self._line(number) for number in range(LINES))
+        form = {"file": ("lines.jsonl", lines)}
+        uploaded = await self._client.post("/v1/files", files=form, data={"purpose": "batch"})
+        file = msgspec.json.decode(uploaded.raise_for_status().content, type=_Id)
+        body = {"input_file_id": file.id, "endpoint": PATH, "completion_window": "24h"}
+        created = await self._client.post("/v1/batches", json=body)
+        self._id = msgspec.json.decode(created.raise_for_status().content, type=_Id).id
+        while (await self.state()).status == "validating":  # noqa: ASYNC110  the server sends no event
+            await asyncio.sleep(0.1)
+
+    def _line(self, number: int) -> bytes:
+        prompt = self._fresh.next(self._setup.line_tokens)
+        body = {"prompt": prompt, "max_tokens": self._setup.line_max_tokens, "ignore_eos": True}
+        return msgspec.json.encode({"custom_id": str(number), "method": "POST", "url": PATH, "body": body})
+
+    async def state(self) -> _BatchState:
+        answer = await self._client.get(f"/v1/batches/{self._id}")
+        return msgspec.json.decode(answer.raise_for_status().content, type=_BatchState)
+
+    async def cancel(self) -> None:
+        (await self._client.post(f"/v1/batches/{self._id}/cancel")).raise_for_status()
+        while (await self.state()).status != "cancelled":  # noqa: ASYNC110  the server sends no event
+            await asyncio.sleep(0.1)
+
+
+async def measure(url: str, setup: BackgroundSetup, *, rounds: int) -> list[Round]:
+    async with open_client(url) as client:
+        load = TimedLoad(client, setup.max_tokens, count_blocks=False)
+        fresh = FreshPrompts(await load.tokens_of(TEXT), seed=new_seed())
+        batches, found = Batches(client, fresh, setup), []
+        await first_tokens_ms(load, fresh, setup)  # warm-up
+        for number in range(rounds):
+            await batches.start()
+            await asyncio.sleep(FILL_S)
+            before, started_s = await batches.state(), time.monotonic()
+            with_batch_ms = await first_tokens_ms(load, fresh, setup)
+            after, seconds = await batches.state(), time.monotonic() - started_s
+            await batches.cancel()
+            alone_ms = await first_tokens_ms(load, fresh, setup)
+            lines = after.request_counts.completed - before.request_counts.completed
+            found.append(Round(with_batch_ms, alone_ms, lines / seconds))
+            progress(f"round {number}: {with_batch_ms:.1f} ms next to a batch, {alone_ms:.1f} ms alone")
+        return found
+
+
+async def first_tokens_ms(load: TimedLoad, fresh: FreshPrompts, setup: BackgroundSetup) -> float:
+    times = []
+    for seed in range(setup.requests):
+        await asyncio.sleep(PAUSE_S)
+        times.append(1000 * (await load.group(fresh.next(setup.prompt_tokens), 1, seed=seed)).first_s)
+    return median(times)
+
+
+def parser() -> argparse.ArgumentParser:
+    found = load_parser("bench.background", __doc__, prompt_tokens=256, max_tokens=8)
+    found.add_argument("--line-tokens", type=int, default=256, help="number of prompt tokens of a line")
+    found.add_argument("--line-max-tokens", type=int, default=64, help="number of output tokens of a line")
+    found.add_argument("--rounds", type=int, default=5, help="number of rounds")
+    found.add_argument("--requests", type=int, default=10, help="number of requests of each kind in a round")
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parser().parse_args(argv)
+    conditions = machine()
+    setup = BackgroundSetup(
+        arguments.prompt_tokens,
+        arguments.max_tokens,
+        arguments.line_tokens,
+        arguments.line_max_tokens,
+        arguments.requests,
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="motet-bench-") as folder,
+        motet_server(arguments.model, "--batch-dir", folder) as server,
+    ):
+        found = asyncio.run(measure(server.url, setup, rounds=arguments.rounds))
+    ratio = median(each.ratio for each in found)
+    return print_report(
+        {"rounds": [msgspec.to_builtins(each) | {"ratio": each.ratio} for each in found]},
+        table(each.cells(number) for number, each in enumerate(found)),
+        conditions=conditions,
+        floors=[Floor("time to the first token next to a batch / alone", ratio, MAX_RATIO)],
+        check=arguments.check,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
