@@ -117,6 +117,7 @@ SECTIONS: dict[str, set[str]] = {
     "Separate prefill and decode": {"model_name", "worker", "role"},
     "Routing": {"model_name"},
     "Groups and choices": {"model_name"},
+    "Batches": set(),
     "HTTP": set(),
     "Under vLLM's names": {"model_name", "engine"},
 }

@@ -14,6 +14,7 @@ from motet.deploy.child import block_size_in, figures_in
 from motet.engine_info import AdapterInfo
 from motet.ids import ModelName
 from motet.metrics import prometheus
+from motet.metrics.batch_figures import BatchFigures
 from motet.metrics.declare import PREFIX, MetricKind, MetricPrefix, declared_in
 from motet.metrics.group_metrics import COUNTED, OBSERVED, STEP_S
 from motet.metrics.prometheus import Metrics, Scrape
@@ -26,13 +27,15 @@ from motet.types import FinishReason, Role
 from tests.metrics.shown import ShownChoice, TimedGroup, engine_sample
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
-OF_ENGINES, OF_ROUTING = ([metric for _, metric in declared_in(one)] for one in (EngineStats, RoutingFigures))
+OF_ENGINES, OF_ROUTING, OF_BATCHES = (
+    [metric for _, metric in declared_in(one)] for one in (EngineStats, RoutingFigures, BatchFigures)
+)
 OF_GROUPS = [*OBSERVED, *COUNTED]
 OTHERS = [prometheus.CACHE_FACTS, prometheus.WEIGHT_VERSION, prometheus.ADAPTERS]
 OTHERS += [prometheus.WORKER_STATE, prometheus.WITHOUT_FIRST_TOKEN, prometheus.HTTP_REQUESTS, prometheus.LOOP_TASKS]
 FACTS = ("motet:cache_config_info", "motet:weight_version_info")
 """Metrics of workers that need no answer of a worker."""
-DECLARED = [*OF_ENGINES, *OF_ROUTING, *OF_GROUPS, *OTHERS]
+DECLARED = [*OF_ENGINES, *OF_ROUTING, *OF_BATCHES, *OF_GROUPS, *OTHERS]
 
 
 def scrape_of(stats: EngineStats) -> Scrape:

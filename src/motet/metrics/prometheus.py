@@ -4,6 +4,7 @@ engines      read from `Engine.stats()` of each worker at each scrape: the field
              outlive the engines (`metrics.engines`)
 routing      read from the router at each scrape: the fields of `RoutingFigures`
 groups       observed at each step of a group and at its end, by model (`metrics.group_metrics`)
+batches      read from the store of batches at each scrape: the fields of `BatchFigures`
 HTTP         counted here when a response has been sent
 
 With `--metric-prefix vllm`, metrics that vLLM has are also exposed under vLLM's names and labels. Clients such as the
@@ -21,6 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encode
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from motet.metrics.batch_figures import BatchFigures
 from motet.metrics.declare import (
     VLLM_PREFIX,
     Declared,
@@ -126,6 +128,7 @@ class Scrape:
     sampled_s: float = 0.0
     """Time of the server's clock at the start of the scrape."""
     routing: RoutingFigures = field(default_factory=RoutingFigures)
+    batches: BatchFigures = field(default_factory=BatchFigures)
     states: Mapping[tuple[str, str], bool] = field(default_factory=dict)
     """True for each (worker, state) if the worker is in the state."""
 
@@ -215,6 +218,7 @@ class Metrics(Collector):
         states = scrape.states.items()
         yield family_of(WORKER_STATE, {(model, *state): int(current) for state, current in states}, labels=(MODEL,))
         yield from exposed(declared_in(RoutingFigures), [((model,), scrape.routing)], labels=(MODEL,))
+        yield from exposed(declared_in(BatchFigures), [((), scrape.batches)], labels=())
         yield family_of(HTTP_REQUESTS, self._http, labels=())
         yield family_of(WITHOUT_FIRST_TOKEN, {(model,): self._waiting}, labels=(MODEL,))
         yield family_of(LOOP_TASKS, {(): self._tasks}, labels=())

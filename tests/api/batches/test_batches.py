@@ -224,3 +224,35 @@ async def test_without_a_folder_the_routes_name_the_flag(served: Served) -> None
         answer = await served.http.request(method, path)
         assert_error(answer, status=404, code="batches_off")
         assert "--batch-dir" in answer.text
+
+
+async def test_metrics_count_the_lines_of_batches(serve_batches: BatchServing) -> None:
+    async with serve_batches() as server:
+        await server.ended(await server.create(line("right"), line("wrong", temperature=-1)))
+        metrics = await server.served.metrics()
+        for expected in (
+            'motet:batch_lines_total{outcome="completed"} 1.0',
+            'motet:batch_lines_total{outcome="failed"} 1.0',
+            "motet:batches_unfinished 0.0",
+            f"motet:batch_stored_bytes {float(server.store.usage.num_bytes(''))}",
+            'motet:http_requests_total{handler="/v1/chat/completions",method="POST",status="200"} 1.0',
+        ):
+            assert expected in metrics
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "kind"),
+    [
+        ("/v1/completions", {"prompt": "hi", "n": 2, "max_tokens": 5}, "text_completion"),
+        ("/v1/responses", {"input": "hi"}, "response"),
+    ],
+)
+async def test_other_endpoints_have_batches(
+    serve_batches: BatchServing, endpoint: str, body: dict[str, object], kind: str
+) -> None:
+    async with serve_batches() as server:
+        item = {"custom_id": "a", "method": "POST", "url": endpoint, "body": body}
+        batch = await server.ended(await server.create(item, endpoint=endpoint))
+        results = await server.results(batch.output_file_id)
+        assert results["a"]["response"]["body"]["object"] == kind
+        assert batch.usage is not None and batch.usage.output_tokens > 0

@@ -18,6 +18,7 @@ from motet.api.batches.turns import LineTurns, first_unless
 from motet.api.http.failure import error_json
 from motet.batch.lines import BatchLine, LineError, error_line, result_line
 from motet.errors import RequestError, UnauthorizedError
+from motet.metrics.batch_figures import LineOutcome
 
 log = logging.getLogger(__name__)
 
@@ -176,15 +177,19 @@ class BatchRun:
             return LineAnswer(UnauthorizedError.status, pieces=[error_json(UnauthorizedError(NO_KEY))], complete=True)
         stop, delay_s, tries = self._batch.stop, FIRST_RETRY_S, 0
         while await first_unless(stop, self._turns.take(self._batch.record.owner)):
+            figures = self._store.figures
+            figures.running_lines += 1
             try:
                 answer = await call_line(self._app, line, key=self._key, stop=stop)
             finally:
+                figures.running_lines -= 1
                 self._turns.free()
             if answer.status in RETRIED and stop.is_set():  # the server closes
                 return None
             tries += 1
             if answer.status not in RETRIED or (tries >= MAX_TRIES and not answer.can_retry):
                 return answer if answer.complete or not stop.is_set() else None
+            figures.retries += 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), delay_s)
             delay_s = min(2 * delay_s, MAX_RETRY_S)
@@ -205,6 +210,7 @@ class BatchRun:
 
         made, tokens = await self._store.call(written)
         await self._append(made, errors=errors)
+        self._store.figures.lines[LineOutcome.FAILED if errors else LineOutcome.COMPLETED] += 1
         self._done.add(id_digest(line.custom_id))
         record = self._batch.record
         counts = LineCounts(
@@ -245,6 +251,7 @@ class BatchRun:
                 for line in missing
             ]
             await self._append(b"".join(lines), errors=True)
+            self._store.figures.lines[LineOutcome.EXPIRED] += len(missing)
             self._done.update(id_digest(line.custom_id) for line in missing)
             counts = self._batch.record.counts
             counts = LineCounts(counts.total, counts.completed, counts.failed + len(missing))

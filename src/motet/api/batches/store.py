@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -15,6 +15,7 @@ from motet.api.batches.records import BatchRecord, BatchStatus, FilePurpose, Fil
 from motet.api.batches.usage import StorageUsage
 from motet.api.http.failure import invalid_value
 from motet.errors import BodyTooLargeError, NotFoundError, RequestError
+from motet.metrics.batch_figures import BatchFigures
 from motet.settings.batch_config import DAY_S, BatchConfig
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class BatchStore:
         self.config = config
         self.clock = clock
         self.usage = StorageUsage(config)
+        self.figures = BatchFigures()
         self.open: dict[str, OpenBatch] = {}
         """All unfinished batches, by id, in the order in which they were created."""
         self.on_created: Callable[[OpenBatch], None] = lambda batch: None
@@ -53,6 +55,10 @@ class BatchStore:
     @property
     def keep_s(self) -> int:
         return self.config.batch_keep_days * DAY_S
+
+    def figures_now(self) -> BatchFigures:
+        """Returns the metrics of all batches."""
+        return replace(self.figures, unfinished=len(self.open), stored_bytes=self.usage.total_bytes)
 
     async def start(self) -> None:
         """Opens the folder. Raises StartupError."""

@@ -67,6 +67,10 @@ class StorageUsage:
         self._files[owner] -= 1
         self._bytes[owner] -= num_bytes
 
+    @property
+    def total_bytes(self) -> int:
+        return self._bytes.total()
+
     def num_bytes(self, owner: str) -> int:
         return self._bytes[owner]
 

@@ -29,6 +29,7 @@ from motet.errors import (
     PausedError,
     RequestError,
 )
+from motet.metrics.batch_figures import BatchFigures
 from motet.metrics.declare import MetricKind, declared_in, numbers
 from motet.metrics.engines import EngineSample
 from motet.metrics.prometheus import OPENMETRICS, Scrape
@@ -152,6 +153,7 @@ async def _scrape(service: Service) -> Scrape:
         engines=[sample for snapshot in workers if (sample := _sample(snapshot)) is not None],
         sampled_s=sampled_s,
         routing=service.routing_figures(),
+        batches=BatchFigures() if service.batches is None else service.batches.figures_now(),
         states={
             (snapshot.report.id, state.value): snapshot.state is state for snapshot in workers for state in WorkerState
         },
