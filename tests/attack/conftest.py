@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.api.batches.conftest import serve_batches
 from tests.api.conftest import anyio_backend, serve, served, tokenizer
 from tests.tiny_tokenizer import save_tiny_tokenizer
 
-__all__ = ["anyio_backend", "serve", "served", "tokenizer"]
+__all__ = ["anyio_backend", "serve", "serve_batches", "served", "tokenizer"]
 
 
 @pytest.fixture(scope="session")

@@ -92,6 +92,6 @@ class BatchServing:
             store = await stack.enter_async_context(batch_store(batches, clock=self.clock))
             assert store is not None
             served.service.batches = store
-            await stack.enter_async_context(batch_runner(served.service, served.app))
+            await stack.enter_async_context(batch_runner(served.service, served.app, retry_s=0.01))
             yield BatchServed(served, store)
             store.usage.check()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from motet.api.batches.store import batch_store
-from motet.errors import StartupError
+from motet.errors import EngineDiedError, StartupError
 from motet.settings.batch_config import BatchConfig
 from motet.settings.parsed_values import MIN_WEIGHT
 from motet.types import BACKGROUND_PRIORITY
@@ -210,6 +210,15 @@ async def test_lines_that_are_refused_because_of_load_run_again(serve_batches: B
         batch = await server.create(*(line(str(number), n=2) for number in range(4)))
         ended = await server.ended(batch)
         assert ended.request_counts is not None and ended.request_counts.completed == 4
+
+
+async def test_a_line_whose_worker_is_lost_runs_three_times(serve_batches: BatchServing) -> None:
+    engine = WatchedEngine(fail_after=dict.fromkeys(range(9), EngineDiedError("gone")))
+    async with serve_batches(engine=engine) as server:
+        batch = await server.ended(await server.create(line("a")))
+        errors = await server.results(batch.error_file_id)
+        assert errors["a"]["response"]["status_code"] == 503
+        assert len(engine.requests) == 3
 
 
 async def test_without_a_folder_the_routes_name_the_flag(served: Served) -> None:

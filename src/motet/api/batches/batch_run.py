@@ -26,7 +26,7 @@ FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
 """Time in seconds before a line runs again that was refused because of load. It doubles each time."""
 RETRIED = (429, 503)
 """Statuses of refusals because of load, of a pause, or of the loss of a worker."""
-MAX_TRIES = 3
+MAX_LOSSES = 3
 """Maximum number of times that a line runs whose worker is lost. Other refusals are repeated until the expiry."""
 NO_KEY = "The API key that created this batch is not a key of this server any more."
 EXPIRED = "This request could not be executed before the completion window expired."
@@ -45,6 +45,7 @@ class BatchRun:
         key: str | None,
         max_body_bytes: int,
         closing: Callable[[], bool],
+        retry_s: float = FIRST_RETRY_S,
     ) -> None:
         """`key`: the API key that created the batch, empty if requests need none; None if the server lacks the key.
         `closing`: returns True if the server closes, and the batch must stay as it is."""
@@ -55,6 +56,7 @@ class BatchRun:
         self._key = key
         self._max_body_bytes = max_body_bytes
         self._closing = closing
+        self._retry_s = retry_s
         self._done: set[bytes] = set()
         """`id_digest` of each line that has a result."""
         self._files: dict[bool, ResultFile] = {}
@@ -175,7 +177,7 @@ class BatchRun:
         """Returns the answer to a line; None if the batch stops before."""
         if self._key is None:
             return LineAnswer(UnauthorizedError.status, pieces=[error_json(UnauthorizedError(NO_KEY))], complete=True)
-        stop, delay_s, tries = self._batch.stop, FIRST_RETRY_S, 0
+        stop, delay_s, losses = self._batch.stop, self._retry_s, 0
         while await first_unless(stop, self._turns.take(self._batch.record.owner)):
             figures = self._store.figures
             figures.running_lines += 1
@@ -186,8 +188,8 @@ class BatchRun:
                 self._turns.free()
             if answer.status in RETRIED and stop.is_set():  # the server closes
                 return None
-            tries += 1
-            if answer.status not in RETRIED or (tries >= MAX_TRIES and not answer.can_retry):
+            losses += not answer.can_retry
+            if answer.status not in RETRIED or losses >= MAX_LOSSES:
                 return answer if answer.complete or not stop.is_set() else None
             figures.retries += 1
             with suppress(TimeoutError):

@@ -8,6 +8,7 @@
 
 An owner is an API key, or all requests without one. For the file of another owner the answer is a 404."""
 
+import logging
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -21,7 +22,9 @@ from motet.api.http.caller import caller_of
 from motet.api.http.failure import invalid_value, missing_parameter, unknown_parameter
 from motet.api.http.routes import json_response, new_router
 from motet.api.service import Service
-from motet.errors import NotFoundError, RequestError
+from motet.errors import NotFoundError, OverloadedError, RequestError
+
+log = logging.getLogger(__name__)
 
 MAX_FIELD_BYTES = 1024
 MAX_FILENAME_CHARS = 255
@@ -59,6 +62,9 @@ def file_router(service: Service) -> APIRouter:
         await file.start()
         try:
             record = await UploadedForm(store, file).read(request)
+        except OSError as error:
+            log.error("an uploaded file could not be stored: %s", error)
+            raise OverloadedError("The server could not store the file. Try again later.") from error
         finally:
             await file.drop()
         return json_response(record.shown())

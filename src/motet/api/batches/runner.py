@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from starlette.types import ASGIApp
 
-from motet.api.batches.batch_run import BatchRun
+from motet.api.batches.batch_run import FIRST_RETRY_S, BatchRun
 from motet.api.batches.records import ANONYMOUS_OWNER
 from motet.api.batches.store import BatchStore, OpenBatch
 from motet.api.batches.turns import LineTurns, first_unless
@@ -32,13 +32,22 @@ class BatchRunner:
     """Runs batches while the context is entered."""
 
     def __init__(
-        self, store: BatchStore, app: ASGIApp, *, admission: Admission, keys: Mapping[str, str], max_body_bytes: int
+        self,
+        store: BatchStore,
+        app: ASGIApp,
+        *,
+        admission: Admission,
+        keys: Mapping[str, str],
+        max_body_bytes: int,
+        retry_s: float,
     ) -> None:
-        """`keys`: the API key of each owner; the anonymous owner has an empty key if requests need none."""
+        """`keys`: the API key of each owner; the anonymous owner has an empty key if requests need none. `retry_s`:
+        time before a line that was refused because of load runs again."""
         self._store = store
         self._app = app
         self._keys = keys
         self._max_body_bytes = max_body_bytes
+        self._retry_s = retry_s
         self._turns = LineTurns(admission, maximum=store.config.batch_concurrency)
         self._owner_turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,6 +104,7 @@ class BatchRunner:
             key=self._keys.get(batch.record.owner),
             max_body_bytes=self._max_body_bytes,
             closing=lambda: self._closing,
+            retry_s=self._retry_s,
         )
         await run.run()
 
@@ -107,7 +117,9 @@ class BatchRunner:
                 log.exception("expired files could not be removed")
 
 
-def batch_runner(service: Service, app: ASGIApp) -> AbstractAsyncContextManager[object]:
+def batch_runner(
+    service: Service, app: ASGIApp, *, retry_s: float = FIRST_RETRY_S
+) -> AbstractAsyncContextManager[object]:
     """Returns a context in which the server's batches run, if it has any. `app`: the application of the service."""
     if (store := service.batches) is None:
         return nullcontext()
@@ -119,4 +131,5 @@ def batch_runner(service: Service, app: ASGIApp) -> AbstractAsyncContextManager[
         admission=service.admission,
         keys=keys or {ANONYMOUS_OWNER: ""},
         max_body_bytes=config.max_body_bytes,
+        retry_s=retry_s,
     )

@@ -1,0 +1,106 @@
+"""Files and batches of hostile clients: access, disk, turns, and the event loop."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from motet.api.batches.input_lines import PIECE_BYTES, PIECE_LINES, Place, read_piece
+from motet.api.batches.usage import MAX_OWN_UPLOADS
+from tests.api.batches.batch_serving import CHAT, BatchServing, line
+from tests.api.serving import WatchedEngine
+from tests.attack.test_gate import bearer
+from tests.clock import TurnCounter
+from tests.error_response import assert_error
+
+pytestmark = [pytest.mark.anyio, pytest.mark.every_case]
+
+ROUTES = [
+    *(("POST", path) for path in ("/v1/files", "/v1/batches", "/v1/batches/a/cancel")),
+    *(("GET", path) for path in ("/v1/files", "/v1/files/a", "/v1/files/a/content", "/v1/batches", "/v1/batches/a")),
+    ("DELETE", "/v1/files/a"),
+]
+FORM = "content-type: multipart/form-data; boundary=x\r\n"
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm", "//"])
+async def test_every_route_needs_an_api_key(serve_batches: BatchServing, prefix: str) -> None:
+    async with serve_batches(api_keys=("client",), admin_key="boss", worker_key="worker", root_path="/llm") as server:
+        for method, path in ROUTES:
+            for headers in ({}, bearer("boss"), bearer("worker"), bearer("?")):
+                answer = await server.served.http.request(method, f"{prefix}{path}", headers=headers)
+                assert answer.status_code == 401, answer.text
+            passed = await server.served.http.request(method, path, headers=bearer("client"))
+            assert passed.status_code in (200, 400, 404)
+
+
+async def test_a_web_page_of_another_site_uploads_nothing(serve_batches: BatchServing) -> None:
+    async with serve_batches() as server:
+        for page in ({"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}):
+            form = {"files": {"file": ("a", b"{}")}, "data": {"purpose": "batch"}}
+            refused = await server.served.http.post("/v1/files", headers=page, **form)  # type: ignore[arg-type]
+            assert_error(refused, status=400, code="invalid_content_type")
+        assert server.store.usage.num_files("") == 0
+
+
+async def test_uploads_that_never_end_take_a_limited_number_of_places(serve_batches: BatchServing) -> None:
+    async with serve_batches(api_keys=("hostile", "other")) as server:
+        head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer hostile\r\n{FORM}"
+        writers = []
+        for _ in range(MAX_OWN_UPLOADS):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.served.port)
+            writer.write(f"{head}content-length: 100000\r\n\r\n--x\r\n".encode())
+            writers.append(writer)
+        form = {"file": ("a", b"{}\n")}
+        while True:  # until the server has read all heads
+            refused = await server.served.http.post(
+                "/v1/files", files=form, data={"purpose": "batch"}, headers=bearer("hostile")
+            )
+            if refused.status_code != 200:
+                break
+        assert_error(refused, status=429)
+        passed = await server.served.http.post(
+            "/v1/files", files=form, data={"purpose": "batch"}, headers=bearer("other")
+        )
+        assert passed.status_code == 200
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+
+
+async def test_lines_of_one_key_that_are_refused_delay_no_other_key(serve_batches: BatchServing) -> None:
+    """Lines that wait for another attempt hold no slots."""
+    engine = WatchedEngine(gated=True)
+    keys = ("hostile", "other")
+    async with serve_batches(engine=engine, api_keys=keys, batch_concurrency=2, key_max_choices=1) as server:
+        hostile, other = server.as_key("hostile"), server.as_key("other")
+        await server.create(*(line(str(number)) for number in range(8)), client=hostile)
+        await engine.submitted.acquire()  # one line runs, and all others are refused because of the key's limit
+        batch = await server.create(line("a"), client=other)
+        await engine.submitted.acquire()
+        engine.go()
+        assert (await server.ended(batch, client=other)).status == "completed"
+
+
+def test_a_file_is_read_in_pieces_of_limited_size(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"[]\n" * 10_000 + b'{"a": "' + b"x" * (3 * PIECE_BYTES))
+    place: Place | None = Place()
+    num_pieces = 0
+    while place is not None:
+        piece = read_piece(path, place, endpoint=CHAT, max_body_bytes=1000)
+        assert len(piece.lines) <= PIECE_LINES
+        place, num_pieces = piece.next, num_pieces + 1
+    assert num_pieces == 10_000 // PIECE_LINES + 1
+    assert piece.lines[-1].number == 10_001
+
+
+async def test_the_event_loop_continues_while_lines_are_checked(serve_batches: BatchServing) -> None:
+    body = {"messages": [{"role": "user", "content": "x" * 1000}], "nested": [[]] * 100}
+    item = {"custom_id": "same", "method": "POST", "url": CHAT, "body": body}
+    lines = b"\n".join([json.dumps(item).encode()] * 2000)
+    async with serve_batches() as server:
+        with TurnCounter() as counter:
+            batch = await server.ended(await server.create(lines))
+        assert batch.status == "failed" and counter.turns > 10
