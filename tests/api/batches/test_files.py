@@ -1,6 +1,7 @@
 """Files: uploads, lists, contents, limits, and hostile clients."""
 
 import json
+import stat
 from collections.abc import Mapping
 
 import httpx
@@ -84,6 +85,24 @@ async def test_a_large_file_is_stored_and_sent_in_pieces(serve_batches: BatchSer
     async with serve_batches(max_body_bytes=1000) as server:
         file = await server.openai.files.create(file=("a", content), purpose="batch")
         assert (await server.openai.files.content(file.id)).content == content
+
+
+async def test_a_file_that_is_deleted_while_it_is_sent_is_complete(serve_batches: BatchServing) -> None:
+    content = b"x" * 20_000_000
+    async with serve_batches() as server:
+        file = await server.openai.files.create(file=("a", content), purpose="batch")
+        async with server.served.http.stream("GET", f"/v1/files/{file.id}/content") as response:
+            await server.openai.files.delete(file.id)
+            assert sum([len(piece) async for piece in response.aiter_bytes()]) == len(content)
+
+
+async def test_only_the_user_of_the_server_can_read_the_folder(serve_batches: BatchServing) -> None:
+    async with serve_batches() as server:
+        batch = await server.ended(await server.create(line("a")))
+        assert batch.output_file_id is not None
+        paths = [serve_batches.folder, *serve_batches.folder.rglob("*")]
+        assert {batch.input_file_id, batch.output_file_id, "batches.sqlite"} < {path.name for path in paths}
+        assert [path for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
 
 
 async def post(

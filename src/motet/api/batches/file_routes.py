@@ -9,8 +9,9 @@
 An owner is an API key, or all requests without one. For the file of another owner the answer is a 404."""
 
 import logging
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal
 
+import anyio
 from fastapi import APIRouter, Query, Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -21,6 +22,7 @@ from motet.api.batches.store import FLAG_OFF, BatchStore, Upload
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import invalid_value, missing_parameter, unknown_parameter
 from motet.api.http.routes import json_response, new_router
+from motet.api.http.streaming import while_client_stays
 from motet.api.service import Service
 from motet.errors import NotFoundError, OverloadedError, RequestError
 
@@ -143,7 +145,8 @@ def page_response(shown: list[dict[str, object]], size: int) -> Response:
 
 
 class ContentResponse(Response):
-    """The content of a file, which is sent while it is read. Nothing is open between two pieces."""
+    """The content of a file, which is sent while it is read, until the client leaves. A file that is deleted in the
+    meantime is sent completely."""
 
     def __init__(self, store: BatchStore, file: FileRecord) -> None:
         super().__init__(media_type="application/octet-stream", headers={"x-content-type-options": "nosniff"})
@@ -152,13 +155,17 @@ class ContentResponse(Response):
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        offset = 0
-        piece = await self._store.read(self._file, offset)
+        content = await self._store.open_file(self._file)
+        try:
+            await while_client_stays(receive, self._send(content, send))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._store.call(lambda _: content.close())
+
+    async def _send(self, content: BinaryIO, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        while piece:
+        while piece := await self._store.read(content):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            offset += len(piece)
-            piece = await self._store.read(self._file, offset)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

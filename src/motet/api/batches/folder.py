@@ -29,7 +29,9 @@ class BatchFolder:
         """Creates or opens the folder. Raises StartupError if it cannot be used, or another server uses it."""
         self._contents = folder / FILES
         try:
-            self._contents.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._contents.mkdir(mode=0o700, exist_ok=True)
+            os.close(_private(str(folder / DATABASE), os.O_RDWR | os.O_CREAT))  # SQLite's other files get its mode
             self._database = sqlite3.connect(folder / DATABASE, timeout=0, isolation_level=None)
             try:
                 self._open()

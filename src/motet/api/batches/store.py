@@ -91,7 +91,7 @@ class BatchStore:
         """Returns an owner's file. Raises NotFoundError, also for the file of another owner."""
         now_s = self.clock()
         if (found := await self.call(lambda folder: folder.files.find(id, owner=owner, now_s=now_s))) is None:
-            raise NotFoundError(f"No such File object: {id[:100]}", param="id", code="file_not_found")
+            raise _no_file(id)
         return found
 
     async def delete(self, file: FileRecord) -> None:
@@ -105,15 +105,16 @@ class BatchStore:
         if await self.call(delete):
             self.usage.remove(file.owner, num_bytes=file.num_bytes)
 
-    async def read(self, file: FileRecord, offset: int) -> bytes:
-        """Returns the next bytes of a file; empty at its end. Raises FileNotFoundError if it was deleted."""
+    async def open_file(self, file: FileRecord) -> BinaryIO:
+        """Opens the content of a file, for `read`. Raises NotFoundError if it was deleted."""
+        try:
+            return await self.call(lambda folder: folder.path(file.id).open("rb"))
+        except FileNotFoundError as error:
+            raise _no_file(file.id) from error
 
-        def read(folder: BatchFolder) -> bytes:
-            with folder.path(file.id).open("rb") as content:
-                content.seek(offset)
-                return content.read(BUFFER_BYTES)
-
-        return await self.call(read)
+    async def read(self, content: BinaryIO) -> bytes:
+        """Returns the next bytes of a file; empty at its end."""
+        return await self.call(lambda _: content.read(BUFFER_BYTES))
 
     async def remove_expired(self) -> None:
         now_s = self.clock()
@@ -177,6 +178,10 @@ class BatchStore:
             await self.change(batch, reached(batch.record, BatchStatus.CANCELLING, now_s=self.clock()))
             batch.stop.set()
         return batch.record
+
+
+def _no_file(id: str) -> NotFoundError:
+    return NotFoundError(f"No such File object: {id[:100]}", param="id", code="file_not_found")
 
 
 @asynccontextmanager
