@@ -116,13 +116,15 @@ struct Piece {
 };
 
 // The choices of a group: rows [row_begin, row_end), cut into pieces [piece_begin, piece_end). All rows see keys
-// [0, trunk_keys) of a trunk. A prompt is a span of one piece without a trunk.
+// [0, trunk_keys) of a trunk. Rows of a prompt are a span of one piece. Their trunk is a multiple of kStretch keys from
+// the start of the prompt, so that the bits of a row are the same with any trunk, also with none.
 struct Span {
   std::int32_t row_begin, row_end, piece_begin, piece_end, trunk_keys, trunk_table;
 };
 
 struct Batch {
   std::int32_t num_rows, num_spans, num_logits;
+  std::int32_t num_groups;        // number of spans that are choices of a group; they come before the spans of prompts
   const std::int32_t* tokens;     // [num_rows]
   const std::int32_t* positions;  // [num_rows]
   const std::int32_t* slots;      // [num_rows]: slot in which each row's key and value are stored
@@ -134,7 +136,8 @@ struct Batch {
   std::uint8_t* non_finite;       // [num_rows]: set to 1 if a row's values in the last layer are not finite, else 0
   const std::int32_t* adapters;   // [num_rows]: index in `low_ranks`, or -1; null if no row has an adapter
   const LowRank* const* low_ranks;  // for each adapter of the step, the changes of all products, by their numbers
-  std::int64_t* trunk_keys_read;  // set to the number of trunk keys read; keys that spans read together count once
+  // Set to the number of keys of the groups' trunks that were read. Keys that spans read together count once.
+  std::int64_t* trunk_keys_read;
 };
 
 }  // namespace motet

@@ -76,7 +76,7 @@ void Trunks::assign_states(const Model& model, const Batch& batch, int num_threa
     const Span& span = batch.spans[i];
     const std::size_t floats =
         std::size_t(stretches_of(span.trunk_keys)) * rows_of(span) * model.heads * state_size(model);
-    keys_read_ += span.trunk_keys;
+    if (i < batch.num_groups) keys_read_ += span.trunk_keys;
     if (floats == 0 || !(shares_[i] || has_few_tasks(model, rows_of(span), num_threads)) ||
         num_states_ + floats > kMaxStates)
       continue;
@@ -123,7 +123,7 @@ void Trunks::join(const Batch& batch, const Slice* begin, const Slice* end, cons
       stop = std::min(row + left, span.row_end);
       left -= stop - row;
       const int shared = follows ? common[one - begin] : 0;
-      if (row == span.row_begin) keys_read_ -= shared;
+      if (row == span.row_begin && one->span < batch.num_groups) keys_read_ -= shared;
       parts_.push_back({&span, row, stop, one->keys, shared, states_[one->span]});
       readings_.back().part_end = int(parts_.size());
     }

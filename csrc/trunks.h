@@ -58,7 +58,7 @@ class Trunks {
   std::size_t states(int span) const { return states_[span]; }
   std::size_t num_states() const { return num_states_; }  // in floats
 
-  // Returns the number of trunk keys read. Keys that spans read together count once.
+  // Returns the number of keys of the groups' trunks that are read. Keys that spans read together count once.
   std::int64_t keys_read() const { return keys_read_; }
 
  private:

@@ -89,7 +89,7 @@ class KernelBatch(Structure):
     """`Batch` in C++: the inputs and outputs of a step."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("num_rows", "num_spans", "num_logits")),
+        *((name, c_int32) for name in ("num_rows", "num_spans", "num_logits", "num_groups")),
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "spans", "pieces", "tables")),
         *((name, c_void_p) for name in ("logit_rows", "logits", "non_finite")),
         *((name, c_void_p) for name in ("adapters", "low_ranks", "trunk_keys_read")),
@@ -109,6 +109,8 @@ class SamplingArguments(Structure):
 
 PIECE_INTS = 4
 """Number of integers of `Piece` in C++: row_begin, row_end, first, table."""
+MAX_LINES = 96
+"""Maximum number of lines of a read; a line is one query head of one row."""
 SPAN_INTS = 6
 """Number of integers of `Span` in C++: row_begin, row_end, piece_begin, piece_end, trunk_keys, trunk_table."""
 

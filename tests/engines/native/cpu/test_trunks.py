@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from motet.engines.native.attention.attention_plan import AttentionPlan, TailReads, TrunkRead, padded_keys
+from motet.engines.native.attention.attention_plan import AttentionPlan, PromptRead, TailReads, TrunkRead, padded_keys
 from motet.engines.native.compiled_kernels import KINDS
-from motet.engines.native.cpu.cpu_runner import CpuRunner
+from motet.engines.native.cpu.cpu_runner import CpuRunner, reads_of
 from motet.engines.native.cpu.packed_weights import PackedModel
 from motet.engines.native.kv.storage import KVLayout, KVStorage
 from motet.engines.native.step.inputs import StepInputs
@@ -43,6 +43,15 @@ class Group:
     tails: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """Rows of a prompt from a position on."""
+
+    table: tuple[int, ...]
+    position: int
+    rows: int
+
+
 class Stage:
     """A tiny model with the compiled kernels, and random keys and values in every block."""
 
@@ -60,8 +69,15 @@ class Stage:
         packed = PackedModel(model, self.storage, max_positions=MAX_POSITIONS, kernels=kernels)
         self.runners = {n: CpuRunner(packed, self.storage, num_threads=n, kernels=kernels) for n in (1, 2)}
 
-    def run(self, groups: Sequence[Group], tables: Sequence[Sequence[list[int]]], *, num_threads: int) -> torch.Tensor:
-        """Returns the logits of all rows of the groups. `tables`: of each group's tails."""
+    def run(
+        self,
+        groups: Sequence[Group],
+        tables: Sequence[Sequence[list[int]]],
+        *,
+        num_threads: int,
+        prompts: Sequence[Prompt] = (),
+    ) -> torch.Tensor:
+        """Returns the logits of all rows of the groups and prompts. `tables`: of each group's tails."""
         size = self.storage.block_size
         tails, trunks, slots = TailReads(), [], list[int]()
         positions: list[int] = []
@@ -73,8 +89,14 @@ class Stage:
                     slots.append(table[at // size] * size + at % size)
                     positions.append(one.num_keys + at)
             trunks.append(TrunkRead(first, len(slots), tuple(positions[first:]), one.num_keys, one.trunk))
+        num_tail_rows, reads = len(slots), []
+        for each in prompts:
+            end = each.position + each.rows
+            reads.append(PromptRead(len(slots), len(slots) + each.rows, each.position, end, each.table))
+            slots += [each.table[at // size] * size + at % size for at in range(each.position, end)]
+            positions += range(each.position, end)
         count = len(slots)
-        plan = AttentionPlan(count, (), tuple(trunks), tails.finished())
+        plan = AttentionPlan(num_tail_rows, tuple(reads), tuple(trunks), tails.finished())
         tokens = [3 + position % 300 for position in positions]
         inputs = StepInputs(tokens, positions, slots, [*range(count)], count, [], [], plan)
         return self.runners[num_threads].run(inputs).clone()
@@ -150,11 +172,33 @@ def test_a_row_has_the_same_bits_alone_and_with_any_other_rows(
     assert torch.equal(here.storage.keys, memory[0]) and torch.equal(here.storage.values, memory[1])
 
 
-def joined(*trunks: tuple[Sequence[int], int]) -> int:
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "family", "dtype"), KERNELS)
+@examples(8)
+@given(data=st.data())
+def test_a_row_of_a_prompt_has_the_same_bits_alone_and_with_prompts_and_groups_that_begin_alike(
+    kind: str, family: str, dtype: str, data: st.DataObject
+) -> None:
+    block_size = data.draw(st.sampled_from([8, 32]))
+    drawn = data.draw(trees(block_size))
+    here = stage(kind, family, dtype, block_size)
+    tables, num_groups = tables_for(drawn, block_size=block_size), len(drawn) // 3
+    prompts = [
+        Prompt((*one.trunk, *own[0]), len(one.trunk) * block_size + one.tails[0][0], one.tails[0][1])
+        for one, own in zip(drawn[num_groups:], tables[num_groups:], strict=True)
+    ]
+    groups, tails = drawn[:num_groups], tables[:num_groups]
+    alone = [here.run([one], [own], num_threads=1) for one, own in zip(groups, tails, strict=True)]
+    alone += [here.run([], [], num_threads=1, prompts=[one]) for one in prompts]
+    together = here.run(groups, tails, num_threads=data.draw(st.sampled_from([1, 2])), prompts=prompts)
+    assert torch.equal(together, torch.cat(alone))
+
+
+def joined(*trunks: tuple[Sequence[int], int], prompts: Sequence[Prompt] = ()) -> int:
     """Returns how many keys groups of two choices with these trunks did not read, with blocks of 16 and one thread."""
     here = stage(KINDS[-1], "llama", "float32", 16)
     groups = [Group(tuple(blocks), num_keys, ((3, 1),) * 2) for blocks, num_keys in trunks]
-    here.run(groups, tables_for(groups, block_size=16), num_threads=1)
+    here.run(groups, tables_for(groups, block_size=16), num_threads=1, prompts=prompts)
     return here.runners[1].trunk_tokens_saved
 
 
@@ -176,6 +220,26 @@ def test_a_branch_reads_only_what_it_has_alone() -> None:
 def test_common_blocks_count_at_every_position_of_the_prompt() -> None:
     one, other = [*range(16)], [*range(16, 32)]
     assert joined(([*one, *range(40, 56)], 512), ([*other, *range(40, 56)], 512)) == 256, "the second stretch"
+
+
+def test_few_rows_of_prompts_that_begin_alike_read_complete_stretches_together() -> None:
+    tables = [range(20), [*range(17), 30, 31, 32], range(40, 60), range(20)]
+    reads = [PromptRead(i, i + 4, 300, 304, table) for i, table in enumerate(tables[:3])]
+    wide = PromptRead(3, 3 + FILLS_A_READING, 270, 320, tables[3])
+
+    def shared(plan: AttentionPlan) -> list[int]:
+        spans, pieces, _ = reads_of(plan, 16, max_rows=FILLS_A_READING)
+        assert [*spans[4::6] + pieces[2::4]] == [read.first_position for read in plan.prompts]
+        return [*spans[4::6]]
+
+    assert shared(AttentionPlan(0, (*reads, wide), (), ())) == [256, 256, 0, 0]
+    assert shared(AttentionPlan(0, (reads[0], wide), (), ())) == [0, 0]
+
+
+def test_keys_that_only_prompts_read_are_not_counted() -> None:
+    prompts = [Prompt((*range(20), 60 + i), 320, 5) for i in range(3)]
+    assert joined((range(30, 50), 320), prompts=prompts) == 0
+    assert joined((range(20), 320), (range(20), 320), prompts=prompts) >= 320
 
 
 def test_prompts_with_nothing_in_common_are_read_one_by_one() -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from motet.engines.native import compiled_kernels as c
-from motet.engines.native.attention.attention_plan import AttentionPlan, Ints, PromptRead, ints
+from motet.engines.native.attention.attention_plan import STRETCH, AttentionPlan, Ints, PromptRead, ints
 from motet.engines.native.cpu.packed_adapters import adapter_arrays
 from motet.engines.native.cpu.packed_weights import PackedModel
 from motet.engines.native.kv.storage import KVStorage
@@ -58,13 +59,16 @@ class CpuRunner:
         logits = self._logits[: inputs.num_logits]  # reused, because page faults would take longer than the writes
         self._non_finite = np.zeros(len(inputs.slots), np.uint8)
         rows = [ints(numbers) for numbers in (inputs.token_ids, inputs.positions, inputs.slots)]
-        spans, pieces, tables = reads_of(inputs.attention)
+        shape = self._model.struct
+        max_rows = c.MAX_LINES // (shape.heads // shape.kv_heads)
+        spans, pieces, tables = reads_of(inputs.attention, shape.block_size, max_rows=max_rows)
         arrays = (*rows, spans, pieces, tables, ints(inputs.logit_rows))
         adapters, low_ranks = adapter_arrays(inputs.adapters, len(inputs.slots)) if inputs.adapters else (None, None)
         batch = c.KernelBatch(
             len(self._non_finite),
             len(spans) // c.SPAN_INTS,
             inputs.num_logits,
+            len(inputs.attention.trunks),
             *(array.ctypes.data for array in arrays),
             logits.data_ptr(),
             self._non_finite.ctypes.data,
@@ -120,9 +124,9 @@ class StagedPackedWeights:
         self.runner.use(self.twin)
 
 
-def reads_of(plan: AttentionPlan) -> tuple[Ints, Ints, Ints]:
+def reads_of(plan: AttentionPlan, block_size: int, *, max_rows: int) -> tuple[Ints, Ints, Ints]:
     """Returns the reads of a step as flat arrays of the structs in `csrc/model.h`: spans of rows (a group's choices, or
-    a piece of a prompt), their pieces, and block tables."""
+    a piece of a prompt), their pieces, and block tables. `max_rows`: maximum number of rows of one read."""
     spans: list[int] = []
     pieces: list[int] = []
     tables: list[int] = []
@@ -145,11 +149,28 @@ def reads_of(plan: AttentionPlan) -> tuple[Ints, Ints, Ints]:
             pieces += (row, row + count, offset, table)
             at += 1
         spans += (trunk.begin, trunk.end, first_piece, at, trunk.num_keys, append_table(trunk.table))
-    for prompt in plan.prompts:
-        at = len(pieces) // c.PIECE_INTS
-        pieces += (prompt.begin, prompt.end, prompt.first_position, append_table(prompt.table))
-        spans += (prompt.begin, prompt.end, at, at + 1, 0, 0)
+    for prompt, num_shared in zip(plan.prompts, _shared_keys(plan, max_rows), strict=True):
+        at, table = len(pieces) // c.PIECE_INTS, append_table(prompt.table)
+        pieces += (prompt.begin, prompt.end, prompt.first_position - num_shared, table + num_shared // block_size)
+        spans += (prompt.begin, prompt.end, at, at + 1, num_shared, table)
     return ints(spans), ints(pieces), ints(tables)
+
+
+def _shared_keys(plan: AttentionPlan, max_rows: int) -> list[int]:
+    """Returns for each prompt the number of leading keys that are read like a trunk, so that the kernels can read them
+    once for all prompts and groups with the same blocks: all complete stretches before the prompt's rows, if another
+    prompt or trunk has the same first block. Rows that fill a read gain nothing from sharing it."""
+    num_keys = [prompt.first_position // STRETCH * STRETCH for prompt in plan.prompts]
+    first_blocks = [
+        prompt.table[0] if keys and prompt.end - prompt.begin < max_rows else None
+        for prompt, keys in zip(plan.prompts, num_keys, strict=True)
+    ]
+    readers = Counter(first_blocks)
+    readers.update(trunk.table[0] for trunk in plan.trunks if trunk.num_keys)
+    return [
+        keys if first is not None and readers[first] > 1 else 0
+        for first, keys in zip(first_blocks, num_keys, strict=True)
+    ]
 
 
 def chunks_agree(runner: CpuRunner, vocab_size: int, *, storage: KVStorage) -> bool:
