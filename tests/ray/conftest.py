@@ -100,6 +100,7 @@ async def shared(
     """Tests are ordered so that there is one cell at a time, one for each ingress: with a gateway on a cluster of its
     own, with direct ingress on an existing one. Two replicas decode, so that one is left when the other is lost. The
     drain timeout is long with a gateway, and short with direct ingress."""
+    from tests.engines.native.adapter_files import save_adapter
     from tests.ray.joined_cluster import FIRST
     from tests.ray.running_ray import RunningRay
 
@@ -115,6 +116,7 @@ async def shared(
         ingress=ingress,
         max_body_bytes=100_000,
         decode_port=taken if gateway else 0,
+        adapter=f"poet={save_adapter(folder, folder.parent / 'poet')}",
         drain_timeout=100 if gateway else 1,
     )
     async with running as ray:

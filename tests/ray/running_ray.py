@@ -100,6 +100,11 @@ class RunningRay:
         }
         self.child = ChildServer(self.arguments, command="ray", port=self.port, environ=self.environ)
 
+    @property
+    def serves_directly(self) -> bool:
+        """True if decode replicas serve clients, without a gateway."""
+        return bool(self._serves)
+
     async def __aenter__(self) -> "RunningRay":
         try:
             await asyncio.to_thread(self.child.__enter__)

@@ -1,13 +1,15 @@
 """A cell on Ray Serve returns the answers and errors of one server, for both kinds of ingress."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 
+from tests.error_response import assert_error
 from tests.fault.answers import Body, fetch_answer
 from tests.fault.fault_requests import CHAT, COMPLETIONS, COUNTED, chat, completion
 from tests.fault.oracle import Undisturbed
-from tests.ray.running_ray import RunningRay
+from tests.ray.running_ray import ADMIN_KEY, RunningRay
 from tests.ray.streaming import LONGEST, streaming
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.ray]
@@ -31,6 +33,31 @@ async def test_an_answer_equals_that_of_one_server_with_one_prefill_and_one_tran
     assert await fetch_answer(ray.http, route, body) == expected
     after = await ray.totals()
     assert (after.prefills - before.prefills, after.transfers - before.transfers) == (1, 1)
+
+
+async def test_adapters_are_served_by_name_and_a_gateway_loads_more(ray: RunningRay, folder: Path) -> None:
+    """The bug: with direct ingress, one replica loaded the adapter, and requests on the others failed."""
+
+    async def tokens(model: str) -> list[int]:
+        answer = await ray.http.post(
+            COMPLETIONS, json=completion("e", model=model, return_token_ids=True, max_tokens=20)
+        )
+        assert answer.status_code == 200, answer.text
+        ids: list[int] = answer.json()["choices"][0]["token_ids"]
+        return ids
+
+    base, poet = await tokens("tiny"), await tokens("poet")
+    assert base != poet == await tokens("tiny:poet")
+    cards = {card["id"]: card for card in (await ray.http.get("/v1/models")).json()["data"]}
+    assert cards["poet"]["parent"] == "tiny"
+    named, admin = {"lora_name": "late"}, {"Authorization": f"Bearer {ADMIN_KEY}"}
+    late = named | {"lora_path": str(folder.parent / "poet")}
+    loaded = await ray.http.post("/v1/load_lora_adapter", json=late, headers=admin)
+    if ray.serves_directly:
+        assert_error(loaded, status=404, code="no_adapters")
+    else:
+        assert loaded.status_code == 200 and await tokens("late") == poet
+        assert (await ray.http.post("/v1/unload_lora_adapter", json=named, headers=admin)).status_code == 200
 
 
 async def test_an_error_before_the_first_byte_keeps_its_status_and_is_complete_json(ray: RunningRay) -> None:

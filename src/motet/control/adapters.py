@@ -123,6 +123,8 @@ class AdapterControl:
         self._fleet = router.fleet
         self._lock = engines.lock
         self._on_other_servers = on_other_servers
+        self.fixed = ""
+        """Reason why clients cannot change the adapters of this server at run time; empty if they can."""
         self._recorded: dict[ModelName, LoadedAdapter | None] = {}
         """The adapters that were loaded through this server; None for those that were unloaded."""
         self._count = 0

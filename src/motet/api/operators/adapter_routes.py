@@ -23,7 +23,7 @@ from motet.api.http.schema import Schema
 from motet.api.service import Service
 from motet.api.tensor_bodies import read_tensors
 from motet.control.adapters import AdapterControl, AdapterSource
-from motet.errors import ModelLoadError, RequestError
+from motet.errors import ModelLoadError, NotFoundError, RequestError
 from motet.models.adapter_file import config_in
 from motet.models.memory_file import MemoryFile, is_memory_file
 from motet.models.safetensors_header import check_safetensors
@@ -145,4 +145,7 @@ async def _load_source(service: Service, body: LoadAdapterBody, *, source: Adapt
 
 
 def _adapters(service: Service) -> AdapterControl:
-    return service.adapter_control().adapters
+    adapters = service.adapter_control().adapters
+    if adapters.fixed:
+        raise NotFoundError(adapters.fixed, code="no_adapters")
+    return adapters

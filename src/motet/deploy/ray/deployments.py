@@ -28,6 +28,10 @@ from motet.types import Role
 logger = logging.getLogger(__name__)
 
 STATUS_TIMEOUT_S = 5.0
+FIXED_ADAPTERS = (
+    "Adapters cannot be loaded or unloaded at run time with direct ingress, because only one replica would do it: use "
+    "--adapter, or --ingress gateway."
+)
 STOPPING = "STOPPING"
 
 Arguments = Mapping[str, object]
@@ -68,6 +72,7 @@ class DirectReplica:
         self, arguments: Arguments, directory: Handle, *, prefill: Handle | None = None
     ) -> None:
         self._worker = await started_worker(arguments, directory, role=None, start_engine=self.start_engine)
+        self._worker.serving.workforce.control.adapters.fixed = FIXED_ADAPTERS
         self._streams = ClientStreams(self._worker, prefill, any_ending=any_ending)
         self._reports = 0
 
