@@ -55,7 +55,7 @@ async def _engine_us(groups: int, n: int) -> float:
         for _ in range(STEPS):
             await engine.pulse.next(None)
 
-    [*engine.steps(tuple(range(n)), STEPS, False)]  # computed before the measurement
+    [*engine.steps(tuple(range(n)), STEPS, None)]  # computed before the measurement
     spent = []
     for numbers in (range(groups), range(0)):
         began_s = time.process_time()

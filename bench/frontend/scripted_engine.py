@@ -8,7 +8,7 @@ as a group waits. With bursts, a number of pulses follow each other at once, and
 import asyncio
 import itertools
 from collections.abc import Awaitable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -64,7 +64,7 @@ class PulsedEngine(FakeEngine):
         self.died = asyncio.Event()
         self.pulse = pulse
         self.steps = cache(
-            lambda indices, max_tokens, scored: ScriptedSteps(tokens, indices, max_tokens=max_tokens, scored=scored)
+            lambda indices, max_tokens, listed: ScriptedSteps(tokens, indices, max_tokens=max_tokens, listed=listed)
         )
 
     def generate(self, request: GenerateRequest) -> "PulsedGroup":
@@ -86,8 +86,12 @@ class PulsedGroup(FakeGroup):
         self._pulse = engine.pulse
         sampling = request.sampling
         indices = tuple([start.index for start in request.choices])
-        steps = engine.steps(indices, sampling.max_tokens, sampling.logprobs is not None)
-        reports = itertools.chain([PromptReport(cached_tokens=0)], itertools.repeat(None))
+        listed = None if sampling.logprobs is None else listed_tokens(sampling.logprobs, sampling.logprob_token_ids)
+        steps = engine.steps(indices, sampling.max_tokens, listed)
+        report = PromptReport(cached_tokens=0)
+        if sampling.prompt_logprobs is not None:
+            report = scored(request.prompt, listed_tokens(sampling.prompt_logprobs, sampling.prompt_logprob_token_ids))
+        reports = itertools.chain([report], itertools.repeat(None))
         self._deltas = map(GroupDelta, itertools.repeat(request.request_id), steps, reports)
 
     def __anext__(self) -> Awaitable[GroupDelta]:  # type: ignore[override]  # it is awaited all the same
@@ -99,15 +103,31 @@ class PulsedGroup(FakeGroup):
             raise StopAsyncIteration from None
 
 
-class ScriptedSteps:
-    """The deltas of the choices for each step, with a log-probability for each token if `scored` is set. The deltas of
-    a step are made when the first group takes it, and kept: making all at once would hold the event loop for 50 ms."""
+def listed_tokens(num_top: int, named: Sequence[int]) -> tuple[int, ...]:
+    """Returns the alternatives to each token."""
+    return (*range(num_top), *named)
 
-    def __init__(self, tokens: Sequence[int], indices: Sequence[int], *, max_tokens: int, scored: bool) -> None:
+
+@lru_cache(1024)
+def scored(prompt: tuple[int, ...], listed: tuple[int, ...]) -> PromptReport:
+    """Returns a report with the log-probabilities of a prompt. It is made once, because an engine makes it in another
+    process."""
+    top = tuple((token_id, -1.0) for token_id in listed)
+    return PromptReport.scored(0, [None, *(TokenLogprob(token_id, -LOGPROB, 1, top) for token_id in prompt[1:])])
+
+
+class ScriptedSteps:
+    """The deltas of the choices for each step, with a log-probability for each token, and for the tokens of `listed`,
+    unless it is None. The deltas of a step are made when the first group takes it, and kept: making all at once would
+    hold the event loop for 50 ms."""
+
+    def __init__(
+        self, tokens: Sequence[int], indices: Sequence[int], *, max_tokens: int, listed: tuple[int, ...] | None
+    ) -> None:
         self._tokens = tokens
         self._indices = indices
         self._max_tokens = max_tokens
-        self._scored = scored
+        self._top = None if listed is None else tuple((token_id, -1.0) for token_id in listed)
         self._made: list[tuple[ChoiceDelta, ...]] = []
 
     def __iter__(self) -> Iterator[tuple[ChoiceDelta, ...]]:
@@ -118,6 +138,8 @@ class ScriptedSteps:
 
     def _delta(self, index: int, step: int) -> ChoiceDelta:
         token_id = self._tokens[(index * STRIDE + step) % len(self._tokens)]
-        logprobs = (TokenLogprob(token_id, -LOGPROB * (step + 1), 1),) if self._scored else None
+        logprobs = None
+        if self._top is not None:
+            logprobs = (TokenLogprob(token_id, -LOGPROB * (step + 1), 1, self._top),)
         finish = Finish(FinishReason.LENGTH) if step == self._max_tokens - 1 else None
         return ChoiceDelta(index, (token_id,), logprobs, finish)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 RESPONSES, MESSAGES, COUNT_TOKENS = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
-RENDER, TOKENIZE, SGLANG = "/v1/chat/completions/render", "/tokenize", "/generate"
+RENDER, TOKENIZE, SGLANG, SCORE = "/v1/chat/completions/render", "/tokenize", "/generate", "/v1/score"
 ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
 CALLS = [{"type": "function", "function": {"name": "f"}}]
 MESSAGE = {"role": "user", "content": "x"}
@@ -13,7 +13,6 @@ CALLED = [
     {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "1", "output": "x"},
 ]
-SGLANG = "/generate"
 IDS = [*range(1000, 1128)]
 Make = Callable[[], bytes]
 """Makes a body. Bodies are made when they are sent, because all of them together have 150 MB."""
@@ -83,6 +82,12 @@ def tokens(ids: Sequence[int]) -> bytes:
 def scored(length: int, **sampling: object) -> bytes:
     """Returns a request for log-probabilities of a long prompt."""
     return body(token_ids=[5] * length, sampling_params={"max_tokens": 1, **sampling})
+
+
+def scored_texts(new_tokens: int = 1, **fields: object) -> bytes:
+    """Returns a request for log-probabilities in SGLang's form, with the text of each token."""
+    given = {"return_logprob": True, "logprob_start_len": 0, "return_text_in_logprobs": True, **fields}
+    return body(sampling_params={"max_new_tokens": new_tokens}, **given)
 
 
 def padded(first: str, piece: str, *, last: str, size: int = 7 * 2**20) -> bytes:
@@ -392,6 +397,33 @@ ANSWERED: Mapping[str, tuple[str, Make]] = {
     "a repeated prompt with alternatives": (
         COMPLETIONS,
         lambda: body(prompt=[5] * 3900, max_tokens=1, echo=True, logprobs=20, stream=True),
+    ),
+    "a scored chat, streamed": (
+        CHAT,
+        lambda: chat(
+            messages=[{"role": "user", "content": "x " * 3800}], prompt_logprobs=20, max_tokens=1, stream=True
+        ),
+    ),
+    "250 continuations": (
+        SCORE,
+        lambda: body(prompt=[5] * 3900, continuations=[[6, number] for number in range(250)]),
+    ),
+    "250 continuations of a long text": (
+        SCORE,
+        lambda: body(prompt="hello world " * 1800, continuations=[f" and {number}" for number in range(250)]),
+    ),
+    "named tokens of scored prompts": (
+        SGLANG,
+        lambda: scored_texts(input_ids=[[5] * 3900] * 3, token_ids_logprob=IDS, top_logprobs_num=20),
+    ),
+    "200 scored texts": (SGLANG, lambda: scored_texts(text=["x y " * 200] * 200, top_logprobs_num=20)),
+    "a stream that repeats a scored prompt": (
+        SGLANG,
+        lambda: scored_texts(input_ids=[5] * 290, top_logprobs_num=20, stream=True, new_tokens=5),
+    ),
+    "100 choices, each with its scored prompt": (
+        COMPLETIONS,
+        lambda: body(prompt=[5] * 900, n=100, max_tokens=1, echo=True, logprobs=20),
     ),
     "a Response with alternatives": (
         RESPONSES,

@@ -361,6 +361,8 @@ class PullReport(msgspec.Struct, frozen=True, array_like=True):
 Score = TokenLogprob | None
 """Log-probability of a prompt token; None for the first token of a prompt."""
 SCORES_PER_PART = 32
+ARRAY_16 = b"\xdc"
+"""First byte of an array in msgpack whose number of elements is in the next two bytes."""
 _SCORES: msgspec.msgpack.Decoder[tuple[Score, ...]] = msgspec.msgpack.Decoder(tuple[Score, ...])
 
 
@@ -372,7 +374,7 @@ def score_parts(scores: Iterable[EncodedScore]) -> Iterator[bytes]:
     """Yields the parts of a prompt's scores: arrays of msgpack with at most `SCORES_PER_PART` scores."""
     left = iter(scores)
     while part := [*islice(left, SCORES_PER_PART)]:
-        yield b"\xdc" + len(part).to_bytes(2, "big") + b"".join(part)  # array 16, the number of its elements
+        yield ARRAY_16 + len(part).to_bytes(2, "big") + b"".join(part)
 
 
 class PromptScores(Sequence[Score]):
@@ -387,7 +389,9 @@ class PromptScores(Sequence[Score]):
     def __len__(self) -> int:
         if not self._parts:
             return 0
-        return max(0, SCORES_PER_PART * (len(self._parts) - 1) + len(_SCORES.decode(self._parts[-1])) - self._first)
+        last = self._parts[-1]  # its first bytes are the number of its scores, so it need not be decoded
+        num_last = int.from_bytes(last[1:3], "big") if last[:1] == ARRAY_16 else len(_SCORES.decode(last))
+        return max(0, SCORES_PER_PART * (len(self._parts) - 1) + num_last - self._first)
 
     def __iter__(self) -> Iterator[Score]:
         """Yields all scores. Raises `msgspec.MsgspecError` for parts that cannot be decoded."""

@@ -108,7 +108,7 @@ def test_a_missing_token_is_noticed() -> None:
 
 
 def test_scripted_choices_start_in_different_places_and_end_together() -> None:
-    steps = [*ScriptedSteps(range(10), (0, 1), max_tokens=3, scored=False)]
+    steps = [*ScriptedSteps(range(10), (0, 1), max_tokens=3, listed=None)]
     assert [[delta.token_ids for delta in step] for step in steps] == [[(0,), (7,)], [(1,), (8,)], [(2,), (9,)]]
     assert [[delta.finish for delta in step] for step in steps] == [
         [None, None],

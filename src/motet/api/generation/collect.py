@@ -203,11 +203,14 @@ class CollectedGroup:
         indices: Sequence[int],
         logprobs: Callable[[ChoiceEvent], LogprobFields | None],
         *,
+        num_listed: int,
         keep: Keep | None = None,
     ) -> None:
-        """`logprobs`: returns an event's log-probabilities in the shape of the route. `keep`: which choices of a group
-        with a policy are sent."""
+        """`logprobs`: returns an event's log-probabilities in the shape of the route. `num_listed`: number of
+        log-probabilities of each scored token of the prompt. `keep`: which choices of a group with a policy are
+        sent."""
         self._keep = keep
+        self._num_listed = num_listed
         self._by_index = {index: CollectedChoice(index) for index in indices}
         self._logprobs = logprobs
         self.prompt: PromptReport | None = None
@@ -224,6 +227,12 @@ class CollectedGroup:
         ended = [(choice, choice.end.finish) for choice in choices if choice.end is not None]
         return [choice for choice, finish in ended if self._keep is Keep.ALL or finish is not FinishReason.ABORT]
 
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """Number of the prompt's log-probabilities, with alternatives."""
+        scores = None if self.prompt is None else self.prompt.logprobs
+        return 0 if scores is None else self._num_listed * len(scores)
+
     def choice(self, index: int) -> CollectedChoice:
         return self._by_index[index]
 
@@ -232,7 +241,7 @@ class CollectedGroup:
         added = 0
         if step.prompt is not None:
             self.prompt = step.prompt
-            added += LOGPROB_BYTES * num_logprobs(step.prompt)
+            added += LOGPROB_BYTES * self.num_prompt_logprobs
         self.ticket = step.ticket or self.ticket
         self.report = step.report or self.report
         for event in step.events:
@@ -249,7 +258,12 @@ class CollectedAnswer:
         self.plan = plan
         keep = None if plan.policy is None else plan.policy.keep
         self.groups = [
-            CollectedGroup([start.index for start in group.choices], partial(logprobs, number), keep=keep)
+            CollectedGroup(
+                [start.index for start in group.choices],
+                partial(logprobs, number),
+                num_listed=1 + (group.sampling.prompt_logprobs or 0) + len(group.sampling.prompt_logprob_token_ids),
+                keep=keep,
+            )
             for number, group in enumerate(plan.groups)
         ]
         self.num_bytes = 0
@@ -264,7 +278,7 @@ class CollectedAnswer:
     def is_long(self) -> bool:
         """True if encoding the answer is long work."""
         prompts = sum(len(group.prompt) for group in self.plan.groups)
-        scored = sum(num_logprobs(group.prompt) for group in self.groups if group.prompt is not None)
+        scored = sum(group.num_prompt_logprobs for group in self.groups)
         answers = sum(choice.num_tokens for group in self.groups for choice in group.choices)
         return prompts + scored + answers >= LONG_WORK
 
@@ -334,9 +348,3 @@ class BodyWriter(GroupsWriter):
     @property
     def close_is_long(self) -> bool:
         return self._answer.is_long
-
-
-def num_logprobs(report: PromptReport) -> int:
-    """Returns the number of a prompt's log-probabilities, with alternatives."""
-    scored = report.logprobs
-    return len(scored) * (1 + len(scored[-1].top)) if scored and scored[-1] is not None else 0
