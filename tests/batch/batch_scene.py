@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -82,9 +82,10 @@ class ScriptedServer:
 class BatchScene:
     """The files of one batch, and its runs."""
 
-    def __init__(self, folder: Path, lines: bytes) -> None:
+    def __init__(self, folder: Path, lines: bytes, *, params: Mapping[str, object] | None = None) -> None:
         self.input, self.output = folder / "in.jsonl", folder / "out.jsonl"
         self.errors = errors_path(self.output)
+        self._params = params or {}
         self.input.write_bytes(lines)
         self.clock = Clock()
         self.progress = BatchProgress(0)
@@ -103,7 +104,7 @@ class BatchScene:
         times = RunTimes(server_timeout_s, stop_s, self._sleep, self.clock, jitter=lambda: 1.0)
         watch = ServerWatch(server, timeout_s=server_timeout_s, revive=revive, sleep=self._sleep, clock=self.clock)
         with ExitStack() as stack:
-            files = BatchFiles.open(self.input, self.output, errors=self.errors, stack=stack)
+            files = self.open(stack)
             self.progress = BatchProgress(files.survey.num_lines, num_before=files.survey.num_finished)
             self._run = BatchFileRun(
                 server,
@@ -115,7 +116,11 @@ class BatchScene:
                 times=times,
             )
             await self._run.run(windows(files.lines, files.ids))
+            files.finish(self.progress)
         return server
+
+    def open(self, stack: ExitStack) -> BatchFiles:
+        return BatchFiles.open(self.input, self.output, errors=self.errors, params=self._params, stack=stack)
 
     def stop(self) -> None:
         """Stops the run. For scripts of a server."""

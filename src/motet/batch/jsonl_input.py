@@ -6,17 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from motet.batch.line_reader import read_lines
-from motet.batch.lines import MAX_LINE_BYTES, is_blank, parse_line, too_long_line
+from motet.batch.lines import MAX_LINE_BYTES, MISSING, BatchLine, LineError, is_blank, parse_line, too_long_line
 from motet.batch.requests import NumberedLine
+from motet.batch.rows import BodyFields, short_line
 from motet.errors import ConfigError
 
 
 class JsonlInput:
     """A file whose lines are requests. Blank lines are skipped."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ConfigError if the file cannot be read again from its start."""
+    def __init__(self, path: Path, *, params: BodyFields) -> None:
+        """`params`: fields of the bodies of lines without a body. Raises ConfigError if the file cannot be read again
+        from its start."""
         self._path = path
+        self._params = params
         try:
             self.status = os.stat(path)
             path.open("rb").close()
@@ -31,4 +34,10 @@ class JsonlInput:
                 if line.text is None:
                     yield NumberedLine(line.number, too_long_line())
                 elif not is_blank(line.text):
-                    yield NumberedLine(line.number, parse_line(line.text))
+                    yield NumberedLine(line.number, self._request(line.text, line.number))
+
+    def _request(self, text: bytes, number: int) -> BatchLine | LineError:
+        request = parse_line(text)
+        if isinstance(request, LineError) and request.code == MISSING:
+            return short_line(text, number=number, params=self._params) or request
+        return request

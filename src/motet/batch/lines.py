@@ -26,6 +26,8 @@ MAX_SHOWN_CHARS = 100
 """Number of characters of a value that a message quotes."""
 BOM = b"\xef\xbb\xbf"
 ID_PREFIX = "batch_req_"
+MISSING = "missing_required_parameter"
+"""Code of the error for a line without a required field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,7 @@ def _text(name: str, value: msgspec.Raw | msgspec.UnsetType, *, custom_id: str |
 
 
 def _missing(name: str, custom_id: str | None) -> LineError:
-    return LineError("missing_required_parameter", f"Missing required parameter: {name}.", name, custom_id)
+    return LineError(MISSING, f"Missing required parameter: {name}.", name, custom_id)
 
 
 def _quoted(text: str) -> str:

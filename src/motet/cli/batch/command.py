@@ -22,8 +22,9 @@ from motet.batch.requests import windows
 from motet.batch.run import BatchFileRun, RunTimes
 from motet.batch.sender import HttpSender
 from motet.batch.server_watch import ServerWatch
+from motet.batch.table_files import params_of
 from motet.cli.batch.batch_display import duration, show_progress
-from motet.cli.batch.files import BatchFiles, errors_path
+from motet.cli.batch.files import BatchFiles
 from motet.cli.batch.target import CHOSEN_HERE, ServerTarget, server_target
 from motet.cli.flags import ConfigFile, given_settings, model_of, setting_flags
 from motet.cli.help import HelpAll
@@ -40,7 +41,22 @@ result. This command serves MODEL, with the settings of motet serve; --url names
 SIGNAL_CODE = 128
 """A shell's exit code of a program that a signal has ended, less the number of the signal."""
 
-InputArgument = Annotated[Path, typer.Argument(help="JSONL file with requests.", show_default=False, metavar="INPUT")]
+InputArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="File of requests: JSONL or Parquet, or the folder of a dataset.", show_default=False, metavar="INPUT"
+    ),
+]
+OutputOption = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="OUTPUT",
+        help="JSONL file for results. If INPUT is a table, also a Parquet file or a folder.",
+        show_default=False,
+    ),
+]
 BatchModel = Annotated[
     str | None, typer.Argument(help=SETTINGS["model"].full_help, show_default=False, metavar="MODEL")
 ]
@@ -58,9 +74,7 @@ def batch(
     input: InputArgument,
     model_argument: BatchModel = None,
     *,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="OUTPUT", help="JSONL file for results.", show_default=False)
-    ],
+    output: OutputOption,
     errors: Annotated[
         Path | None,
         typer.Option(
@@ -76,6 +90,9 @@ def batch(
         str | None,
         typer.Option(help="API key of the running server (default: the first of MOTET_API_KEYS).", show_default=False),
     ] = None,
+    params: Annotated[
+        str, typer.Option(metavar="JSON", help="Fields of the bodies of rows and of lines that have only a prompt.")
+    ] = "{}",
     concurrency: Annotated[
         int | None,
         typer.Option(min=1, help="Number of requests in progress (default: adapts to the server).", show_default=False),
@@ -94,7 +111,7 @@ def batch(
     given = given_settings(flags) | model_of(model_argument, flags.get("model"))
     target = server_target(url, given, config=config, api_key=api_key, start_timeout_s=server_timeout)
     with ExitStack() as stack:
-        files = BatchFiles.open(input, output, errors=errors or errors_path(output), stack=stack)
+        files = BatchFiles.open(input, output, errors=errors, params=params_of(params), stack=stack)
         progress = BatchProgress(files.survey.num_lines, num_before=files.survey.num_finished)
         if files.survey.num_left:
             target.start(progress, stack)
@@ -105,6 +122,7 @@ def batch(
             if progress.num_completed or progress.num_failed:
                 notice(summary(progress, errors=files.errors.path, elapsed_s=time.monotonic() - start_s))
             raise
+        files.finish(progress)
     notice(summary(progress, errors=files.errors.path, elapsed_s=time.monotonic() - start_s))
     raise typer.Exit(SIGNAL_CODE + number if number else 1 if progress.num_failed else 0)
 

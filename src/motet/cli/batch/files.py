@@ -8,32 +8,48 @@ from pathlib import Path
 from motet.batch.id_table import IdTable
 from motet.batch.jsonl_input import JsonlInput
 from motet.batch.line_file import LineFile
-from motet.batch.requests import BatchInput, InputSurvey, survey
+from motet.batch.progress import BatchProgress
+from motet.batch.requests import InputSurvey, survey
+from motet.batch.rows import BodyFields
+from motet.batch.table_files import TableInput, is_table, write_table
 from motet.cli.progress import terminal_progress
 from motet.errors import ConfigError
 from motet.log import notice
 
+JSONL = ".jsonl"
 NOTED_BYTES = 64 * 2**20
 """Size of the files from which on a notice says that they are read."""
 
 
 @dataclass(frozen=True)
 class BatchFiles:
-    lines: BatchInput
+    lines: JsonlInput | TableInput
     output: LineFile
     errors: LineFile
     ids: IdTable
     """The ids of the results in the output file, and of the lines."""
     survey: InputSurvey
+    table: Path | None
+    """File or folder of the output table; None if the output is a JSONL file."""
 
     @classmethod
-    def open(cls, input: Path, output: Path, *, errors: Path, stack: ExitStack) -> "BatchFiles":
-        """Opens the files until `stack` closes. Raises ConfigError if they cannot be used together. Nothing is changed
-        before everything is checked, except that the end of an interrupted output is repaired."""
-        lines = JsonlInput(input)
+    def open(
+        cls, input: Path, output: Path, *, errors: Path | None, params: BodyFields, stack: ExitStack
+    ) -> "BatchFiles":
+        """Opens the files until `stack` closes. `errors`: None for the default; `params`: fields of the bodies of lines
+        without a body. Raises ConfigError if the files cannot be used together. Nothing is changed before everything is
+        checked, except that the end of an interrupted output is repaired."""
+        table = output if is_table(output) else None
+        if table and not is_table(input):
+            raise ConfigError(f"{output} is a table, which needs a table as input")
+        lines = TableInput(input, params=params) if is_table(input) else JsonlInput(input, params=params)
+        output = output.with_name(f"{output.stem}{JSONL}") if table else output
+        errors = errors or errors_path(output)
         output_file = stack.enter_context(LineFile(output))
         errors_file = stack.enter_context(LineFile(errors, keep_empty=False))
         opened = [(input, lines.status), (output, output_file.status), (errors, errors_file.status)]
+        if table and table.exists():
+            opened.append((table, os.stat(table)))
         for number, (path, status) in enumerate(opened):
             for other, other_status in opened[:number]:
                 if os.path.samestat(status, other_status):
@@ -49,7 +65,17 @@ class BatchFiles:
             notice(f"{output} has {found.num_finished:,} of {found.num_lines:,} results: continuing")
         if found.num_foreign:
             notice(f"{output} also has {found.num_foreign:,} results whose ids are not in {input}")
-        return cls(lines, output_file, errors_file, ids, found)
+        return cls(lines, output_file, errors_file, ids, found, table)
+
+    def finish(self, progress: BatchProgress) -> None:
+        """Makes the output table, if there is one and no row is left. Raises BatchStoppedError."""
+        if self.table is None or not isinstance(self.lines, TableInput):
+            return
+        if progress.num_left:
+            notice(f"{self.output.path} has the results so far; {self.table} is made when all rows are complete")
+            return
+        paths = {"results": self.output.path, "errors": self.errors.path}
+        write_table(self.lines, self.table, num_rows=progress.num_lines, **paths)
 
 
 def errors_path(output: Path) -> Path:
