@@ -1,5 +1,7 @@
 """Lines of batches in an engine: they run in what the prompts of other clients leave free, and change no token."""
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,3 +84,22 @@ def test_every_group_ends_whatever_runs_next_to_a_batch(
     assert_lines(engine, lines=lines, n=n, tokens=10)
     for number, (_, length, choices) in enumerate(arrivals):
         engine.assert_outputs(f"own-{number}", range(length), n=choices, tokens=8)
+
+
+def test_rows_of_a_batch_add_a_limited_time_to_the_steps_of_other_clients() -> None:
+    """The next token of another client took twice as long next to a batch."""
+    engine = slow(PaperEngine(blocks=400), 1.0)
+    submit_batch(engine, lines=4, n=8, tokens=40)
+    engine.steps(20)
+    engine.submit(request("own", PROMPT[:5], n=2, client="one", max_tokens=30))
+    while ("own", 0) not in engine.outputs:
+        engine.step()
+    rows: list[tuple[int, int]] = []
+    while "own" in engine.groups:
+        in_background = [chunk.sequence.group.in_background for chunk in engine.step().tails]
+        rows.append((in_background.count(False), in_background.count(True)))
+    # 8 for a step without rows, and 0.5 for each row
+    most = math.ceil(0.25 * (8 + 2 * 0.5) / 0.5) + 1
+    assert {own for own, _ in rows} == {2} and all(1 <= lines <= most for _, lines in rows)
+    engine.run_to_end()
+    assert_lines(engine, lines=4, n=8, tokens=40)

@@ -23,6 +23,7 @@ blocks of a table, or waiting groups and sequences.
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from motet.engines.native.kv.pool import BlockPool, blocks_for
 from motet.engines.native.scheduling.clients import EngineClients
@@ -95,10 +96,18 @@ class Scheduler:
         max_cost = self.pace.limit(contended=contended) if self.clients.several_seen else math.inf
         builder = PlanBuilder(self.limits.max_num_batched_tokens, self.clients, max_cost=max_cost)
         prompts = [group for group in self.running.groups if not group.trunk.complete and not group.is_fetching]
-        ready, defers = self.waiting.ready, defer_background and self._has_urgent_prompts(prompts)
-        sequences, replays = self._running_sequences(without_background=defers)
-        has_prefills = bool(prompts or replays or len(ready))
-        self._add_tails(builder, sequences, contended=contended, has_prefills=has_prefills)
+        sequences, replays = self._running_sequences()
+        ready, has_prefills = self.waiting.ready, bool(prompts or replays or len(self.waiting.ready))
+        is_urgent = has_prefills and self._has_urgent_work(prompts, replays)
+        defers = defer_background and is_urgent and self.clients.have_background
+        lines = [sequence for sequence in sequences if sequence.group.in_background]
+        if lines:
+            sequences = [sequence for sequence in sequences if not sequence.group.in_background]
+        self._add_tails(builder, sequences, contended=contended, has_prefills=is_urgent)
+        if self.clients.have_background and not defers:
+            if builder.tails:
+                builder.max_cost = min(builder.max_cost, self.pace.background_limit(builder.cost))
+            self._add_tails(builder, lines, contended=contended, has_prefills=has_prefills)
         order = WorkOrder(self.clients, replays=replays, prompts=prompts, ready=ready, without_background=defers)
         self._add_in_order(builder, order)
         if contended:
@@ -110,22 +119,23 @@ class Scheduler:
             self._add_drafts(builder)
         return builder.build()
 
-    def _has_urgent_prompts(self, prompts: Iterable[Group]) -> bool:
-        """Returns True if a prompt waits that is not a line of a batch. `prompts`: the prompts of running groups."""
-        if not self.clients.have_background:
-            return False
+    def _has_urgent_work(self, prompts: Iterable[Group], replays: Iterable[ChoiceSequence]) -> bool:
+        """Returns True if a prompt or a replay waits that is not of a batch. `prompts`: prompts of running groups."""
         waiting = self.waiting.ready.keys()
         is_urgent = any(priority < BACKGROUND_PRIORITY for priority, _ in waiting)
-        return is_urgent or any(not group.in_background for group in prompts)
+        groups = chain(prompts, (sequence.group for sequence in replays))
+        return is_urgent or any(not group.in_background for group in groups)
 
     def _add_tails(
         self, builder: PlanBuilder, sequences: list[ChoiceSequence], *, contended: bool, has_prefills: bool
     ) -> None:
         """Adds the new tokens of running choices, in most steps one token each, for as many choices as there are rows.
-        If clients contend for the engine, the cost is limited too, to half of the step's if there are prompts or
+        If clients contend for the engine, the cost is limited too, to half of what is left if there are prompts or
         replays (`has_prefills`). `sequences`: running sequences that do not replay."""
         size, max_rows = self.limits.block_size, self.limits.max_num_seqs
-        max_cost = builder.max_cost / (2 if has_prefills else 1) if contended else math.inf
+        max_cost, left = math.inf, builder.max_cost - builder.cost
+        if contended:
+            max_cost = builder.cost + (left / 2 if has_prefills else left)
         if take_turns := contended or len(sequences) > max_rows:
             sequences = self.clients.row_order(sequences)
         sequences = self.pace.grammars.admitted(sequences, alone=not (contended or has_prefills))
@@ -140,12 +150,12 @@ class Scheduler:
                 if take_turns:
                     self.clients.use_of(sequence.group).last_ran = sequence.age
 
-    def _running_sequences(self, *, without_background: bool) -> tuple[list[ChoiceSequence], list[ChoiceSequence]]:
-        """Returns the running sequences that continue, and those that replay, all or without the lines of batches."""
+    def _running_sequences(self) -> tuple[list[ChoiceSequence], list[ChoiceSequence]]:
+        """Returns the running sequences that continue, and those that replay."""
         sequences: list[ChoiceSequence] = []
         replays: list[ChoiceSequence] = []
         for group in self.running.groups:
-            if group.trunk.complete and not (without_background and group.in_background):
+            if group.trunk.complete:
                 for sequence in group.sequences:
                     if sequence.state is not SequenceState.RUNNING:
                         break  # the younger siblings do not run either

@@ -27,6 +27,8 @@ CONTENDED_RATIO = 4.0
 ALONE_RATIO = 60.0
 """The same while one client is present, if the engine has had several: the next request of another client waits for at
 most one such step."""
+BACKGROUND_PART = 0.25
+"""Maximum time that batches add to a step with rows of other clients, relative to the other time of the step."""
 PAID_PART = 0.5
 """Time for expensive grammars, relative to the time of all other work."""
 CHEAP_S = 0.0002
@@ -122,6 +124,10 @@ class Pace:
         """Returns the maximum cost of a step's work."""
         ratio = CONTENDED_RATIO if contended else ALONE_RATIO
         return (ratio - 1) * self.step_s / self.unit_s
+
+    def background_limit(self, cost: float) -> float:
+        """Returns the maximum cost of a step that has this cost without the rows and prompts of batches."""
+        return cost + BACKGROUND_PART * (self.step_s / self.unit_s + cost)
 
     def record(self, cost: float, seconds: float) -> None:
         """Learns from a step with this cost of work: the time of a step without rows from small steps, and the time of
