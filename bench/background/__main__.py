@@ -1,4 +1,5 @@
-"""Measures the time to the first token of a client next to a running batch (`--batch-dir`), and the rate of the batch.
+"""Measures the time to the first token of a client next to a running batch (`--batch-dir`), the time for each further
+token, and the rate of the batch.
 
 In each round, the client sends a few requests, one after the other with a pause before each: first while a batch runs,
 then after the batch has been cancelled. The lines of the batch and the requests have prompts of their own, which no
@@ -49,23 +50,33 @@ class _BatchState(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Round:
-    """Median times in milliseconds, and the rate of the batch."""
+class MedianTimes:
+    """Median times of some requests in milliseconds."""
 
-    with_batch_ms: float
-    alone_ms: float
+    first_ms: float
+    """Time to the first token."""
+    token_ms: float
+    """Time for each further token."""
+
+
+@dataclass(frozen=True)
+class Round:
+    with_batch: MedianTimes
+    alone: MedianTimes
     lines_per_s: float
 
     @property
     def ratio(self) -> float:
-        return self.with_batch_ms / self.alone_ms
+        return self.with_batch.first_ms / self.alone.first_ms
 
     def cells(self, number: int) -> Cells:
         return [
             ("round", number, ""),
-            ("first token ms, alone", self.alone_ms, ".1f"),
-            ("next to a batch", self.with_batch_ms, ".1f"),
+            ("first token ms, alone", self.alone.first_ms, ".1f"),
+            ("next to a batch", self.with_batch.first_ms, ".1f"),
             ("ratio", self.ratio, ".2f"),
+            ("ms/token, alone", self.alone.token_ms, ".1f"),
+            ("next to it", self.with_batch.token_ms, ".1f"),
             ("lines/s", self.lines_per_s, ".2f"),
         ]
 
@@ -119,31 +130,33 @@ async def measure(url: str, setup: BackgroundSetup, *, rounds: int) -> list[Roun
         load = TimedLoad(client, setup.max_tokens, count_blocks=False)
         fresh = FreshPrompts(await load.tokens_of(TEXT), seed=new_seed())
         batches, found = Batches(client, fresh, setup), []
-        await first_tokens_ms(load, fresh, setup)  # warm-up
+        await median_times(load, fresh, setup)  # warm-up
         for number in range(rounds):
             await batches.start()
             await asyncio.sleep(FILL_S)
             before, started_s = await batches.state(), time.monotonic()
-            with_batch_ms = await first_tokens_ms(load, fresh, setup)
+            with_batch = await median_times(load, fresh, setup)
             after, seconds = await batches.state(), time.monotonic() - started_s
             await batches.cancel()
-            alone_ms = await first_tokens_ms(load, fresh, setup)
+            alone = await median_times(load, fresh, setup)
             lines = after.request_counts.completed - before.request_counts.completed
-            found.append(Round(with_batch_ms, alone_ms, lines / seconds))
-            progress(f"round {number}: {with_batch_ms:.1f} ms next to a batch, {alone_ms:.1f} ms alone")
+            found.append(Round(with_batch, alone, lines / seconds))
+            progress(f"round {number}: {with_batch.first_ms:.1f} ms next to a batch, {alone.first_ms:.1f} ms alone")
         return found
 
 
-async def first_tokens_ms(load: TimedLoad, fresh: FreshPrompts, setup: BackgroundSetup) -> float:
-    times = []
+async def median_times(load: TimedLoad, fresh: FreshPrompts, setup: BackgroundSetup) -> MedianTimes:
+    first_ms, token_ms = [], []
     for seed in range(setup.requests):
         await asyncio.sleep(PAUSE_S)
-        times.append(1000 * (await load.group(fresh.next(setup.prompt_tokens), 1, seed=seed)).first_s)
-    return median(times)
+        timing = await load.group(fresh.next(setup.prompt_tokens), 1, seed=seed)
+        first_ms.append(1000 * timing.first_s)
+        token_ms.append(1000 * (timing.total_s - timing.first_s) / (setup.max_tokens - 1))
+    return MedianTimes(median(first_ms), median(token_ms))
 
 
 def parser() -> argparse.ArgumentParser:
-    found = load_parser("bench.background", __doc__, prompt_tokens=256, max_tokens=8)
+    found = load_parser("bench.background", __doc__, prompt_tokens=256, max_tokens=32)
     found.add_argument("--line-tokens", type=int, default=256, help="number of prompt tokens of a line")
     found.add_argument("--line-max-tokens", type=int, default=64, help="number of output tokens of a line")
     found.add_argument("--rounds", type=int, default=5, help="number of rounds")

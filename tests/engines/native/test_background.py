@@ -5,6 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motet.engines.native.scheduling.step_cost import prompt_cost
 from motet.types import BACKGROUND_PRIORITY
 from tests.engines.native.paper import PaperEngine, request
 from tests.engines.native.test_shares import slow
@@ -33,15 +34,28 @@ def test_while_a_prompt_waits_nothing_of_a_batch_is_in_a_step() -> None:
     submit_batch(engine, lines=6)
     engine.steps(20)
     engine.submit(request("own", PROMPT, client="one"))
+    engine.submit(request("other", PROMPT[:9], client="other"))
     num_steps = 0
     while ("own", 0) not in engine.outputs:
         plan = engine.step()
-        assert [chunk.group.request.request_id for chunk in plan.trunks] == ["own"] and not plan.tails
+        assert not any(chunk.group.in_background for chunk in plan.trunks)
+        assert not any(chunk.sequence.group.in_background for chunk in plan.tails)
         num_steps += 1
     assert num_steps > 5
     assert any(chunk.sequence.group.in_background for chunk in engine.step().tails)
     engine.run_to_end()
     assert_lines(engine, lines=6)
+
+
+def test_a_prompt_of_the_only_other_client_is_computed_in_one_step() -> None:
+    """It was divided into short steps because of the batch, which was not in them."""
+    engine = slow(PaperEngine(blocks=400), 2.0)
+    submit_batch(engine, lines=6)
+    engine.steps(20)
+    engine.submit(request("own", PROMPT, client="one"))
+    assert prompt_cost(0, len(PROMPT)) > engine.scheduler.pace.limit(contended=True)
+    engine.step()
+    assert engine.outputs["own", 0]
 
 
 def test_steps_are_short_while_only_a_batch_runs() -> None:

@@ -139,6 +139,11 @@ class EngineClients:
         return len(self._uses) > 1 or self.have_background
 
     @property
+    def several_in_foreground(self) -> bool:
+        """True if several clients are present without counting batches."""
+        return sum(not use.in_background for use in self) > 1
+
+    @property
     def have_background(self) -> bool:
         """True if a batch is present."""
         return any(use.in_background for use in self)
