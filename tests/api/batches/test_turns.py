@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from motet.api.batches.turns import LineTurns, first_unless
+from motet.api.batches.turns import LineMemory, LineTurns, first_unless
 from motet.api.http.admission import ANONYMOUS, Admission, batch_client
 from tests.clock import settle
 
@@ -75,6 +75,19 @@ async def test_a_line_that_stops_waiting_takes_no_slot() -> None:
     assert not await waiting
     await scene.end_line()
     assert scene.started == ["a", "c"] and scene.turns.running == 1
+
+
+async def test_lines_together_have_a_limited_size_and_each_owner_can_have_one() -> None:
+    memory, stop = LineMemory(100), asyncio.Event()
+    assert await memory.take("a", 90) and await memory.take("b", 90)
+    waiting = [asyncio.create_task(first_unless(stop, memory.take(owner, 20))) for owner in "ab"]
+    await settle()
+    memory.free("a", 90)
+    await settle()
+    assert [task.done() for task in waiting] == [True, False]
+    stop.set()
+    assert [await task for task in waiting] == [True, False]
+    assert memory.num_bytes == 110
 
 
 async def test_a_draining_server_starts_no_lines() -> None:

@@ -149,12 +149,22 @@ class BatchRun:
             while not stop.is_set():
                 piece = await self._read(place)
                 for line in self._missing(piece):
-                    if not await first_unless(stop, free.acquire()):
+                    if not await self._hold(line, free):
                         return
                     tasks.create_task(self._run_line(line, free))
                 if piece.next is None:
                     return
                 place = piece.next
+
+    async def _hold(self, line: BatchLine, free: asyncio.Semaphore) -> bool:
+        """Waits until the line can wait for a slot. Returns False if the batch stops before."""
+        stop, owner, size = self._batch.stop, self._batch.record.owner, len(line.body)
+        if not await first_unless(stop, free.acquire()):
+            return False
+        if await first_unless(stop, self._turns.memory.take(owner, size)):
+            return True
+        free.release()
+        return False
 
     def _missing(self, piece: InputPiece) -> list[BatchLine]:
         return [
@@ -171,6 +181,7 @@ class BatchRun:
             self._failure = error
             self._batch.stop.set()
         finally:
+            self._turns.memory.free(self._batch.record.owner, len(line.body))
             free.release()
 
     async def _answer(self, line: BatchLine) -> LineAnswer | None:

@@ -6,11 +6,43 @@ turns, and the lines of one owner keep their order."""
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Coroutine
 from typing import Any
 
 from motet.api.http.admission import Admission
+
+MAX_LINE_BYTES_HELD = 64 * 2**20
+"""Maximum size of all lines that wait for a slot or run. Each owner can have one line above it."""
+
+
+class LineMemory:
+    """Counts the bytes of the lines that wait or run."""
+
+    def __init__(self, max_bytes: int = MAX_LINE_BYTES_HELD) -> None:
+        self._max_bytes = max_bytes
+        self._lines: Counter[str] = Counter()
+        """Number of lines of each owner."""
+        self._waiting: list[asyncio.Future[None]] = []
+        self.num_bytes = 0
+
+    async def take(self, owner: str, num_bytes: int) -> bool:
+        """Waits until a line can be held, until `free`. Returns True."""
+        while self._lines[owner] and self.num_bytes + num_bytes > self._max_bytes:
+            change = asyncio.get_running_loop().create_future()
+            self._waiting.append(change)
+            await change
+        self._lines[owner] += 1
+        self.num_bytes += num_bytes
+        return True
+
+    def free(self, owner: str, num_bytes: int) -> None:
+        self._lines[owner] -= 1
+        self.num_bytes -= num_bytes
+        waiting, self._waiting = self._waiting, []
+        for change in waiting:
+            if not change.done():
+                change.set_result(None)
 
 
 class LineTurns:
@@ -20,6 +52,7 @@ class LineTurns:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """The waiting lines of each owner that has any, in the order of the owners' turns."""
         self._changed = asyncio.Event()
+        self.memory = LineMemory()
         self.running = 0
         """Number of slots that are taken."""
 
