@@ -16,7 +16,7 @@ import msgspec
 
 from motet.log import cut, escaped
 
-BATCH_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/score")
+BATCH_URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/decisions", "/v1/score")
 """Routes that a line can name. All of them answer a request with one JSON object."""
 METHOD = "POST"
 MAX_LINE_BYTES = 64 * 2**20

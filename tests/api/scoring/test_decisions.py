@@ -20,6 +20,7 @@ from motet.text.tokenizer import Tokenizer
 from motet.types import GenerateRequest
 from tests.api.serving import MODEL, Served, Serving, WatchedEngine
 from tests.error_response import assert_error
+from tests.tiny_tokenizer import EOS_ID
 
 pytestmark = pytest.mark.anyio
 
@@ -261,10 +262,17 @@ async def test_models_whose_answers_cannot_be_read_are_refused(serve: Serving, t
     harmony = await serve(formats=ModelFormats(tokenizer=tokenizer, harmony=True))
     assert_error(await decide(harmony, PREDICATE), status=400, param="model", code="unsupported_model")
     prefix = {**CHOICE, "choices": [{"value": "a"}, {"value": "ab"}]}
-    endless = WatchedEngine()
-    endless.info = fake_info(eos_token_ids=())
-    served = await serve(engine=endless)
-    assert_error(await decide(served, prefix), status=400, param="questions[0].choices[0].value", code="invalid_value")
+    for named in (tokenizer.named_tokens, {}):
+        endless = WatchedEngine()
+        endless.info = fake_info(eos_token_ids=())
+        own = Tokenizer(tokenizer.backend, named_tokens=named, chat_template=tokenizer.chat_template)
+        served = await serve(engine=endless, tokenizer=own)
+        response = await decide(served, prefix)
+        if named:
+            assert response.status_code == 200
+            assert served.engine.requests[0].sampling.logprob_token_ids[-1] == EOS_ID
+        else:
+            assert_error(response, status=400, param="questions[0].choices[0].value", code="invalid_value")
 
 
 @pytest.mark.parametrize(

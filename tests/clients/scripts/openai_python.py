@@ -1,4 +1,4 @@
-"""The official client: n choices whole and streamed, tools, parsed objects, completions and Responses."""
+"""The official client: n choices whole and streamed, tools, parsed objects, completions, Responses and Decisions."""
 
 from collections import defaultdict
 from typing import Literal
@@ -50,6 +50,19 @@ def main() -> None:
         model=MODEL, input=QUESTION, text_format=Boat, max_output_tokens=MAX_TOKENS, extra_body={"seed": SEED}
     )
     assert isinstance(response.output_parsed, Boat)
+
+    decision = client.decisions.create(
+        model=MODEL,
+        input=QUESTION,
+        questions=[
+            {"type": "predicate", "instructions": "Is this a question?"},
+            {"type": "choice", "instructions": "Which boat?", "choices": [{"value": "sail"}, {"value": "motor boat"}]},
+        ],
+    )
+    predicate, chosen = decision.answers
+    assert predicate.type == "predicate" and 0 < predicate.probability < 1
+    assert chosen.type == "choice" and chosen.choice in ("sail", "motor boat")
+    assert abs(sum(one.probability for one in chosen.probabilities) - 1) < 1e-9
 
 
 main()

@@ -10,7 +10,7 @@ break, so `/drain%0A` would reach the route of `/drain`, but not be compared wit
 
 from motet.api.http.dialect import is_below
 
-WITHOUT_V1 = ("/chat/completions", "/completions", "/responses", "/models", "/files", "/batches")
+WITHOUT_V1 = ("/chat/completions", "/completions", "/decisions", "/responses", "/models", "/files", "/batches")
 
 
 def usual_path(path: str) -> str:

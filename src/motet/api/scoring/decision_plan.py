@@ -22,6 +22,7 @@ from motet.api.scoring.answer_reads import AnswerReads, Read, Tokens
 from motet.api.scoring.continuations import MAX_JOINED_CHARS
 from motet.api.scoring.decision_prompts import QuestionPrompts
 from motet.api.scoring.questions import AnyQuestion
+from motet.api.served import ServedModel
 from motet.api.service import Service
 from motet.errors import RequestError
 from motet.types import ChoiceStart, GenerateRequest, LogprobsMode
@@ -101,7 +102,7 @@ async def asked_questions(
     if (total := sum(sizes)) > MAX_JOINED_CHARS:
         why = f"{total} characters must be tokenised for them, and they can have at most {MAX_JOINED_CHARS}"
         raise invalid_value(PARAM, f"{why}; send fewer questions")
-    ends, asked = served.info.eos_token_ids, list[AskedQuestion]()
+    ends, asked = _ends(served), list[AskedQuestion]()
     for piece in work_pieces(sizes):
 
         def of_piece(piece: range = piece) -> list[AskedQuestion]:
@@ -111,6 +112,12 @@ async def asked_questions(
         await asyncio.sleep(0)  # other tasks run, also if the body is short
     _check_tokens(sum(len(one.prompt) for one in asked))
     return asked
+
+
+def _ends(served: ServedModel) -> Tokens:
+    """Returns the tokens that end a reply. vLLM's servers do not report them; the tokenizer then names one."""
+    named = served.tokenizer.special_tokens.get(served.tokenizer.named_tokens.get("eos_token", ""))
+    return served.info.eos_token_ids or (() if named is None else (named,))
 
 
 def _asked(number: int, question: AnyQuestion, *, prompts: QuestionPrompts, ends: Tokens) -> AskedQuestion:
