@@ -53,10 +53,17 @@ def test_a_fixed_limit_stays() -> None:
     assert set(SimulatedServer(4, max_requests=6).run(ConcurrencyLimit(fixed=9), num_requests=100)) == {9}
 
 
-def test_refusals_of_one_moment_count_once() -> None:
+def test_refusals_of_one_moment_count_once_and_those_of_an_outage_too() -> None:
     limit = ConcurrencyLimit(limit=64)
-    for _ in range(50):
-        limit.refused(now_s=10.0)
-    assert limit.limit == 32
-    limit.refused(now_s=20.0)
+    for now_s in (10.0, 10.1, 20.0, 50.0):
+        limit.refused(now_s=now_s)
+        assert limit.limit == 32
+    limit.finished(1, now_s=60.0)
+    limit.refused(now_s=61.0)
     assert limit.limit == 16
+
+
+def test_the_limit_grows_again_after_a_cut() -> None:
+    server, limit = SimulatedServer(200), ConcurrencyLimit(limit=2)
+    limit.refused(now_s=0.0)
+    assert server.run(limit, num_requests=4000)[-1] >= 100

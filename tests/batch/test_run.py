@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from motet.batch.concurrency import FIRST_LIMIT
 from motet.batch.lines import BatchLine
 from motet.batch.run import MAX_BROKEN_ATTEMPTS
 from motet.batch.sender import ServerReply
@@ -225,3 +226,12 @@ async def test_a_server_that_cannot_start_again_ends_the_run_with_its_error(tmp_
 
     with pytest.raises(ModelLoadError, match="the file is gone"):
         await BatchScene(tmp_path, requests(3)).run(revive=revive)
+
+
+@pytest.mark.parametrize(("code", "is_lower"), [("no_worker", False), ("overloaded", True)])
+async def test_only_a_server_with_too_many_requests_lowers_the_limit(tmp_path: Path, code: str, is_lower: bool) -> None:
+    scene = BatchScene(tmp_path, requests(60))
+    server = ScriptedServer(lambda line, n: refusal(503, code) if n == 1 else echo(line, n))
+    await scene.run(server, concurrency=None)
+    assert (scene.progress.limit < FIRST_LIMIT) is is_lower
+    assert len(scene.results()) == 60

@@ -4,9 +4,10 @@ A server computes more tokens per second the more requests it has, up to a numbe
 and its other clients. This number is searched by measuring:
 
     grow    the limit doubles while the rate of finished work increases with it
-    hold    the limit stays for some epochs; then a higher and a lower limit are tried in turn, and kept if they are
-            better, or as good with fewer requests
-    cut     the limit is halved when the server refuses a request because of its load
+    hold    the limit stays for some epochs; then a higher and a lower limit are tried in turn. A lower one is kept if
+            it is as good, and a higher one, if it is better, starts to grow again
+    cut     the limit is halved when the server refuses a request because of its load; a server that finishes nothing
+            between two refusals is not overloaded but out of order, and the limit stays
 
 An epoch ends when as many requests as the limit have finished, and after `MIN_EPOCH_S` at the earliest. Only epochs in
 which the limit was reached are compared. The class does no I/O; times are arguments."""
@@ -58,6 +59,8 @@ class ConcurrencyLimit:
     _num_held: int = 0
     _tries_higher: bool = False
     _last_cut_s: float = -CUT_INTERVAL_S
+    _can_cut: bool = True
+    """False if no request has finished since the last cut."""
 
     def __post_init__(self) -> None:
         self.limit = self.fixed or self.limit
@@ -70,7 +73,7 @@ class ConcurrencyLimit:
 
     def finished(self, work: float, *, now_s: float) -> None:
         """Called when a request has a result. `work`: number of its tokens, or 1 if it is not known."""
-        epoch = self._epoch
+        epoch, self._can_cut = self._epoch, True
         epoch.num_finished += 1
         epoch.work += work
         elapsed_s = now_s - epoch.start_s
@@ -82,11 +85,11 @@ class ConcurrencyLimit:
 
     def refused(self, *, now_s: float) -> None:
         """Called when the server has refused a request because of its load."""
-        if self.fixed is not None or now_s - self._last_cut_s < CUT_INTERVAL_S:
+        if self.fixed is not None or not self._can_cut or now_s - self._last_cut_s < CUT_INTERVAL_S:
             return
         self.limit = max(1, self.limit // 2)
-        self.phase, self._num_held, self._tries_higher = LimitPhase.HOLD, 0, True
-        self._last_cut_s, self._rate = now_s, 0.0
+        self.phase, self._num_held, self._tries_higher = LimitPhase.HOLD, 0, False
+        self._last_cut_s, self._rate, self._can_cut = now_s, 0.0, False
         self._epoch = _Epoch(now_s)
 
     def _compare(self, rate: float) -> None:
@@ -96,8 +99,10 @@ class ConcurrencyLimit:
                 self._try(min(2 * self.limit, MAX_LIMIT), LimitPhase.GROW, rate=rate)
             case LimitPhase.GROW:
                 self._hold(rate, limit=self.limit if rate > self._rate else self._former_limit)
+            case LimitPhase.TRY_HIGHER if rate >= self._rate * GAIN and self.limit < MAX_LIMIT:
+                self._try(min(2 * self.limit, MAX_LIMIT), LimitPhase.GROW, rate=rate)
             case LimitPhase.TRY_HIGHER:
-                self._hold(rate, limit=self.limit if rate >= self._rate * GAIN else self._former_limit)
+                self._hold(rate, limit=self._former_limit)
             case LimitPhase.TRY_LOWER:
                 self._hold(rate, limit=self.limit if rate >= self._rate * LOSS else self._former_limit)
             case LimitPhase.HOLD:

@@ -41,9 +41,6 @@ class IdTable:
     def __len__(self) -> int:
         return self._num_used
 
-    def marks(self, custom_id: str) -> IdMark:
-        return IdMark(self._slots[self._slot(_key(custom_id)) + SLOT_BYTES - 1])
-
     def add(self, custom_id: str, mark: IdMark, *, line_id: str | None = None) -> IdMark:
         """Adds a mark, and returns the marks that the id had before. `line_id`: id of the result, to be stored."""
         key = _key(custom_id)
@@ -66,10 +63,6 @@ class IdTable:
         start = self._slot(_key(custom_id)) + KEY_BYTES
         stored = self._slots[start : start + REQUEST_BYTES]
         return stored == UNKNOWN or stored == _request_part(line_id)
-
-    def count(self, marks: IdMark) -> int:
-        """Returns the number of ids that have all of these marks."""
-        return sum(byte & marks == marks for byte in self._slots[SLOT_BYTES - 1 :: SLOT_BYTES])
 
     def _slot(self, key: bytes) -> int:
         """Returns the start of the slot of a key, or of the empty slot for it."""

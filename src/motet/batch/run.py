@@ -166,7 +166,8 @@ class BatchFileRun:
                 self._write(line, reply, now_s=now_s)
                 return
             if verdict is ReplyVerdict.BUSY:
-                self._limit.refused(now_s=now_s)
+                if reply.verdict is ReplyVerdict.BUSY:
+                    self._limit.refused(now_s=now_s)
                 if attempts.is_over(now_s):
                     self._refused(line, reply, since_s=attempts.refused_since_s)
                     return

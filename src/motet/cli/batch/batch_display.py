@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
 from motet.batch.progress import BatchProgress
@@ -58,11 +58,12 @@ class BatchRates:
     """Estimated time to the end; None if nothing has finished in the last minute."""
 
     def text(self, progress: BatchProgress) -> str:
-        left = "unknown time" if self.left_s is None else duration(self.left_s)
+        """Returns progress and rates in one line, short enough for a bar and 80 columns."""
+        left = "" if self.left_s is None else f", {duration(self.left_s)} left"
         failed = f", {progress.num_failed:,} failed" if progress.num_failed else ""
         return (
-            f"{self.requests_per_s:,.1f} requests/s, {self.tokens_per_s:,.0f} tokens/s, {left} left{failed}, "
-            f"{progress.num_in_progress} of {progress.limit} in progress"
+            f"{progress.num_done:,} of {progress.num_lines:,}: {self.requests_per_s:,.1f}/s, "
+            f"{self.tokens_per_s:,.0f} tokens/s{left}{failed}"
         )
 
 
@@ -81,10 +82,8 @@ async def show_progress(progress: BatchProgress) -> None:
     if not console.is_terminal:
         while True:
             await asyncio.sleep(LINE_INTERVAL_S)
-            notice(f"{progress.num_done:,} of {progress.num_lines:,}: {meter.measure().text(progress)}")
-    with Bar(
-        BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.description}", markup=False), console=console
-    ) as bar:
+            notice(f"{meter.measure().text(progress)}, {progress.num_in_progress} in progress")
+    with Bar(BarColumn(bar_width=10), TextColumn("{task.description}", markup=False), console=console) as bar:
         task: TaskID = bar.add_task("", total=progress.num_lines)
         while True:
             bar.update(task, completed=progress.num_done, description=meter.measure().text(progress))
