@@ -61,7 +61,7 @@ def test_scores_equal_echoed_log_probabilities_and_transformers_and_are_cached(s
     texts = [PROMPT + continuation for continuation in CONTINUATIONS]
     prompts = [post(server, "/tokenize", prompt=text)["tokens"] for text in texts]
     echoed = post(server, "/v1/completions", prompt=texts, echo=True, logprobs=0, max_tokens=0)
-    assert echoed["usage"]["prompt_tokens_details"]["cached_tokens"] >= cached[1]
+    assert echoed["usage"]["prompt_tokens_details"]["cached_tokens"] >= 0.5 * total, "its scores were not known"
     for score, ids, choice, known in zip(
         first["scores"], prompts, echoed["choices"], of_transformers(prompts), strict=True
     ):
