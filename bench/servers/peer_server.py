@@ -24,7 +24,8 @@ START_S = 300.0
 POLL_S = 0.5
 STOP_S = 30.0
 ORPHANS_S = 2.0
-SHOWN_LOG_LINES = 20
+SHOWN_LOG_LINES = 80
+"""Lines of a log that an error shows: the cause of an error in a process of vLLM is followed by two tracebacks."""
 
 
 class PeerSetup(Protocol):
