@@ -23,6 +23,9 @@ is computed completely."""
 MAX_SCORED_ROWS = 256
 """Maximum number of prompt tokens in a step whose log-probabilities are computed: each has as many logits as the
 vocabulary has tokens."""
+SCORED_PART = 0.75
+"""The same as a part of all tokens of a step: the logits of a token and its log-probability take a third of the time
+that the token itself takes, and should not make the steps of other groups longer."""
 SCORES_PER_ROW = 64
 """Number of known log-probabilities of prompts that count as one of these tokens: a step that completes several prompts
 sends the log-probabilities of all their tokens, 8,000 in 2 ms."""
@@ -71,15 +74,16 @@ class PlanBuilder:
             self._add_tail(sequence, count, cost=prompt_cost(first, first + count))
             self._in_order = False
 
-    def add_trunk(self, group: Group) -> None:
-        """Adds as many pending prompt tokens of a group as the limits allow, unless the group fetches them."""
+    def add_trunk(self, group: Group, *, max_scored: int) -> None:
+        """Adds as many pending prompt tokens of a group as the limits allow, unless the group fetches them.
+        `max_scored`: maximum number of prompt tokens of the step whose log-probabilities are computed."""
         first, trunk = group.trunk.num_computed, group.trunk
         if trunk.complete or group.is_fetching:
             return
         num_pending = trunk.num_tokens - first
         if group.is_scored:
             num_unscored = max(0, group.first_scored_row - first)
-            num_pending = min(num_pending, num_unscored + max(0, MAX_SCORED_ROWS - self._num_scored()))
+            num_pending = min(num_pending, num_unscored + max(0, max_scored - self._num_scored()))
             if first + num_pending < trunk.num_tokens:
                 self.unfinished.add(queue_key(group))
             if not num_pending:
@@ -146,6 +150,11 @@ class PlanBuilder:
     def _charge(self, group: Group, cost: float) -> None:
         self.cost += cost
         self._clients.charge(group, cost)
+
+
+def max_scored_rows(budget: int) -> int:
+    """Returns the maximum number of prompt tokens whose log-probabilities are computed in a step of `budget` tokens."""
+    return min(MAX_SCORED_ROWS, max(1, int(SCORED_PART * budget)))
 
 
 def _age(chunk: TailChunk) -> tuple[tuple[int, int], tuple[int, int, int]]:

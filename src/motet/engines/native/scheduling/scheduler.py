@@ -29,7 +29,7 @@ from motet.engines.native.kv.pool import BlockPool, blocks_for
 from motet.engines.native.scheduling.clients import EngineClients
 from motet.engines.native.scheduling.group_admission import AdmissionResult, GroupAdmission, SchedulerLimits
 from motet.engines.native.scheduling.keeping import KeptTrunks
-from motet.engines.native.scheduling.plan_builder import PlanBuilder
+from motet.engines.native.scheduling.plan_builder import PlanBuilder, max_scored_rows
 from motet.engines.native.scheduling.queues import GroupQueue, queue_key
 from motet.engines.native.scheduling.running_groups import Preemption, RunningGroups
 from motet.engines.native.scheduling.sharing import Sharing
@@ -199,7 +199,7 @@ class Scheduler:
                 trunk.num_computed = trunk.num_tokens  # of a joined trunk; all sequences of a scored group are fresh
             elif not fresh[0].blocks:
                 return
-        builder.add_trunk(group)
+        builder.add_trunk(group, max_scored=max_scored_rows(self.limits.max_num_batched_tokens))
 
     def _add_drafts(self, builder: PlanBuilder) -> None:
         """Adds draft tokens if every choice of the step samples a token. Drafts take no blocks that the running
