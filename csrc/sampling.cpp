@@ -70,6 +70,7 @@ class RowSampler {
   void read(const float* logits);
   bool finite() const { return has_no_nan_ && std::isfinite(best_); }
   std::int64_t greedy_token() const;
+  std::int64_t token_of(const SamplingArguments& args, int choice, bool greedy) const;
   OrderedToken prepare(const Parameters& parameters);
   std::int64_t sample(double uniform) const;
   void score(const SamplingArguments& args, int choice);
@@ -117,6 +118,12 @@ void RowSampler::read(const float* logits) {
 std::int64_t RowSampler::greedy_token() const {
   const int block = int(std::find(maxima_.begin(), maxima_.end(), best_) - maxima_.begin());
   return std::find(logits_ + block * kBlock, logits_ + vocab_, best_) - logits_;
+}
+
+std::int64_t RowSampler::token_of(const SamplingArguments& args, int choice, bool greedy) const {
+  if (args.given) return args.given[choice];
+  if (!finite()) return 0;
+  return greedy ? greedy_token() : sample(uniform_of(args, choice));
 }
 
 // Writes weights and masses. `keep(x, weight)` returns the weight of a logit, or 0; x is the logit minus the maximum,
@@ -194,7 +201,7 @@ void RowSampler::list_top(int count) {
   });
 }
 
-// Scores the sampled token and others, at temperature 1. Overwrites weights of another temperature.
+// Scores the token of a choice and others, at temperature 1. Overwrites weights of another temperature.
 void RowSampler::score(const SamplingArguments& args, int choice) {
   if (std::isnan(log_total_)) compute_weights(1.0f, -kInfinity);
   double* to = args.scores + std::size_t(choice) * (2 + args.num_named + 2 * args.max_top);
@@ -213,13 +220,13 @@ void RowSampler::score(const SamplingArguments& args, int choice) {
 void RowSampler::run(const SamplingArguments& args, int begin, int end) {
   const Parameters parameters(args, begin);
   read(args.logits + args.rows[begin] * args.stride);
-  const bool greedy = parameters.temperature == 0.0f;
+  const bool greedy = parameters.temperature == 0.0f || args.given;
   const OrderedToken last = finite() && !greedy ? prepare(parameters) : kEnd;
   for (int choice = begin; choice < end; ++choice) {
     args.finite[choice] = finite();
     args.last_logit[choice] = last.logit;
     args.last_id[choice] = last.id;
-    args.tokens[choice] = !finite() ? 0 : greedy ? greedy_token() : sample(uniform_of(args, choice));
+    args.tokens[choice] = token_of(args, choice, greedy);
   }
   for (int choice = begin; choice < end; ++choice)
     if (finite() && args.num_top[choice] >= 0) score(args, choice);

@@ -12,7 +12,7 @@
 
 namespace motet {
 
-// The choices of a step, and their results. Choices that sample from the same row with equal parameters should be
+// The choices of a step, and their results. With `given`, tokens are only scored. Choices that sample from the same row with equal parameters should be
 // adjacent. All memory belongs to the caller.
 struct SamplingArguments {
   std::int32_t num_choices, vocab;
@@ -29,6 +29,7 @@ struct SamplingArguments {
   const std::uint64_t* positions;     // [num_choices]: positions of the sampled tokens
   const std::int32_t* num_top;        // [num_choices]: number of top tokens to score; -1: no token is scored
   const std::int64_t* named;          // [num_choices][num_named]: additional tokens to score
+  const std::int64_t* given;          // [num_choices] or null: tokens that are scored instead of sampled tokens
   std::int64_t* tokens;               // [num_choices], output
   std::uint8_t* finite;               // [num_choices], output; 0: the row is not a distribution, its token is invalid
   float* last_logit;                  // [num_choices], output: last token that top-k and top-p keep; -infinity: all

@@ -7,17 +7,22 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from msgspec.structs import replace
 
 from motet.block_names import BlockName
+from motet.engines.native.build import build_parts
 from motet.engines.native.core import EngineCore
 from motet.engines.native.kv.block_scores import MAX_NEEDS, BlockScores, ScoreNeeds
 from motet.engines.native.scheduling.plan_builder import MAX_SCORED_ROWS, SCORES_PER_ROW
 from motet.engines.native.step.commit import NO_SCORE
+from motet.engines.native.step.inputs import StepInputs
+from motet.engines.native.step.run import ModelRunner
 from motet.ids import RequestId
 from motet.types import GenerateRequest, Score, TokenLogprob
-from tests.engines.native.drive import GroupOutcome, group, make_core, prompt_of, run, take_step
-from tests.tiny_engine import BLOCK_SIZE
+from tests.engines.native.drive import GroupOutcome, gb_of, group, make_core, prompt_of, run, take_step
+from tests.engines.native.recorder import WrappedRunner
+from tests.tiny_engine import BLOCK_SIZE, engine_config
 
 NUMBERS = [
     pytest.param({"dtype": "float32", "kernels": "torch"}, id="torch"),
@@ -151,9 +156,28 @@ def test_a_scored_prompt_is_kept_also_if_the_group_that_had_the_same_prompt_has_
     assert core.stats().prefill_tokens == before + 1
 
 
+class LogitsCounter(WrappedRunner):
+    """A runner that records the number of rows of logits of each step."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        super().__init__(runner)
+        self.num_logits: list[int] = []
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        logits = super().run(inputs)
+        self.num_logits.append(len(logits))
+        return logits
+
+
 @pytest.mark.slow
-def test_a_step_has_a_bounded_number_of_scored_rows(tiny: Tiny) -> None:
-    core = make_core(tiny("llama"), budget=2048, max_model_len=1024)
+def test_a_step_has_a_bounded_number_of_scored_rows_and_of_logits(tiny: Tiny) -> None:
+    parts = build_parts(
+        engine_config(tiny("llama"), kv_cache_gb=gb_of(512, 2), max_num_batched_tokens=2048, max_model_len=1024)
+    )
+    runner = LogitsCounter(parts.runner)
+    core = EngineCore(parts.info, runner, options=parts.options)
+    core.submit(group("decodes", prompt_of(20, 7), n=5, max_tokens=12))
+    core.step()
     core.submit(scored("long", prompt_of(700, 2)))
     core.submit(scored("other", prompt_of(300, 4)))
     sizes = []
@@ -164,7 +188,18 @@ def test_a_step_has_a_bounded_number_of_scored_rows(tiny: Tiny) -> None:
     assert max(sizes) == MAX_SCORED_ROWS and sum(sizes) == 1000
     core.submit(replace(scored("end", prompt_of(1000, 6)), scored_from=600))
     core.step()
-    assert core.stats().prefill_tokens == 1000 + 599 + MAX_SCORED_ROWS
+    assert core.stats().prefill_tokens == 20 + 1000 + 599 + MAX_SCORED_ROWS
+    assert MAX_SCORED_ROWS <= max(runner.num_logits) <= MAX_SCORED_ROWS + 8, "one row for each choice, and padding"
+
+
+def test_a_step_of_scored_tokens_has_fewer_than_other_steps(tiny: Tiny) -> None:
+    core = make_core(tiny("llama"), budget=32)
+    for request, num_tokens in ((group("plain", prompt_of(60, 1)), 32), (scored("scored", prompt_of(60, 2)), 24)):
+        before = core.stats().prefill_tokens
+        core.submit(request)
+        core.step()
+        assert core.stats().prefill_tokens == before + num_tokens
+        core.abort(request.request_id)
 
 
 def test_a_step_completes_few_prompts_with_many_known_scores(tiny: Tiny) -> None:

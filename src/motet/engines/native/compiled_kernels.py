@@ -102,7 +102,7 @@ class SamplingArguments(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("num_choices", "vocab", "stride", "max_top", "num_named")),
         *((name, c_void_p) for name in ("logits", "rows", "temperature", "top_k", "top_p", "log_min_p")),
-        *((name, c_void_p) for name in ("uniform", "seeds", "positions", "num_top", "named")),
+        *((name, c_void_p) for name in ("uniform", "seeds", "positions", "num_top", "named", "given")),
         *((name, c_void_p) for name in ("tokens", "finite", "last_logit", "last_id", "scores")),
     )
 

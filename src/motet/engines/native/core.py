@@ -251,7 +251,7 @@ class EngineCore:
             return self._run(plan.without_drafts())
         self._commit.advance(plan, trunk_tokens_saved=self._runner.trunk_tokens_saved)
         for rows in inputs.prompt_rows:
-            self._commit.score_prompt(rows, logits)
+            self._commit.score_prompt(rows, logits, sampler=self._sampler)
         if drafted := [*filter(_DRAFTS, plan.tails)]:
             self._scheduler.drafter.update_rates(drafted, {tokens.sequence: len(tokens.more) for tokens in new})
         failed = failures_of(new)

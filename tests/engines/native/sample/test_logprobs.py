@@ -191,6 +191,24 @@ def test_many_rows_are_scored_piece_by_piece_with_the_same_bits() -> None:
         assert prompt_logprobs(logits[row : row + 1], [targets[row]], k=2) == [scored[row]]
 
 
+@pytest.mark.kernels
+@pytest.mark.parametrize(("vocab", "k", "named"), [(VOCAB, 0, ()), (VOCAB, 5, (7, 2999)), (4096, 1, ()), (40, 60, ())])
+def test_the_compiled_kernels_score_given_tokens_like_torchs_operators(
+    vocab: int, k: int, named: tuple[int, ...]
+) -> None:
+    logits, targets, sampler = logits_of(9, vocab), [5 * row % vocab for row in range(9)], Sampler(vocab, CPU)
+    scored, expected = (score(logits, targets, k=k, named=named) for score in (sampler.score, prompt_logprobs))
+    for one, other in zip(scored, expected, strict=True):
+        assert (one.token_id, one.rank) == (other.token_id, other.rank)
+        assert [id for id, _ in one.top] == [id for id, _ in other.top]
+        values, others = ([each.logprob, *(value for _, value in each.top)] for each in (one, other))
+        assert values == pytest.approx(others, abs=2e-6)
+    logits[3, 8] = math.nan
+    broken = sampler.score(logits, targets, k=k, named=named)
+    assert broken[:3] == scored[:3] and broken[4:] == scored[4:], "a row does not depend on the others"
+    assert math.isnan(broken[3].logprob)
+
+
 def test_no_rows_give_no_scores() -> None:
     assert prompt_logprobs(logits_of(1)[:0], [], k=3) == []
 

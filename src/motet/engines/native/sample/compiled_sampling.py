@@ -7,6 +7,7 @@ operators, and then sampled lane by lane.
 """
 
 import ctypes
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from motet.engines.native.compiled_kernels import SamplingArguments, library
 from motet.engines.native.sample.filters import Filters, TorchFilters
 from motet.engines.native.sample.lanes import FilterParams, LaneParams, Sampled, SampleRow, apply_temperature
 from motet.engines.native.sample.top_logprobs import named_ids, unpack
-from motet.types import LogprobsMode, SamplingParams
+from motet.types import LogprobsMode, SamplingParams, TokenLogprob
 
 _NOT_SCORED = -1
 
@@ -50,6 +51,8 @@ class _Choices(NamedTuple):
     """Number of top tokens that are scored in addition to the sampled token. `_NOT_SCORED` if no token is scored."""
     named: npt.NDArray[np.int64]
     """[choices, m]: tokens that are scored in addition to the sampled token."""
+    given: npt.NDArray[np.int64] | None = None
+    """Tokens that are scored instead of sampled tokens."""
 
 
 class _SampledTokens(NamedTuple):
@@ -109,6 +112,32 @@ class CompiledSampling:
             )
         )
         return map(Sampled, token_ids, logprobs, finite)
+
+    def score(self, logits: Tensor, target_ids: Sequence[int], *, k: int, named: Sequence[int]) -> list[TokenLogprob]:
+        """Returns the same as `prompt_logprobs`. The log-probability of a row that is not a distribution is NaN."""
+        count, k = len(target_ids), min(k, self._vocab_size)
+        choices = _Choices(
+            rows=np.arange(count, dtype=np.int64),
+            temperature=np.zeros(count, np.float32),
+            top_k=np.full(count, self._vocab_size, np.int64),
+            top_p=np.ones(count),
+            log_min_p=np.full(count, -np.inf, np.float32),
+            uniform=None,
+            seeds=np.zeros(count, np.uint64),
+            positions=np.zeros(count, np.uint64),
+            num_top=np.full(count, k, np.int32),
+            named=np.tile(np.array(named, np.int64), (count, 1)),
+            given=np.array(target_ids, np.int64),
+        )
+        scored = self._run(logits.float().contiguous(), choices)
+        return [
+            unpack(token_id, scores, k=k, named=named, num_named=len(named))
+            if is_finite
+            else TokenLogprob(token_id, math.nan, 1)
+            for token_id, scores, is_finite in zip(
+                target_ids, scored.scores.tolist(), scored.finite.tolist(), strict=True
+            )
+        ]
 
     def _choices(self, rows: Sequence[SampleRow], params_of: Sequence[SamplingParams]) -> _Choices:
         """Returns the choices of `rows`, whose parameters are `params_of`. The parameters of a group are prepared once,

@@ -42,8 +42,8 @@ from motet.engines.native.sample.lanes import (
     uploaded_ids,
 )
 from motet.engines.native.sample.philox import uniforms
-from motet.engines.native.sample.top_logprobs import named_ids, score, token_logprobs, unpack
-from motet.types import LogprobsMode
+from motet.engines.native.sample.top_logprobs import named_ids, prompt_logprobs, score, token_logprobs, unpack
+from motet.types import LogprobsMode, TokenLogprob
 
 
 class Sampler:
@@ -77,6 +77,11 @@ class Sampler:
             batches = plan_batches(rows, pending, widths=widths, max_lanes=self._scratch.capacity)
             done |= self._attempt(logits, rows, batches=batches, uniform=uniform)
         return [done[choice] for choice in range(len(rows))]
+
+    def score(self, logits: Tensor, target_ids: Sequence[int], *, k: int, named: Sequence[int]) -> list[TokenLogprob]:
+        """Returns the scores of given tokens (`prompt_logprobs`)."""
+        compute = prompt_logprobs if self._compiled is None else self._compiled.score
+        return compute(logits, target_ids, k=k, named=named)
 
     def _attempt(
         self,

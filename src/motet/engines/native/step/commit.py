@@ -14,7 +14,6 @@ from motet.block_names import block_names
 from motet.engines.native.kv.pool import BlockPool
 from motet.engines.native.sample.lanes import Sampled, SampleRow
 from motet.engines.native.sample.sampler import Sampler
-from motet.engines.native.sample.top_logprobs import prompt_logprobs
 from motet.engines.native.scheduling.scheduler import Scheduler
 from motet.engines.native.step.inputs import NextToken, PromptRows
 from motet.engines.native.step.sequence import ChoiceSequence, Group
@@ -108,7 +107,7 @@ class Commit:
         self.counters.trunk_tokens_read -= trunk_tokens_saved
         self._advance_tails(plan.tails)
 
-    def score_prompt(self, rows: PromptRows, logits: torch.Tensor) -> None:
+    def score_prompt(self, rows: PromptRows, logits: torch.Tensor, *, sampler: Sampler) -> None:
         """Adds to the group's facts the log-probabilities of the prompt tokens that follow the positions of `rows`, and
         keeps the log-probabilities of complete blocks for later prompts. The first prompt token has none.
         `logits`: [rows of the step, vocab_size]."""
@@ -122,7 +121,7 @@ class Commit:
         targets = group.prompt[rows.position + 1 : rows.position + 1 + rows.end - rows.begin]
         scored = logits[rows.begin : rows.end]
         if targets:
-            known += map(_ENCODER.encode, prompt_logprobs(scored, targets, k=needs.num_top, named=needs.named))
+            known += map(_ENCODER.encode, sampler.score(scored, targets, k=needs.num_top, named=needs.named))
         if group.trunk.key is None:  # the cache was cleared: blocks of these names can have KV of other weights
             return
         names = group.trunk.names[: (start + len(known)) // size]
