@@ -69,7 +69,9 @@ TODAY: Mapping[str, Mapping[str, int]] = {
         "VLLMGroup": 21,
     },
     "classes deep": {},
-    "classes of this name": {},
+    "classes of this name": {
+        "SamplingParams": 2,  # vLLM's name, which programs import from `motet`, and the parameters of a group
+    },
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from motet.cli.vllm_flags import ADVICE, ALIASES, SHORT, UNUSED, listed, without_unused
 from motet.settings.declaration import ServerCommand
 from motet.settings.server_config import SETTINGS
+from motet.settings.vllm_flags import ADVICE, ALIASES, SHORT, UNUSED, listed, without_unused
 from tests.cli.test_servers import fails, motet
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from motet.cli.main import COMMANDS, MODELS, load
-from motet.cli.vllm_flags import ADVICE, UNUSED
 from motet.settings.declaration import ServerCommand
 from motet.settings.server_config import SETTINGS
+from motet.settings.vllm_flags import ADVICE, UNUSED
 from tests.cli.test_servers import fails, motet
 from tests.deploy.tls.authority import Authority
 from tests.settings.test_wrong_values import NAMES_OF_PARSERS, WITHOUT_WRONG_TEXTS, wrong_texts

@@ -56,7 +56,7 @@ async def test_refused_and_broken_requests_are_sent_again_until_they_are_answere
         [
             httpx.Response(503, content=error_body("overloaded"), headers={"retry-after": "0"}),
             httpx.ConnectError("refused"),
-            httpx.Response(429, content=error_body("rate_limit_exceeded")),
+            httpx.Response(429, content=error_body("rate_limit_exceeded"), headers={"retry-after": "0"}),
             httpx.Response(503, content=error_body("engine_died")),
             httpx.RemoteProtocolError("the server disconnected"),
             httpx.Response(200, content=b'{"a":[1,2]}'),

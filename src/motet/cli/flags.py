@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from motet.cli.help import HelpAll
-from motet.cli.vllm_flags import ALIASES, listed
 from motet.errors import ConfigError
 from motet.settings.declaration import Declaration, Panel, ServerCommand
 from motet.settings.resolve import resolve_settings
 from motet.settings.server_config import SETTINGS, environment
+from motet.settings.vllm_flags import ALIASES, listed
 
 EVERY_FLAG = "Every setting can also be MOTET_<NAME> in the environment or a line of a TOML file (docs/settings.md)."
 PARAMETERS_OF_ALL = ("settings", "stop_with_stdin")

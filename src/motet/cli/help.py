@@ -10,9 +10,9 @@ import typer
 from typer.core import TyperCommand
 
 from motet.cli.interrupts import raise_interrupts
-from motet.cli.vllm_flags import without_unused
 from motet.settings.declaration import Declaration, ServerCommand
 from motet.settings.server_config import SETTINGS, environment
+from motet.settings.vllm_flags import without_unused
 
 CONTEXT = {"max_content_width": 120, "help_option_names": ["-h", "--help"]}
 """Typer's settings of all commands."""

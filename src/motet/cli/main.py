@@ -17,11 +17,11 @@ from typer.core import TyperGroup
 from motet import __version__
 from motet.cli.help import CONTEXT, PlainCommand, wants_color, write_examples, write_options
 from motet.cli.interrupts import INTERRUPTED
-from motet.cli.vllm_flags import ADVICE
 from motet.errors import ConfigError, MotetError, StartupError
 from motet.log import capture_process, failure, setup_logging
 from motet.settings.resolve import logging_choice
 from motet.settings.server_config import environment
+from motet.settings.vllm_flags import ADVICE
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """Base of the errors of a command line that cannot be parsed; typer does not export it."""

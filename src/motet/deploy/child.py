@@ -15,13 +15,22 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from motet.deploy.shutdown import url_in
-from motet.errors import EngineError, StartupError
+from motet.errors import (
+    ConfigError,
+    EngineError,
+    KVMemoryError,
+    ModelLoadError,
+    StartupError,
+    UnsupportedModelError,
+)
 from motet.metrics.declare import PREFIX
 from motet.system.machine import described_end
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 SHOWN_LOG_LINES = 20
+STARTUP_ERRORS = {kind.exit_code: kind for kind in (ConfigError, ModelLoadError, UnsupportedModelError, KVMemoryError)}
+"""Errors of a server that ends before it is ready, by its exit code."""
 CACHE_FACTS = f"{PREFIX}cache_config_info"
 
 
@@ -72,6 +81,12 @@ class ChildServer:
         """The exit code of a server that has ended, negative for a signal; None while it runs."""
         return self._process.poll()
 
+    def release(self) -> None:
+        """Closes this process's end of the server's standard input, in a process that was forked from the one that
+        started the server. Otherwise the server would run until both have ended."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Waits until the server has ended without `__exit__`, for example by a signal. Returns its exit code."""
         return self._process.wait(timeout_s)
@@ -102,7 +117,7 @@ class ChildServer:
         is_late = time.monotonic() - started_s >= timeout_s
         how = f"was not ready after {timeout_s:g} s" if is_late else f"{described_end(code)} before it was ready"
         last_lines = "\n".join(self.log.splitlines()[-SHOWN_LOG_LINES:])
-        raise StartupError(f"the server {how}:\n{last_lines}")
+        raise STARTUP_ERRORS.get(code, StartupError)(f"the server {how}:\n{last_lines}")
 
     def _end(self) -> None:
         try:

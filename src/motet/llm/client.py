@@ -15,7 +15,8 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -90,13 +91,16 @@ class ServerClient:
         headers: Mapping[str, str] | None = None,
         limit: ChoiceLimit | None = None,
         retry: RetryRule | None = None,
+        gone: Callable[[], str] | None = None,
         transport: Callable[[], httpx.AsyncBaseTransport] | None = None,
     ) -> None:
-        """`transport`: makes the transport in place of sockets. Raises ConfigError for a URL that cannot be used."""
+        """`gone`: returns why the server will not respond again, or an empty string; called when it does not respond.
+        `transport`: makes the transport in place of sockets. Raises ConfigError for a URL that cannot be used."""
         self.url = base_url(url)
         self.limit = limit or ChoiceLimit()
         self._headers = {**(headers or {}), **({"authorization": f"Bearer {api_key}"} if api_key else {})}
         self._retry = retry or RetryRule()
+        self._gone = gone
         self._transport = transport or partial(_sockets, self.url)
         self._http: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -137,7 +141,7 @@ class ServerClient:
             self.limit.completed(num_choices)
         return response
 
-    async def stream(self, route: str, body: object, *, num_choices: int = 1) -> AsyncIterator[list[bytes]]:
+    async def stream(self, route: str, body: object, *, num_choices: int = 1) -> AsyncGenerator[list[bytes], None]:
         """Yields the data of the server-sent events of a response: at a time, all events that have arrived together.
 
         The end of the stream (`[DONE]`) is not yielded. Raises MotetError for an error before the first event or in the
@@ -149,13 +153,14 @@ class ServerClient:
                 try:
                     async with self._client().stream("POST", self.url + route, content=content) as response:
                         if response.status_code < HTTPStatus.BAD_REQUEST:
-                            async for events in _events(response, url=self.url):
-                                yield events
+                            async with aclosing(_events(response, url=self.url)) as received:
+                                async for events in received:
+                                    yield events
                             self.limit.completed(num_choices)
                             return
                         refusal = await _answer_of(response)
                 except httpx.TransportError as error:
-                    await pauses.after_broken(error, url=self.url)
+                    await self._after_broken(pauses, error)
                     continue
                 if not await self._pause(pauses, refusal):
                     raise refusal.error
@@ -166,11 +171,18 @@ class ServerClient:
             try:
                 response = await self._client().request(method, self.url + route, content=content)
             except httpx.TransportError as error:
-                await pauses.after_broken(error, url=self.url)
+                await self._after_broken(pauses, error)
                 continue
             answer = await _answer_of(response)
             if not await self._pause(pauses, answer):
                 return answer
+
+    async def _after_broken(self, pauses: "Pauses", error: httpx.TransportError) -> None:
+        """Waits after a broken connection. Raises EngineDiedError if the server cannot come back in time."""
+        if self._gone is not None and (reason := self._gone()):
+            raise EngineDiedError(reason) from error
+        if not await pauses.before_next(None, is_busy=False):
+            raise EngineDiedError(f"{self.url} does not respond: {error or type(error).__name__}") from error
 
     async def _pause(self, pauses: "Pauses", answer: ServerAnswer) -> bool:
         """Waits if the request should be sent again. Returns False for any other response."""
@@ -178,7 +190,7 @@ class ServerClient:
             return False
         if is_busy := error.code in BUSY:
             self.limit.refused(asyncio.get_running_loop().time())
-        return await pauses.after_refusal(error.retry_after_s, is_busy=is_busy)
+        return await pauses.before_next(error.retry_after_s, is_busy=is_busy)
 
     def _client(self) -> httpx.AsyncClient:
         """Returns the connections of the running event loop. Connections of an earlier event loop are dropped."""
@@ -203,7 +215,7 @@ class Pauses:
         self._since_s: dict[bool, float] = {}
         """Time of the first attempt at a busy server (True) and at a server that is down (False), since the other."""
 
-    async def after_refusal(self, retry_after_s: int | None, *, is_busy: bool) -> bool:
+    async def before_next(self, retry_after_s: int | None, *, is_busy: bool) -> bool:
         """Waits before the next attempt. Returns False if the time for attempts is over."""
         now_s = asyncio.get_running_loop().time()
         self._since_s.pop(not is_busy, None)
@@ -214,11 +226,6 @@ class Pauses:
             return False
         await asyncio.sleep(pause_s)
         return True
-
-    async def after_broken(self, error: httpx.TransportError, *, url: str) -> None:
-        """Waits after a broken connection. Raises EngineDiedError if the time for attempts is over."""
-        if not await self.after_refusal(None, is_busy=False):
-            raise EngineDiedError(f"{url} does not respond: {error or type(error).__name__}") from error
 
 
 class EventDecoder:
@@ -256,7 +263,7 @@ def base_url(url: str) -> str:
     return text
 
 
-async def _events(response: httpx.Response, *, url: str) -> AsyncIterator[list[bytes]]:
+async def _events(response: httpx.Response, *, url: str) -> AsyncGenerator[list[bytes], None]:
     reader, status = EventDecoder(), HTTPStatus.INTERNAL_SERVER_ERROR
     try:
         async for received in response.aiter_bytes():

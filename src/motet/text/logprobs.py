@@ -59,6 +59,26 @@ def id_logprobs(logprobs: Sequence[TokenLogprob], *, num_top: int, ranked: bool 
     return [*map(listed, logprobs)]
 
 
+def text_logprobs(
+    tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], *, num_top: int, ranked: bool = True
+) -> list[ChatLogprob]:
+    """Returns the form of the chat API, with the id and the rank of each token in addition. `ranked`: see
+    `id_logprobs`."""
+
+    def entry_of(token_id: int, logprob: float, *, rank: int | None) -> ChatLogprob:
+        name, content = tokenizer.token_text(token_id), list(tokenizer.token_bytes(token_id))
+        return {"token_id": token_id, "token": name, "logprob": _finite(logprob), "rank": rank, "bytes": content}
+
+    def listed(entry: TokenLogprob) -> ChatLogprob:
+        top = enumerate(entry.top[:num_top], start=1)
+        return {
+            **entry_of(entry.token_id, entry.logprob, rank=entry.rank),
+            "top_logprobs": [entry_of(id, value, rank=rank if ranked else None) for rank, (id, value) in top],
+        }
+
+    return [*map(listed, logprobs)]
+
+
 def as_id(token_id: int) -> str:
     """Returns vLLM's name of a token for clients that must not interpret it as text."""
     return f"token_id:{token_id}"

@@ -78,7 +78,7 @@ async def test_a_body_that_vllm_has_rendered_is_taken(served: Served) -> None:
 
 
 @streamed_or_not
-async def test_the_mode_text_adds_texts_to_choices_and_log_probabilities(serve: Serving, stream: bool) -> None:
+async def test_the_mode_text_adds_texts_to_choices_and_logprobs(serve: Serving, stream: bool) -> None:
     """An answer repeats the mode, as in vLLM. The text ends before a stop string, whose tokens stay."""
     served = await serve(saying("one two END"))
     sampling = {"n": 2, "stop": ["END"], "logprobs": 1}
@@ -92,7 +92,10 @@ async def test_the_mode_text_adds_texts_to_choices_and_log_probabilities(serve: 
         for choice in piece["choices"]:
             texts[choice["index"]] += choice["text"]
             tokens[choice["index"]] += choice["token_ids"]
-            named[choice["index"]] += "".join(entry["token"] for entry in choice["logprobs"]["content"])
+            entries = choice["logprobs"]["content"]
+            named[choice["index"]] += "".join(entry["token"] for entry in entries)
+            assert [entry["token_id"] for entry in entries] == choice["token_ids"]
+            assert {entry["rank"] for entry in entries} <= {1}
     assert texts == {0: "one two ", 1: "one two "}
     assert tokens == {index: fake_answer("one two END", eos=False) for index in range(2)}
     assert named == {0: "one two END", 1: "one two END"}

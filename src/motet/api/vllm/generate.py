@@ -55,7 +55,7 @@ from motet.api.openai.chat_schema import MAX_BUDGET
 from motet.api.service import Service
 from motet.api.vllm.parse_context import ParseContext
 from motet.text.choice import ChoiceEvent
-from motet.text.logprobs import chat_logprobs, id_logprobs
+from motet.text.logprobs import id_logprobs, text_logprobs
 from motet.text.text_group import GroupStep
 from motet.types import ChoiceStart, LogprobsMode, Usage
 
@@ -71,7 +71,7 @@ class OutputMode(StrEnum):
     TEXT = "text"
     """Tokens with their text, and texts of tokens in log-probabilities, as in chats."""
     DERENDER = "derender"
-    """Tokens with the message of a chat, with reasoning and tool calls."""
+    """Tokens with their text and with the message of a chat, with reasoning and tool calls."""
 
 
 class GenerateSampling(StructuredFields, PromptLogprobs, SamplingFields, TruncationFields):
@@ -336,7 +336,7 @@ def tokens_writer(plan: Plan, body: TokensRequest, *, stream: bool) -> GroupsWri
 
 
 class LogprobsOfMode:
-    """The log-probabilities of an answer: with token ids or, in the mode `text`, with the texts of tokens."""
+    """The log-probabilities of an answer: with token ids and, except in the mode `tokens`, with the texts of tokens."""
 
     def __init__(self, plan: Plan, body: TokensRequest) -> None:
         sampling = body.sampling_params
@@ -349,7 +349,7 @@ class LogprobsOfMode:
         if num_top is None:
             return None
         if self._tokenizer is not None:
-            return {"content": chat_logprobs(self._tokenizer, logprobs, num_top=num_top, as_ids=False)}
+            return {"content": text_logprobs(self._tokenizer, logprobs, num_top=num_top, ranked=self._ranked)}
         return {"content": id_logprobs(logprobs, num_top=num_top, ranked=self._ranked)}
 
 
@@ -379,9 +379,9 @@ class TokensBody(BodyShape):
         return None if self._hidden else self._logprobs.fields(event)
 
     def _choice(self, choice: CollectedChoice) -> dict[str, object]:
-        content: dict[str, object] = {"text": choice.text} if self._mode is OutputMode.TEXT else {}
+        content: dict[str, object] = {} if self._mode is OutputMode.TOKENS or self._hidden else {"text": choice.text}
         if self._mode is OutputMode.DERENDER:
-            content = {"message": message_of(choice, self._context)}
+            content["message"] = message_of(choice, self._context)
         return {
             "index": choice.index,
             **content,
