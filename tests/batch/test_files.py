@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from motet.batch.id_table import IdTable
+from motet.batch.jsonl_input import JsonlInput
 from motet.batch.line_file import LineFile
 from motet.batch.lines import MAX_LINE_BYTES
 from motet.cli.batch.files import errors_path
@@ -136,6 +137,14 @@ async def test_input_output_and_errors_must_be_different_regular_files(tmp_path:
     scene.input.unlink()
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         await scene.run()
+
+
+def test_an_input_that_is_gone_before_its_end_is_named(tmp_path: Path) -> None:
+    scene = BatchScene(tmp_path, requests(3))
+    lines = JsonlInput(scene.input, params={})
+    scene.input.unlink()
+    with pytest.raises(BatchStoppedError, match=r"in\.jsonl cannot be read: No such file"):
+        list(lines.read())
 
 
 async def test_an_output_can_be_a_symbolic_link(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from motet.batch.line_reader import read_lines
 from motet.batch.lines import MAX_LINE_BYTES, MISSING, BatchLine, LineError, is_blank, parse_line, too_long_line
 from motet.batch.requests import NumberedLine
 from motet.batch.rows import BodyFields, short_line
-from motet.errors import ConfigError
+from motet.errors import BatchStoppedError, ConfigError
 
 
 class JsonlInput:
@@ -29,12 +29,16 @@ class JsonlInput:
             raise ConfigError(f"{path} is not a regular file: it must be readable twice")
 
     def read(self) -> Iterator[NumberedLine]:
-        with self._path.open("rb", buffering=2**20) as file:
-            for line in read_lines(file, max_bytes=MAX_LINE_BYTES):
-                if line.text is None:
-                    yield NumberedLine(line.number, too_long_line())
-                elif not is_blank(line.text):
-                    yield NumberedLine(line.number, self._request(line.text, line.number))
+        """Yields the lines. Raises BatchStoppedError if the file cannot be read to its end."""
+        try:
+            with self._path.open("rb", buffering=2**20) as file:
+                for line in read_lines(file, max_bytes=MAX_LINE_BYTES):
+                    if line.text is None:
+                        yield NumberedLine(line.number, too_long_line())
+                    elif not is_blank(line.text):
+                        yield NumberedLine(line.number, self._request(line.text, line.number))
+        except OSError as error:
+            raise BatchStoppedError(f"{self._path} cannot be read: {error.strerror}") from error
 
     def _request(self, text: bytes, number: int) -> BatchLine | LineError:
         request = parse_line(text)

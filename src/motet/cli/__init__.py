@@ -1,4 +1,4 @@
-"""The command line: `motet serve`, `gateway`, `ray`, `models`, `chat`, `demo`, `doctor` and `version`.
+"""The command line: `motet serve`, `gateway`, `ray`, `models`, `chat`, `batch`, `demo`, `doctor` and `version`.
 
 `app` is the program. It imports the commands only when SIGINT has a handler, and each command only imports what it
 needs, so that `motet --help` answers in a quarter of a second."""
