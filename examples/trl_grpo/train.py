@@ -1,10 +1,10 @@
-"""Trains a model with TRL's GRPOTrainer. A running Motet server generates the answers with the weights of each step.
+"""Trains a model with TRL's GRPOTrainer. Motet generates the answers with the weights of each step.
 
-    motet serve smollm2 --rl --dtype float32 --port 8000
-    python -m examples.trl_grpo.train --model ~/.cache/motet/smollm2-v1 --server http://127.0.0.1:8000 --out seed1.jsonl
+    python -m examples.trl_grpo.train --model ~/.cache/motet/smollm2-v1 --out seed1.jsonl
 
-`run.sh` does both, for three seeds. The output file gets one line of JSON per step. With `--peft` the trainer trains a
-LoRA adapter, pushes it after each step, and samples from it; the server then needs no `--rl`.
+It starts a server, or uses the one at `--server`, which was started with `motet serve smollm2 --rl --dtype float32`.
+`run.sh` does this for three seeds. The output file gets one line of JSON per step. With `--peft` the trainer trains a
+LoRA adapter, pushes it after each step, and samples from it; a running server then needs no `--rl`.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from examples.trl_grpo.reward import THINGS, prompt_about, reward
 from examples.trl_grpo.rollouts import Chat, Sampler
-from motet import weights
+from motet import LLM, weights
 
 N = 8
 """Number of answers per prompt. The mean reward of such a group is the baseline of each of its answers."""
@@ -111,13 +111,13 @@ def lora_config() -> object:
     return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def train(arguments: argparse.Namespace) -> None:
-    sampler = Sampler(arguments.server, n=N, max_tokens=MAX_TOKENS, model=ADAPTER if arguments.peft else None)
-    pushes = PushAfterEachStep(arguments.server, peft=arguments.peft)
+def train(arguments: argparse.Namespace, llm: LLM) -> None:
+    sampler = Sampler(llm, n=N, max_tokens=MAX_TOKENS, adapter=ADAPTER if arguments.peft else None)
+    pushes = PushAfterEachStep(llm.url, peft=arguments.peft)
     log = Log(arguments.out, pushes)
 
     def rollout(prompts: list[Chat], trainer: GRPOTrainer) -> dict[str, list[Any]]:
-        """Requests the answers. TRL repeats each prompt n times in a row; one request returns all its n answers."""
+        """Generates the answers. TRL repeats each prompt n times in a row; one request returns all its n answers."""
         begin = time.perf_counter()
         seed = arguments.seed * 1_000_000 + trainer.state.global_step * len(prompts)
         answers = sampler.rollouts(prompts[::N], seed=seed)
@@ -157,8 +157,8 @@ def train(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder of the model that the server serves")
-    parser.add_argument("--server", default="http://127.0.0.1:8000", help="URL of a server that runs with --rl")
+    parser.add_argument("--model", required=True, help="folder of the model")
+    parser.add_argument("--server", help="URL of a server that runs with --rl; by default, one is started")
     parser.add_argument("--seed", type=int, default=1, help="seed of the order of prompts and of all answers")
     parser.add_argument("--steps", type=int, default=32, help="number of steps")
     parser.add_argument("--learning-rate", type=float, help="learning rate; by default 1e-5, with --peft 1e-4")
@@ -166,7 +166,10 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("rewards.jsonl"), help="output file, with one line of JSON per step"
     )
-    train(parser.parse_args())
+    arguments = parser.parse_args()
+    own = {"model": arguments.model, "rl": True, "dtype": "float32", "kv_cache_gb": 1.0}
+    with LLM(**own) if arguments.server is None else LLM(url=arguments.server) as llm:
+        train(arguments, llm)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,13 @@ AIDER = Client("aider", "aider.py", ("aider-chat==0.86.2",))
 scripted."""
 WEIGHTS_PACKAGES = ("filelock", "msgspec", "psutil", "torch==2.13.0")
 """The packages that `motet.weights` imports."""
-TRL = Client("TRL", "trl_client.py", ("trl==1.16.0", "peft==0.21.2", "requests", "httpx", *WEIGHTS_PACKAGES))
+LLM_PACKAGES = ("filelock", "httpx", "msgspec", "prometheus-client", "psutil", "rich")
+"""The packages that `motet.LLM` imports."""
+TRL = Client(
+    "TRL",
+    "trl_client.py",
+    ("trl==1.16.0", "peft==0.21.2", "requests", *sorted({*LLM_PACKAGES, *WEIGHTS_PACKAGES})),
+)
 """The client of TRL's trainers. It needs a server with `--rl`. The example of a trainer runs in its environment too."""
 CLIENTS = (
     Client("openai (Python)", "openai_python.py", (OPENAI,)),

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 from examples.trl_grpo.plot import table
 from examples.trl_grpo.reward import prompt_about, reward
 from examples.trl_grpo.rollouts import Sampler
-from motet import weights
+from motet import LLM, weights
 from motet.deploy.child import ChildServer
 from motet.settings.server_config import environment
-from tests.clients.installed import TRL, WEIGHTS_PACKAGES
+from tests.clients.installed import LLM_PACKAGES, TRL, WEIGHTS_PACKAGES
 from tests.clients.running import run
 from tests.examples.test_vllm_pd import fake_program, flags_of
 from tests.forked import ForkingProcess
@@ -60,7 +60,7 @@ def logprobs(policy: Any, answers: dict[str, list[Any]]) -> list[torch.Tensor]:
 def test_a_policy_learns_from_a_server_that_always_has_its_weights(model: Path, server: ChildServer) -> None:
     """Runs steps of GRPO. At every step the server and the trainer have the same log-probabilities."""
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    sampler = Sampler(server.url, n=N, max_tokens=MAX_TOKENS)
+    sampler = Sampler(LLM(url=server.url), n=N, max_tokens=MAX_TOKENS)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     rewards = []
     for step in range(STEPS):
@@ -85,8 +85,9 @@ def test_a_policy_learns_from_a_server_that_always_has_its_weights(model: Path, 
 @pytest.mark.slow
 def test_equal_seeds_give_equal_answers_in_one_request_or_several(server: ChildServer) -> None:
     prompts = [prompt_about("a boat"), prompt_about("a sea")]
-    both = Sampler(server.url, n=N, max_tokens=MAX_TOKENS).rollouts(prompts, seed=5)
-    alone = Sampler(server.url, n=1, max_tokens=MAX_TOKENS).rollouts(prompts[1:], seed=5 + N + 3)
+    llm = LLM(url=server.url)
+    both = Sampler(llm, n=N, max_tokens=MAX_TOKENS).rollouts(prompts, seed=5)
+    alone = Sampler(llm, n=1, max_tokens=MAX_TOKENS).rollouts(prompts[1:], seed=5 + N + 3)
     assert [both[name][N + 3] for name in both] == [alone[name][0] for name in both]
 
 
@@ -151,16 +152,25 @@ def flags_in(command: str) -> set[str]:
 
 def test_the_environment_of_trl_has_what_the_example_imports_from_motet() -> None:
     """The bug: `motet.weights` had come to import msgspec, and the environment was neither complete nor made again."""
-    files, packages = [SOURCE / "motet" / "weights.py"], set()
+    assert packages_of(SOURCE / "motet" / "weights.py") == names_of(WEIGHTS_PACKAGES)
+    assert packages_of(SOURCE / "motet" / "llm" / "llm.py") == names_of(LLM_PACKAGES)
+    assert {*WEIGHTS_PACKAGES, *LLM_PACKAGES} <= set(TRL.packages)
+
+
+def names_of(packages: tuple[str, ...]) -> set[str]:
+    return {package.partition("==")[0].replace("-", "_") for package in packages}
+
+
+def packages_of(module: Path) -> set[str]:
+    """Returns the packages that a module imports when it is loaded, with all modules of Motet that it imports then."""
+    files, packages = [module], set()
     for file in files:
         for target in (one.target for one in imports_of(file) if one.at_top):
             paths = (SOURCE / name.replace(".", "/") for name in (target, target.rpartition(".")[0]))
             files += {path.with_suffix(".py") for path in paths if path.with_suffix(".py").is_file()} - set(files)
             packages.add(target.partition(".")[0])
     assert len(files) > 4
-    installed = {package.partition("==")[0] for package in WEIGHTS_PACKAGES}
-    assert packages - sys.stdlib_module_names - {"motet"} == installed
-    assert set(WEIGHTS_PACKAGES) <= set(TRL.packages)
+    return packages - sys.stdlib_module_names - {"motet"}
 
 
 @pytest.mark.clients
