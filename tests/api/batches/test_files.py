@@ -112,24 +112,24 @@ async def post(
     return await http.post("/v1/files", files={"file": ("a", content)}, data=dict(fields), headers=headers)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({}, "purpose"),
-        ({"purpose": "fine-tune"}, "purpose"),
-        ({"purpose": "batch", "nonsense": "1"}, "nonsense"),
-        ({"purpose": "batch", "expires_after[anchor]": "now"}, "expires_after[anchor]"),
-        ({"purpose": "batch", "expires_after[anchor]": "created_at"}, "expires_after[seconds]"),
-        (
-            {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "1"},
-            "expires_after[seconds]",
-        ),
-        ({"purpose": "batch" * 1000}, "purpose"),
-    ],
-)
-async def test_a_wrong_field_is_named(serve_batches: BatchServing, fields: dict[str, str], param: str) -> None:
+WRONG_FIELDS: list[tuple[dict[str, str], str]] = [
+    ({}, "purpose"),
+    ({"purpose": "fine-tune"}, "purpose"),
+    ({"purpose": "batch", "nonsense": "1"}, "nonsense"),
+    ({"purpose": "batch", "expires_after[anchor]": "now"}, "expires_after[anchor]"),
+    ({"purpose": "batch", "expires_after[anchor]": "created_at"}, "expires_after[seconds]"),
+    (
+        {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "1"},
+        "expires_after[seconds]",
+    ),
+    ({"purpose": "batch" * 1000}, "purpose"),
+]
+
+
+async def test_a_wrong_field_is_named(serve_batches: BatchServing) -> None:
     async with serve_batches() as server:
-        assert_error(await post(server.openai, server.served.http, fields=fields), status=400, param=param)
+        for fields, param in WRONG_FIELDS:
+            assert_error(await post(server.openai, server.served.http, fields=fields), status=400, param=param)
         assert server.store.usage.num_files("") == server.store.usage.num_bytes("") == 0
     assert [*(serve_batches.folder / "files").iterdir()] == []
 
@@ -188,33 +188,33 @@ async def test_a_file_that_a_batch_reads_cannot_be_deleted(serve_batches: BatchS
         assert (await server.openai.files.delete(batch.input_file_id)).deleted
 
 
-@pytest.mark.parametrize(
-    ("wrong", "param"),
-    [
-        ({"input_file_id": "../batches.sqlite"}, "input_file_id"),
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
-        ({"completion_window": "1h"}, "completion_window"),
-        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
-        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
-        ({"metadata": {"a": "\ud800"}}, "metadata.a"),
-        ({"input_file_id": "\ud800"}, "input_file_id"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
-        ({"nonsense": 1}, "nonsense"),
-    ],
-)
-async def test_a_wrong_batch_is_refused(serve_batches: BatchServing, wrong: dict[str, object], param: str) -> None:
-    async with serve_batches() as server:
-        body = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-        content = json.dumps(body | wrong)
-        assert_error(await server.served.http.post("/v1/batches", content=content), status=400, param=param)
+WRONG_BATCHES: list[tuple[dict[str, object], str]] = [
+    ({"input_file_id": "../batches.sqlite"}, "input_file_id"),
+    ({"endpoint": "/v1/embeddings"}, "endpoint"),
+    ({"completion_window": "1h"}, "completion_window"),
+    ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+    ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+    ({"metadata": {"a": "\ud800"}}, "metadata.a"),
+    ({"input_file_id": "\ud800"}, "input_file_id"),
+    ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
+    ({"nonsense": 1}, "nonsense"),
+]
 
 
-@pytest.mark.parametrize("id", ["..", "%2e%2e", "..%2fbatches.sqlite", "a%00b", "file-1'--", "x" * 5000])
-async def test_no_id_of_a_client_becomes_a_path(serve_batches: BatchServing, id: str) -> None:
+async def test_a_wrong_batch_is_refused(serve_batches: BatchServing) -> None:
     async with serve_batches() as server:
-        for path in (f"/v1/files/{id}", f"/v1/files/{id}/content"):
-            answer = await server.served.http.get(httpx.URL(server.served.url, raw_path=path.encode()))
-            assert answer.status_code in (400, 404), answer.text
+        for wrong, param in WRONG_BATCHES:
+            body = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+            content = json.dumps(body | wrong)
+            assert_error(await server.served.http.post("/v1/batches", content=content), status=400, param=param)
+
+
+async def test_no_id_of_a_client_becomes_a_path(serve_batches: BatchServing) -> None:
+    async with serve_batches() as server:
+        for id in ["..", "%2e%2e", "..%2fbatches.sqlite", "a%00b", "file-1'--", "x" * 5000]:
+            for path in (f"/v1/files/{id}", f"/v1/files/{id}/content"):
+                answer = await server.served.http.get(httpx.URL(server.served.url, raw_path=path.encode()))
+                assert answer.status_code in (400, 404), answer.text
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(serve_batches: BatchServing) -> None:
