@@ -33,6 +33,8 @@ MAX_RESULT_BYTES = 2**29
 FIRST_BYTES = f'{{"id":"{ID_PREFIX}'.encode()
 """The start of every line that Motet writes."""
 NUL = b"\x00"
+BINARY = getattr(os, "O_BINARY", 0)
+"""Flag for a file without conversion of line ends; only Windows has it."""
 
 Write = Callable[[int, memoryview], int]
 
@@ -47,7 +49,7 @@ class LineFile:
         self._keep_empty = keep_empty
         self._write = write
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY, 0o666)
         except OSError as error:
             raise ConfigError(f"{path} cannot be opened for writing: {error.strerror}") from error
         self._is_synced = True
