@@ -116,6 +116,19 @@ async def test_an_expired_batch_names_the_lines_that_did_not_run(serve_batches: 
         assert ended.request_counts.model_dump() == {"total": 3, "completed": 1, "failed": 2}
 
 
+async def test_lines_that_run_at_the_expiry_are_ended(serve_batches: BatchServing) -> None:
+    engine = WatchedEngine(gated=True)
+    async with serve_batches(engine=engine) as server:
+        batch = await server.create(line("running"))
+        await engine.submitted.acquire()
+        serve_batches.clock.now_s += 24 * 60 * 60
+        server.store.open[batch.id].stop.set()  # the runner's timer does it in a day
+        ended = await server.ended(batch)
+        assert (ended.status, ended.output_file_id) == ("expired", None)
+        assert [*await server.results(ended.error_file_id)] == ["running"]
+        await server.served.until_empty()
+
+
 @pytest.mark.parametrize("cut", [0, 1, 40, None], ids=["whole", "feed", "torn", "garbage"])
 async def test_a_restarted_server_runs_only_the_missing_lines(serve_batches: BatchServing, cut: int | None) -> None:
     engine = WatchedEngine(gated=True)
