@@ -9,7 +9,7 @@ import pytest
 
 from motet.batch.concurrency import FIRST_LIMIT
 from motet.batch.lines import BatchLine
-from motet.batch.run import MAX_BROKEN_ATTEMPTS
+from motet.batch.run import MAX_BROKEN_ATTEMPTS, MAX_OPEN_BYTES
 from motet.batch.sender import ServerReply
 from motet.errors import BatchStoppedError, ModelLoadError
 from tests.batch.batch_scene import BatchScene, ScriptedServer, echo, refusal, request, requests
@@ -235,3 +235,13 @@ async def test_only_a_server_with_too_many_requests_lowers_the_limit(tmp_path: P
     await scene.run(server, concurrency=None)
     assert (scene.progress.limit < FIRST_LIMIT) is is_lower
     assert len(scene.results()) == 60
+
+
+@pytest.mark.slow
+async def test_large_requests_are_sent_one_after_the_other(tmp_path: Path) -> None:
+    large = MAX_OPEN_BYTES * 3 // 4
+    lines = b"".join(request(f"{number}", "x" * large) for number in range(4))
+    scene = BatchScene(tmp_path, lines)
+    server = await scene.run(ScriptedServer(lambda line, n: ServerReply(200, b"{}")), concurrency=4)
+    assert server.most_in_progress == 2
+    assert len(scene.results()) == 4

@@ -30,6 +30,8 @@ from motet.log import escaped, notice
 SYNC_INTERVAL_S = 2.0
 MAX_BROKEN_ATTEMPTS = 5
 """Number of times that a request is sent although its connection breaks or the server fails."""
+MAX_OPEN_BYTES = 64 * 2**20
+"""Size of the bodies of requests in progress from which on no other request is sent."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 
@@ -69,7 +71,8 @@ class BatchFileRun:
         self._errors = errors
         self._limit = limit
         self._times = times
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], int] = {}
+        """The task of each request in progress, with the size of its body."""
         self._waiting: set[asyncio.Task[None]] = set()
         """Running tasks that only wait."""
         self._stopping = asyncio.Event()
@@ -123,28 +126,31 @@ class BatchFileRun:
                 self._start(numbered.line, group=group)
 
     async def _wait_for_place(self) -> None:
-        while len(self._running) >= self._limit.limit and not self._stopping.is_set():
+        while self._is_full() and not self._stopping.is_set():
             self._freed.clear()
             await self._freed.wait()
+
+    def _is_full(self) -> bool:
+        return len(self._running) >= self._limit.limit or sum(self._running.values()) >= MAX_OPEN_BYTES
 
     async def _wait_for_running(self) -> None:
         while self._running and not self._stopping.is_set():
             self._freed.clear()
             await self._freed.wait()
         if self._running:
-            _, late = await asyncio.wait(self._running, timeout=self._times.stop_s)
+            _, late = await asyncio.wait(list(self._running), timeout=self._times.stop_s)
             for task in late:
                 task.cancel()
 
     def _start(self, line: BatchLine, *, group: asyncio.TaskGroup) -> None:
         task = group.create_task(self._complete(line))
-        self._running.add(task)
+        self._running[task] = len(line.body)
         task.add_done_callback(self._end)
         self._limit.sent(len(self._running), now_s=self._times.clock())
         self._show()
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+        self._running.pop(task, None)
         self._freed.set()
         self._show()
 
