@@ -23,6 +23,7 @@ from motet.llm import failures
 from motet.llm.client import RetryRule, ServerClient
 from motet.llm.failures import error_of
 from motet.llm.limit import ChoiceLimit
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -192,6 +193,39 @@ async def test_a_cancelled_request_leaves_its_place() -> None:
 async def hold_once(limit: ChoiceLimit) -> None:
     async with limit.hold(1):
         pass
+
+
+async def test_connections_are_used_again_and_a_cancelled_request_closes_its_own() -> None:
+    """The bug: one pool for all connections took 12 ms of processor time for each of 256 requests in progress."""
+    opened, closed, answering = 0, asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                await answering.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        except asyncio.IncompleteReadError:
+            closed.set()
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with ServerClient(f"http://127.0.0.1:{port}") as client:
+            waiting = asyncio.create_task(client.get("/", answer=dict))
+            while not opened:  # noqa: ASYNC110  the server runs in this loop
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait_for(closed.wait(), PATIENCE_S)
+            answering.set()
+            for _ in range(5):
+                assert await client.get("/", answer=dict) == {}
+            assert opened == 2
+            await asyncio.gather(*(client.get("/", answer=dict) for _ in range(3)))
+            assert opened <= 4
+        server.close()
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://", "http://[::1"])
