@@ -60,9 +60,10 @@ def test_curl(server: FakeServer) -> None:
     assert "data: [DONE]" in lines
 
 
-def test_every_example_is_tested_here() -> None:
+def test_every_example_is_tested() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file() and path.suffix != ".md"} == {
         "best_of_eight.py",
         "curl.sh",
+        "lm_eval_motet.py",  # in tests/clients, with lm-eval
         "side_by_side.py",
     }
