@@ -32,15 +32,15 @@ class MotetScores(LocalCompletionsAPI):  # type: ignore[misc]
     """Sends the continuations of each context together."""
 
     def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **options: Any) -> list[Score]:
-        asked: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for place, (_, context, continuation) in enumerate(requests):
             # Like lm-eval, cuts off the start of what is longer than the model's context.
             surplus = max(0, len(context) + len(continuation) - self.max_length)
-            asked[tuple(context[surplus:])].append(place)
+            by_context[tuple(context[surplus:])].append(place)
         # Contexts that start in the same way follow each other, so that they share what the server has cached.
         parts = [
             (context, places[start : start + MAX_CONTINUATIONS])
-            for context, places in sorted(asked.items())
+            for context, places in sorted(by_context.items())
             for start in range(0, len(places), MAX_CONTINUATIONS)
         ]
         results = asyncio.run(self._send([(c, [requests[place][2] for place in places]) for c, places in parts]))

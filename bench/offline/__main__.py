@@ -1,4 +1,4 @@
-"""Measures many prompts without a user's server: `LLM`, HTTP with 64 clients, `motet batch`, and vLLM's `LLM` class.
+"""Measures offline generation of many prompts: `LLM`, HTTP with 64 clients, `motet batch`, and vLLM's `LLM` class.
 
 All modes generate the same prompts (token ids of mixed lengths, each with n choices of a fixed length) with the same
 settings. "engine" is one engine process without router, HTTP and texts: the floor of all others. Each mode loads the

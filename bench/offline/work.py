@@ -20,10 +20,10 @@ class OfflineWork:
         cls, count: int, *, n: int, prompt_tokens: int, max_tokens: int, vocab_size: int
     ) -> "OfflineWork":
         """Returns prompts whose lengths are between a tenth of the maximum and the maximum, the same in each run."""
-        dice, last = random.Random(1), min(LAST_TOKEN, vocab_size - 1)
-        lengths = [dice.randint(max(2, prompt_tokens // 10), prompt_tokens) for _ in range(count)]
-        prompts = [[dice.randint(FIRST_TOKEN, last) for _ in range(length)] for length in lengths]
-        return cls(prompts, [dice.randint(max(1, max_tokens // 10), max_tokens) for _ in prompts], n)
+        rng, last = random.Random(1), min(LAST_TOKEN, vocab_size - 1)
+        lengths = [rng.randint(max(2, prompt_tokens // 10), prompt_tokens) for _ in range(count)]
+        prompts = [[rng.randint(FIRST_TOKEN, last) for _ in range(length)] for length in lengths]
+        return cls(prompts, [rng.randint(max(1, max_tokens // 10), max_tokens) for _ in prompts], n)
 
     def first(self, count: int) -> "OfflineWork":
         """Returns the first prompts only."""

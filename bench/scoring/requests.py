@@ -21,12 +21,12 @@ from bench.servers.compared_server import ComparedServer
 from motet.errors import EngineError
 
 COMPLETIONS, DECISIONS = "/v1/completions", "/v1/decisions"
-FAVOURED = 1000.0
+OPTION_BIAS = 1000.0
 """Bias of the options of a decision on llama.cpp's server, which generates one of them."""
 
 
 class Dialect(Enum):
-    """How a server is requested to score."""
+    """The form of the requests that a server accepts for scores."""
 
     MOTET = "motet"
     VLLM = "vllm"
@@ -95,7 +95,7 @@ class ReadScores:
     """For each prompt or option, the log-probabilities of its scored tokens. Empty if the server does not report
     them."""
     best: int | None = None
-    """The option that is the most likely one. None if the request has no options."""
+    """Number of the most likely option. None if the request has no options."""
 
 
 class ScoringRequest(Protocol):
@@ -212,7 +212,7 @@ class _DecisionPrompt:
 
 
 async def _next_token(to: ScoringTarget, prompt: _DecisionPrompt) -> list[float]:
-    """Reads the options' log-probabilities as the next token. The prompt has none, so it can come from a cache."""
+    """Returns the log-probabilities of the options as the next token. The prompt is not scored, so it can be cached."""
     (choice,) = await to.complete(
         prompt=prompt.tokens,
         max_tokens=1,
@@ -232,7 +232,7 @@ async def _generated(to: ScoringTarget, prompt: _DecisionPrompt) -> None:
         "prompt": prompt.tokens,
         "n_predict": 1,
         "temperature": 0.0,
-        "logit_bias": [[option, FAVOURED] for option in prompt.options],
+        "logit_bias": [[option, OPTION_BIAS] for option in prompt.options],
         "return_tokens": True,
         "cache_prompt": True,
     }

@@ -1,13 +1,13 @@
 """The limit of the requests of a batch that are in progress at once.
 
 A server computes more tokens per second the more requests it has, up to a number that depends on its model, its machine
-and its other clients. This number is searched by measuring:
+and its other clients. The class finds this number by measuring:
 
     grow    the limit doubles while the rate of finished work increases with it
     hold    the limit stays for some epochs; then a higher and a lower limit are tried in turn. A lower one is kept if
             it is as good, and a higher one, if it is better, starts to grow again
-    cut     the limit is halved when the server refuses a request because of its load; a server that finishes nothing
-            between two refusals is not overloaded but out of order, and the limit stays
+    cut     the limit is halved when the server refuses a request because of its load; the limit stays if
+            nothing has finished since the last cut: such a server is not overloaded, but fails
 
 An epoch ends when as many requests as the limit have finished, and after `MIN_EPOCH_S` at the earliest. Only epochs in
 which the limit was reached are compared. The class does no I/O; times are arguments."""

@@ -1,4 +1,4 @@
-"""A set of the ids of a batch, in 16 bytes for each: what is known of each line of a file with millions of lines.
+"""The ids of a batch with their marks, in 24 to 48 bytes for each, for files with millions of lines.
 
 Layout of a slot, empty if its marks are 0:
 
@@ -32,7 +32,7 @@ class IdMark(IntFlag):
 
 
 class IdTable:
-    """Marks of ids."""
+    """A hash table from ids to marks. An id cannot be removed."""
 
     def __init__(self) -> None:
         self._slots = bytearray(FIRST_SLOTS * SLOT_BYTES)

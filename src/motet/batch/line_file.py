@@ -1,4 +1,4 @@
-"""The output and the errors of a batch: files to which complete lines are appended, whatever happens to the process.
+"""The output and the errors of a batch: files to which complete lines are appended, even if the process is killed.
 
     open     the file is locked, so that two runs do not write to it
     check    the results in it are counted; what an interrupted write has left at its end is removed

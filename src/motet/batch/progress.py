@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass
 class BatchProgress:
-    """Counts of lines, changed by the run and read by whatever shows them."""
+    """Counts of lines, updated by the run and read by the display."""
 
     num_lines: int
     """Lines of the input that are not blank."""

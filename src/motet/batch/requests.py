@@ -53,7 +53,7 @@ _BEGINNING = msgspec.json.Decoder(_Beginning)
 
 @dataclass(frozen=True)
 class InputSurvey:
-    """What an input has in all, compared with the results of its output file."""
+    """Totals of an input, compared with the results in its output file."""
 
     num_lines: int
     """Number of lines that are not blank."""

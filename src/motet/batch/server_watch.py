@@ -1,4 +1,4 @@
-"""Waits for a server that does not answer, so that its restart costs a batch only time."""
+"""Waits for a server that does not answer, so that a restart of the server delays a batch and fails no line."""
 
 import asyncio
 import time

@@ -36,7 +36,7 @@ BATCH_ROWS = 256
 ROW_ID = "row-"
 ADDED = ("choices", "finish_reasons", "response", "error")
 """Columns of the output; columns of the input with these names are left out."""
-PARTS = "train-00000-of-00001.parquet"
+OUTPUT_FILE = "train-00000-of-00001.parquet"
 """Name of the file in an output folder, which `datasets.load_dataset` reads as the split `train`."""
 
 
@@ -141,7 +141,7 @@ def write_table(table: TableInput, output: Path, *, results: Path, errors: Path,
     """Makes the output table, in a file or an existing folder, from the lines of the results and of the errors. Raises
     BatchStoppedError if it cannot be written; `results` remains."""
     arrow, parquet = _pyarrow()
-    target = output / PARTS if output.is_dir() else output
+    target = output / OUTPUT_FILE if output.is_dir() else output
     unfinished = target.with_name(f".{target.name}.part")
     places = array("q", bytes(8 * num_rows))
     _add_places(places, results, sign=1)
@@ -234,7 +234,7 @@ def _pyarrow() -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ConfigError("tables need pyarrow: run pip install '.[batch]' in Motet's folder") from error
+        raise ConfigError("tables need pyarrow, which is not installed: pip install 'motet[batch]'") from error
 
 
 def params_of(text: str) -> Mapping[str, Any]:

@@ -2,10 +2,11 @@
 
     LLM ──thread with an event loop──► AsyncLLM ──► ServerClient ──HTTP──► motet serve, or any Motet server or gateway
 
-Both ways of a program to generate, this API and HTTP, use the same routes, so the same request has the same tokens.
+The API sends the requests of the HTTP API, so that the same request has the same tokens in both.
 
-1. `sampling_params`, `prompts`   what the program gives, checked before anything is sent
+1. `sampling_params`, `prompts`   the arguments, checked before anything is sent
 2. `own_server`                   settings as keyword arguments, and the server as a child process
-3. `bodies`, `client`, `limit`    the request, and how many of them run at a time
-4. `answers`, `outputs`           the responses as objects with vLLM's names
+3. `requests`, `running`          the body of a request, and the requests of many prompts
+4. `client`, `limit`, `failures`  HTTP with retries, the number of choices in progress, errors as exceptions
+5. `wire`, `outputs`              the responses, and the objects that are returned, with vLLM's names
 """

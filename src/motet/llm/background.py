@@ -23,7 +23,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Callable[[], object]) -> None:
-        """Calls a function in the loop soon."""
+        """Schedules a function in the loop."""
         self._loop.call_soon_threadsafe(work)
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -11,8 +11,8 @@ from motet.errors import EngineError, MotetError, OverloadedError, RateLimitedEr
 
 QUOTED_CHARS: Final = 300
 """Maximum number of characters of a body that is quoted because it is not an error of Motet."""
-NAMED_IN: Final = "sampling_params."
-"""Start of the names of sampling fields on the route for token ids."""
+SAMPLING_PREFIX: Final = "sampling_params."
+"""Prefix of the names of sampling fields in errors of `/inference/v1/generate`."""
 
 
 class ServerError(msgspec.Struct, frozen=True):
@@ -57,8 +57,8 @@ def exception_of(sent: ServerError, status: int, *, retry_after_s: int | None = 
         kind = _BY_STATUS.get(status, RequestError if status < HTTPStatus.INTERNAL_SERVER_ERROR else EngineError)
     error: MotetError
     if issubclass(kind, RequestError):
-        param = sent.param and sent.param.removeprefix(NAMED_IN)
-        error = kind(sent.message.replace(f"'{NAMED_IN}", "'"), param=param, code=code)
+        param = sent.param and sent.param.removeprefix(SAMPLING_PREFIX)
+        error = kind(sent.message.replace(f"'{SAMPLING_PREFIX}", "'"), param=param, code=code)
     else:
         error = kind(sent.message)
         error.code = code or error.code

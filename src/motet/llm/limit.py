@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 START_CHOICES: Final = 512
-"""Number of choices in progress at the start. An engine runs 256 at a time by default; the others wait there, so that
-it never has to wait for the client."""
+"""Number of choices in progress at the start. An engine runs 256 at a time by default; the others wait in the engine,
+which then never waits for the client."""
 MAX_CHOICES: Final = 4096
 MIN_CHOICES: Final = 8
 MAX_REQUESTS: Final = 256
@@ -18,7 +18,7 @@ SHRINK_PAUSE_S: Final = 1.0
 
 
 class ChoiceLimit:
-    """Lets requests start in the order in which they came, while the limit allows it.
+    """Starts requests in the order of their arrival, up to a limit of choices and of requests.
 
     A refusal of the server (429, 503) halves the limit, and each completed request raises it a little: additive
     increase and multiplicative decrease, as in TCP. A request with more choices than the limit runs alone.
@@ -50,7 +50,7 @@ class ChoiceLimit:
         self.choices = min(MAX_CHOICES, self.choices + num_choices / self.choices)
 
     def refused(self, now_s: float) -> None:
-        """Called when the server has refused a request because it has too many."""
+        """Called when the server has refused a request because of its load."""
         if now_s - self._shrunk_at_s >= SHRINK_PAUSE_S:
             self._shrunk_at_s = now_s
             self.choices = max(MIN_CHOICES, min(self.choices, self._open_choices) / 2)

@@ -38,9 +38,9 @@ class LLM:
             print(output.prompt, [choice.text for choice in output.outputs])
 
     See `AsyncLLM` for the arguments and errors. The server is ready when the constructor returns. It ends with `close`,
-    with the context (`with LLM(...) as llm`), when the object is garbage, or with this process. An object works in any
-    thread, also while an event loop runs in it, such as in notebooks. In a process that was forked from the one that
-    made it, it uses the same server."""
+    with the context (`with LLM(...) as llm`), when the object is garbage-collected, or with this process. An object
+    works in any thread, including one that runs an event loop, as in a notebook. In a forked process, it uses the
+    server of the process that made it."""
 
     def __init__(
         self,

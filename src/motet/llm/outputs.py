@@ -44,7 +44,7 @@ class CompletionOutput:
     index: int
     """Number of the choice, from 0. The choices of a prompt are in this order."""
     text: str
-    """Text of the output tokens, without a stop string or an end token. Of a chat with reasoning or tool calls, it is
+    """Text of the output tokens, without a stop string or an end token. In a chat with reasoning or tool calls, it is
     the complete text with their tags; `content` is the message without them."""
     token_ids: list[int]
     """Output tokens, with the tokens of a stop string and the end-of-sequence token."""
@@ -57,7 +57,7 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     """The stop string or stop token that ended the choice; None for the end-of-sequence token."""
     content: str | None = None
-    """Message of a chat without reasoning and tool calls; None if there is nothing else."""
+    """Message of a chat without reasoning and tool calls; None if the message has no other text."""
     reasoning: str | None = None
     """Reasoning of the model in a chat; None if there is none."""
     tool_calls: list[ToolCall] = field(default_factory=list)
@@ -120,7 +120,7 @@ class KeptPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuationScore:
-    """The log-probabilities of one continuation of a prompt, of the model itself."""
+    """The log-probabilities of one continuation of a prompt, in the model's own distribution."""
 
     index: int
     logprob: float

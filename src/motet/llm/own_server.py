@@ -1,4 +1,4 @@
-"""The server that an `LLM` starts for itself: its settings as keyword arguments, and its life.
+"""The server that an `LLM` starts for itself: its settings as keyword arguments, and its process.
 
 The settings of `motet serve` have the names of docs/settings.md, of their flags, or of the flags of `vllm serve` that
 Motet knows (`settings.vllm_flags`). All are checked before the process starts."""
@@ -22,9 +22,10 @@ from motet.settings.resolve import MIN_LIKENESS, converted, names_of, resolve_se
 from motet.settings.server_config import SETTINGS, environment
 from motet.settings.vllm_flags import ADVICE, ALIASES, NUMBER, SWITCH, UNUSED, listed
 
-LOOPBACK: Final = "127.0.0.1"
+HOST: Final = "127.0.0.1"
+"""Address of the server: a loopback address, which other machines cannot reach."""
 RESERVED: Final = ("host", "port", "api_keys", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
-"""Settings of the address of a server, which an `LLM` chooses."""
+"""Settings of the address and the keys of a server, which an `LLM` chooses."""
 QUIET: Final[Mapping[str, object]] = {"log_level": "warning", "trust_request_chat_template": True}
 """Defaults that differ from `motet serve`: the log is only read after a failure, and the only client of the server can
 choose the chat template."""
@@ -61,7 +62,7 @@ class ServerSettings:
 
     def arguments(self) -> list[str]:
         """Returns the command line after `motet serve`, without secrets."""
-        arguments = ["--host", LOOPBACK]
+        arguments = ["--host", HOST]
         if self._config is not None:
             arguments += ["--config", str(self._config)]
         for name, value in self._chosen.items():
@@ -136,7 +137,7 @@ def setting_named(keyword: str) -> str:
 
 
 def is_unused(keyword: str, value: object) -> bool:
-    """Returns True for a setting of vLLM that changes nothing here. Raises ConfigError if another value would."""
+    """Returns True for a setting of vLLM that changes nothing here. Raises ConfigError for a value that would."""
     flag = "--" + keyword.replace("_", "-")
     if flag == "--trust-remote-code" and value is False:
         return True

@@ -1,4 +1,4 @@
-"""Many prompts at a time: a bounded number of tasks, results in the order of the prompts, and an end in the middle."""
+"""Many prompts at a time: a bounded number of tasks, results in the order of the prompts, and an early stop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AHEAD: Final = 32
-"""Number of prompts that are tokenised while others wait for their place among the requests in progress."""
+"""Number of prompts, in addition to the requests in progress, that are tokenised in advance."""
 
 
 class PromptRun(Generic[Item, Result]):
@@ -53,7 +53,7 @@ class PromptRun(Generic[Item, Result]):
         return self.results
 
     def stop(self) -> None:
-        """Ends all items that are not done. The server frees what they use at once."""
+        """Cancels all items that are not done. The server ends their choices at once."""
         for worker in self._workers:
             worker.cancel()
 

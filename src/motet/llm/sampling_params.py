@@ -1,4 +1,4 @@
-"""How tokens are sampled: `SamplingParams` and `StructuredOutputsParams`, with the names and the defaults of vLLM.
+"""The parameters of sampling: `SamplingParams` and `StructuredOutputsParams`, with the names and the defaults of vLLM.
 
 A wrong type or value is refused when it is set, before anything is sent. What depends on the server, such as its
 maximum of `n`, is refused by the server. Both raise `motet.errors.RequestError`, whose `param` names the field."""

@@ -1,4 +1,4 @@
-"""The responses of a server, as they are decoded, and the output objects that are made from them."""
+"""The schemas of a server's responses, and their conversion to the output objects."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ from motet.llm.outputs import (
     ToolCall,
 )
 
-NO_TEXT: Final = "token_id:"
-"""Start of the name of a token in answers without text."""
+TOKEN_ID_PREFIX: Final = "token_id:"
+"""Start of `token` in the log-probabilities of answers without text."""
 
 
 class SentLogprob(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +30,7 @@ class SentLogprob(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def entry(self) -> Logprob:
-        return Logprob(self.logprob, self.rank, None if self.token.startswith(NO_TEXT) else self.token)
+        return Logprob(self.logprob, self.rank, None if self.token.startswith(TOKEN_ID_PREFIX) else self.token)
 
 
 class SampledLogprob(SentLogprob, frozen=True, gc=False):

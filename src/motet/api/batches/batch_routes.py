@@ -5,7 +5,7 @@
     GET  /v1/batches/{id}             its state and, at its end, the ids of its output and error file
     POST /v1/batches/{id}/cancel      ends it; results so far stay available
 
-For the batch of another owner the answer is a 404, as for a batch that does not exist."""
+A batch of another owner is a 404, like a batch that does not exist."""
 
 from typing import Annotated, Literal
 
@@ -25,6 +25,8 @@ MAX_METADATA = 16
 
 
 class OutputExpiry(Schema):
+    """Time in seconds after the end of a batch at which its output and error file expire."""
+
     anchor: Literal["created_at"]
     seconds: int = Field(ge=MIN_KEEP_S, le=MAX_KEEP_S)
 

@@ -35,6 +35,8 @@ NO_ANSWER = "The server did not complete the answer to this request."
 
 
 class BatchRun:
+    """Runs one batch: validates it, runs its lines, and stores its results."""
+
     def __init__(
         self,
         batch: OpenBatch,

@@ -6,7 +6,7 @@
     GET    /v1/files/{id}/content    its content
     DELETE /v1/files/{id}            deletes it, unless a batch reads it
 
-An owner is an API key, or all requests without one. For the file of another owner the answer is a 404."""
+An owner is an API key, or all requests without one. A file of another owner is a 404."""
 
 import logging
 from typing import Annotated, BinaryIO, Literal
@@ -145,8 +145,8 @@ def page_response(shown: list[dict[str, object]], size: int) -> Response:
 
 
 class ContentResponse(Response):
-    """The content of a file, which is sent while it is read, until the client leaves. A file that is deleted in the
-    meantime is sent completely."""
+    """The content of a file, which is sent while it is read, until the client leaves. A file that is deleted during
+    this time is sent completely."""
 
     def __init__(self, store: BatchStore, file: FileRecord) -> None:
         super().__init__(media_type="application/octet-stream", headers={"x-content-type-options": "nosniff"})

@@ -10,7 +10,7 @@ from motet.api.batches.records import BatchProblem
 from motet.batch.lines import BatchLine, LineError, duplicate_custom_id, is_blank, parse_line
 
 PIECE_BYTES, PIECE_LINES = 256 * 1024, 256
-"""Size after which a piece ends: it has at least one line, and at most one line more."""
+"""Number of bytes and of lines after which a piece ends, with the line that reaches it."""
 MAX_PROBLEMS = 50
 """Maximum number of errors of one batch. A file with more is not read to its end."""
 FRAME_BYTES = 8 * 1024

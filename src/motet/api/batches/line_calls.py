@@ -1,5 +1,5 @@
-"""The request of a line, sent into the application of this server without a socket. It passes everything that a request
-of the batch's API key passes: access control, limits, metrics and the log."""
+"""The request of a line, sent to the application of this server without a socket. Access control, limits, metrics and
+the log apply as to any other request with the batch's API key."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -30,7 +30,7 @@ PartEvent = PartHead | bytes | PartEnd
 
 
 def invalid_form(why: str) -> RequestError:
-    """`why`: the end of a sentence, without the full stop."""
+    """Returns the error for a body that is not a valid form. `why`: the reason, without a full stop."""
     return RequestError(f"Invalid multipart/form-data body: {why}.", code="invalid_multipart_form_data")
 
 

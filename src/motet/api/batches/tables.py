@@ -9,7 +9,7 @@ import msgspec
 from motet.api.batches.records import BatchRecord, FileRecord
 
 LAST = 2**63 - 1
-"""A number after the numbers of all records."""
+"""A number greater than the numbers of all records."""
 MAX_ENDED = 10_000
 """Maximum number of ended batches of an owner. The oldest ones are removed."""
 SCHEMA = """

@@ -46,6 +46,8 @@ class LineMemory:
 
 
 class LineTurns:
+    """Gives slots to the lines of all batches, in turns of their owners."""
+
     def __init__(self, admission: Admission, *, maximum: int) -> None:
         self._admission = admission
         self._maximum = maximum

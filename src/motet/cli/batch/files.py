@@ -18,11 +18,13 @@ from motet.log import notice
 
 JSONL = ".jsonl"
 NOTED_BYTES = 64 * 2**20
-"""Size of the files from which on a notice says that they are read."""
+"""Minimum size of the files for a notice that they are read."""
 
 
 @dataclass(frozen=True)
 class BatchFiles:
+    """The input, the output and the errors of one run."""
+
     lines: JsonlInput | TableInput
     output: LineFile
     errors: LineFile

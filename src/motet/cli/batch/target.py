@@ -1,4 +1,4 @@
-"""The server of `motet batch`: a running one, or one that this command starts and starts again when it ends."""
+"""The server of `motet batch`: a running one, or one that this command starts, and restarts if it ends."""
 
 import asyncio
 import secrets
@@ -51,7 +51,7 @@ class NamedServer:
         """Does nothing: the server runs."""
 
     async def revive(self) -> None:
-        """Does nothing: who has started the server restarts it."""
+        """Does nothing: the server belongs to the user, who restarts it."""
 
 
 class OwnServer:
