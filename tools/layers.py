@@ -147,7 +147,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "models.trainer_group",
         "models.weight_digest",
     ),
-    "batch": ("engines.http",),
+    "batch": ("engines.http", "engines.openai"),
     "batch.lines": (),
     "policies": (),
     "text": ("policies", "engine", "transfer.ticket"),

@@ -92,6 +92,7 @@ def test_wrong_commands_start_nothing(server: FakeServer, tmp_path: Path) -> Non
     fails(motet(*files), 2, "in.jsonl cannot be read")
     source.write_bytes(completion("a"))
     fails(motet(*files, "org/name", "--url", server.url), 2, "--url", "--model")
+    fails(motet(*files, "--url", "http://host:none"), 2, "--url", "is not a URL")
     fails(motet(*files, "--max-num-seqs", "0"), 2, "--max-num-seqs 0")
     fails(motet(*files, "--api-key", "x"), 2, "--api-key")
     fails(motet(*files, "./gone"), 3, "./gone")

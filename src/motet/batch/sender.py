@@ -18,6 +18,7 @@ import msgspec
 
 from motet.batch.lines import BatchLine, is_json
 from motet.engines.http import FAULTS, JSON_BODY, MAX_ANSWER_BYTES, MAX_SECONDS_DIGITS, server_client
+from motet.engines.openai import error_in
 from motet.log import cut, escaped
 
 CONNECT_TIMEOUT_S = 10.0
@@ -148,15 +149,6 @@ def _reply(response: aiohttp.ClientResponse, body: bytes) -> ServerReply:
     )
 
 
-class _ErrorText(msgspec.Struct):
-    message: str = ""
-    code: str | int | None = None
-
-
-class _RefusalBody(msgspec.Struct):
-    error: _ErrorText
-
-
 class _TokenCount(msgspec.Struct):
     total_tokens: int = 0
 
@@ -165,18 +157,18 @@ class _Used(msgspec.Struct):
     usage: _TokenCount | None = None
 
 
-_ERROR_BODY, _USED = msgspec.json.Decoder(_RefusalBody), msgspec.json.Decoder(_Used)
+_USED = msgspec.json.Decoder(_Used)
 
 
 def error_code(body: bytes) -> str:
     """Returns the code of an error in OpenAI's format; empty for any other body."""
-    error = _error_in(body)
+    error = error_in(body)
     return "" if error is None or error.code is None else str(error.code)
 
 
 def error_message(body: bytes) -> str:
     """Returns the message of an error in OpenAI's format, or the start of any other body in one line."""
-    error = _error_in(body)
+    error = error_in(body)
     return error.message if error else " ".join(body[: 4 * MAX_REASON_CHARS].decode(errors="replace").split())
 
 
@@ -187,13 +179,6 @@ def total_tokens(body: bytes) -> int:
     except (msgspec.DecodeError, RecursionError):
         return 0
     return max(usage.total_tokens, 0) if usage else 0
-
-
-def _error_in(body: bytes) -> _ErrorText | None:
-    try:
-        return _ERROR_BODY.decode(body).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def _reason(error: Exception) -> str:

@@ -13,6 +13,7 @@ from motet.errors import BatchStoppedError, ConfigError
 from motet.log import notice
 from motet.models.model_source import resolve
 from motet.settings.declaration import Panel
+from motet.settings.named_worker import is_http_url, server_url
 from motet.settings.resolve import resolve_settings
 from motet.settings.server_config import SETTINGS, cache_folder, environment
 from motet.system.machine import described_end
@@ -35,11 +36,14 @@ class NamedServer:
     """A server that the user has started."""
 
     def __init__(self, url: str, given: Mapping[str, object], *, api_key: str | None) -> None:
-        """`given`: settings of the command line. Raises ConfigError if there are any."""
+        """`given`: settings of the command line. Raises ConfigError if there are any, or if `url` is not a URL."""
         if given:
             names = ", ".join(sorted(SETTINGS[name].flag for name in given))
             raise ConfigError(f"--url names a running server: omit the model and settings of a server ({names})")
-        self._url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        url = url if "://" in url else f"http://{url}"
+        if not is_http_url(url):
+            raise ConfigError(f"--url {url!r} is not a URL such as http://host:8000")
+        self._url = server_url(url)
         first = environment().get(SETTINGS[API_KEYS].variable, "").partition(",")[0].strip()
         self.api_key = api_key or first or None
 
