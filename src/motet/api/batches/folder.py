@@ -39,7 +39,7 @@ class BatchFolder:
                 self._database.close()
                 raise
         except (OSError, sqlite3.Error) as error:
-            if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+            if isinstance(error, sqlite3.Error) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
                 raise StartupError(f"another server uses --batch-dir {folder}; give each server its own") from error
             raise StartupError(f"--batch-dir {folder} cannot be used: {error}") from error
         self.files, self.batches = FileTable(self._database), BatchTable(self._database)
