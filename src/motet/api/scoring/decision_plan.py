@@ -1,8 +1,8 @@
 """The groups that read the answers to the questions of a request.
 
-Each question has a prompt and answers, which are sequences of tokens (`AskedQuestion`). Each choice of a group reads
-one place: it starts with the tokens of an answer before this place, and generates one token, with the log-probabilities
-of the tokens that answers have there."""
+Each question has a prompt and answers, which are sequences of tokens (`TokenizedQuestion`). Each choice of a group
+reads one place: it starts with the tokens of an answer before this place, and generates one token. Log-probabilities
+are reported for the tokens that answers have at this place."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ MAX_PROMPT_TOKENS = 2_000_000
 """Maximum number of tokens of all prompts, each of which has the input."""
 
 
-class AskedQuestion(NamedTuple):
+class TokenizedQuestion(NamedTuple):
     """A question with its tokens."""
 
     question: AnyQuestion
@@ -72,9 +72,9 @@ class ReadGroup(NamedTuple):
         return msgspec.structs.replace(group, choices=starts, sampling=sampling)
 
 
-async def asked_questions(
+async def tokenized_questions(
     service: Service, questions: Sequence[AnyQuestion], *, chat: Callable[[], ChatPrompt], context: RequestContext
-) -> list[AskedQuestion]:
+) -> list[TokenizedQuestion]:
     """Returns questions with their tokens. `chat`: makes the chat of the input, with a mark in place of a question.
     Raises `RequestError` for an input, an answer, or a number of tokens that the model or the server cannot take."""
     check_size(service, len(questions), options=_options(context))
@@ -102,16 +102,16 @@ async def asked_questions(
     if (total := sum(sizes)) > MAX_JOINED_CHARS:
         why = f"{total} characters must be tokenised for them, and they can have at most {MAX_JOINED_CHARS}"
         raise invalid_value(PARAM, f"{why}; send fewer questions")
-    ends, asked = _ends(served), list[AskedQuestion]()
+    ends, tokenized = _ends(served), list[TokenizedQuestion]()
     for piece in work_pieces(sizes):
 
-        def of_piece(piece: range = piece) -> list[AskedQuestion]:
-            return [_asked(number, questions[number], prompts=prompts, ends=ends) for number in piece]
+        def of_piece(piece: range = piece) -> list[TokenizedQuestion]:
+            return [_tokenized(number, questions[number], prompts=prompts, ends=ends) for number in piece]
 
-        asked += await caller.in_thread_if_long(of_piece, total)
+        tokenized += await caller.in_thread_if_long(of_piece, total)
         await asyncio.sleep(0)  # other tasks run, also if the body is short
-    _check_tokens(sum(len(one.prompt) for one in asked))
-    return asked
+    _check_tokens(sum(len(one.prompt) for one in tokenized))
+    return tokenized
 
 
 def _ends(served: ServedModel) -> Tokens:
@@ -120,22 +120,22 @@ def _ends(served: ServedModel) -> Tokens:
     return served.info.eos_token_ids or (() if named is None else (named,))
 
 
-def _asked(number: int, question: AnyQuestion, *, prompts: QuestionPrompts, ends: Tokens) -> AskedQuestion:
+def _tokenized(number: int, question: AnyQuestion, *, prompts: QuestionPrompts, ends: Tokens) -> TokenizedQuestion:
     """Returns a question with its tokens. Raises `RequestError` for answers that have no probabilities of their own."""
     answers, numbers = list[Tokens](), dict[Tokens, int]()
     for place, answer in enumerate(question.answers):
-        param = f"{PARAM}[{number}].{question.place(place)}"
+        param = f"{PARAM}[{number}].{question.answer_param(place)}"
         ids = prompts.answer(answer, param=param)
         if len(ids) > MAX_ANSWER_TOKENS:
             raise invalid_value(param, f"it has {len(ids)} tokens, and an answer can have at most {MAX_ANSWER_TOKENS}")
         if (other := numbers.setdefault(ids, place)) != place:
-            raise invalid_value(param, f"it has the same tokens as '{PARAM}[{number}].{question.place(other)}'")
+            raise invalid_value(param, f"it has the same tokens as '{PARAM}[{number}].{question.answer_param(other)}'")
         answers.append(ids)
     reads = AnswerReads(answers, ends=ends)
     if reads.unfinished and not ends:
-        param = f"{PARAM}[{number}].{question.place(numbers[reads.unfinished[0]])}"
+        param = f"{PARAM}[{number}].{question.answer_param(numbers[reads.unfinished[0]])}"
         raise invalid_value(param, "another answer starts with its tokens, and the model has no end-of-sequence token")
-    return AskedQuestion(question, prompts.prompt(question.prompt), reads)
+    return TokenizedQuestion(question, prompts.prompt(question.prompt), reads)
 
 
 def _check_tokens(num_tokens: int) -> None:
@@ -145,13 +145,15 @@ def _check_tokens(num_tokens: int) -> None:
 
 
 async def decision_plan(
-    service: Service, asked: Sequence[AskedQuestion], *, request: RequestFields, context: RequestContext
+    service: Service, questions: Sequence[TokenizedQuestion], *, request: RequestFields, context: RequestContext
 ) -> tuple[Plan, Sequence[ReadGroup]]:
     """Returns the plan of a request, and the reads of its groups. Raises `RequestError` for too many reads."""
     options, config = _options(context), service.config
     max_reads = context.served.max_group(config)
     groups = [
-        ReadGroup(number, reads) for number, one in enumerate(asked) for reads in one.reads.groups(max_reads=max_reads)
+        ReadGroup(number, reads)
+        for number, one in enumerate(questions)
+        for reads in one.reads.groups(max_reads=max_reads)
     ]
     num_reads = sum(len(group.reads) for group in groups)
     if num_reads > config.max_choices:
@@ -163,7 +165,7 @@ async def decision_plan(
     sampling = SamplingFields.model_validate(
         {"max_tokens": 1 + max(group.deepest for group in groups), "temperature": 0.0}
     )
-    prompts = [asked[group.number].prompt for group in groups]
+    prompts = [questions[group.number].prompt for group in groups]
 
     def made() -> Plan:
         plan = make_plan(service, prompts, sampling=sampling, request=request, options=options)

@@ -40,7 +40,7 @@ from motet.api.openai.chat_schema import ChatPrompt
 from motet.api.openai.converted_chat import RESPONSE_NAMES
 from motet.api.openai.responses import messages
 from motet.api.openai.responses_schema import InputItem, as_items, read_item
-from motet.api.scoring.decision_plan import PARAM, AskedQuestion, ReadGroup, asked_questions, decision_plan
+from motet.api.scoring.decision_plan import PARAM, ReadGroup, TokenizedQuestion, decision_plan, tokenized_questions
 from motet.api.scoring.decision_prompts import with_mark
 from motet.api.scoring.questions import AnyQuestion, as_text_parts, read_question
 from motet.api.scoring.scores import NOT_SAMPLED
@@ -115,11 +115,11 @@ def decision_router(service: Service) -> APIRouter:
             if body.kv_transfer_params is not None:
                 raise unsupported_parameter(TICKETS, "cannot be used here: it is for a single prompt")
             try:
-                asked = await asked_questions(service, body.questions, chat=body.chat, context=context)
-                plan, groups = await decision_plan(service, asked, request=body, context=context)
+                questions = await tokenized_questions(service, body.questions, chat=body.chat, context=context)
+                plan, groups = await decision_plan(service, questions, request=body, context=context)
             except RequestError as error:
                 raise renamed(error, NAMES) from error
-            writer = DecisionWriter(plan, asked=asked, groups=groups, shows_tokens=body.return_token_ids)
+            writer = DecisionWriter(plan, questions=questions, groups=groups, shows_tokens=body.return_token_ids)
             return answer_plan(service, plan, writer=writer, names=lambda: NAMES)
 
     return router
@@ -133,11 +133,11 @@ class DecisionWriter(GroupsWriter):
     keeps_answer = True
 
     def __init__(
-        self, plan: Plan, *, asked: Sequence[AskedQuestion], groups: Sequence[ReadGroup], shows_tokens: bool
+        self, plan: Plan, *, questions: Sequence[TokenizedQuestion], groups: Sequence[ReadGroup], shows_tokens: bool
     ) -> None:
-        """`groups`: the reads of the plan's groups. `shows_tokens`: see `DecisionRequest.return_token_ids`."""
+        """`groups`: the reads of each group of the plan. `shows_tokens`: see `DecisionRequest.return_token_ids`."""
         self._plan = plan
-        self._asked = asked
+        self._questions = questions
         self._groups = groups
         self._shows_tokens = shows_tokens
         self._found: list[list[array[float] | None]] = [[None] * len(group.reads) for group in groups]
@@ -159,8 +159,8 @@ class DecisionWriter(GroupsWriter):
 
     @property
     def close_is_long(self) -> bool:
-        shown = sum(len(one.prompt) for one in self._asked) if self._shows_tokens else 0
-        listed = sum(len(one.reads.answers) for one in self._asked)
+        shown = sum(len(one.prompt) for one in self._questions) if self._shows_tokens else 0
+        listed = sum(len(one.reads.answers) for one in self._questions)
         return READ_CHARS * (self._plan.num_choices + listed) + shown >= LONG_WORK
 
     def close(self, usage: Usage) -> Sequence[bytes]:
@@ -168,18 +168,18 @@ class DecisionWriter(GroupsWriter):
         return encode_answer(b'{"answers":[', self._answers(), closing=[b"],", rest[1:]])
 
     def _answers(self) -> Iterator[object]:
-        known: list[dict[tuple[int, ...], dict[int, float]]] = [{} for _ in self._asked]
+        known: list[dict[tuple[int, ...], dict[int, float]]] = [{} for _ in self._questions]
         for group, found in zip(self._groups, self._found, strict=True):
             for read, values in zip(group.reads, found, strict=True):
                 if values is None:
                     raise EngineError("The engine did not report the log-probabilities of an answer.")
                 known[group.number].setdefault(read.place, {}).update(zip(read.token_ids, values, strict=True))
-        for one, values_of in zip(self._asked, known, strict=True):
+        for one, values_of in zip(self._questions, known, strict=True):
             question, found_of = one.question, one.reads.distribution(values_of)
             fields = {"type": question.type, "name": question.name, **question.result(found_of)}
             yield {**fields, **self._tokens(one)} if self._shows_tokens else fields
 
-    def _tokens(self, one: AskedQuestion) -> dict[str, object]:
+    def _tokens(self, one: TokenizedQuestion) -> dict[str, object]:
         arrays = encode_arrays(len(one.prompt), lambda part: {"prompt_token_ids": one.prompt[part]})
         return {"prompt_token_ids": arrays["prompt_token_ids"].json(), "answer_token_ids": one.reads.answers}
 

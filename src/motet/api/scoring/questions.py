@@ -78,7 +78,7 @@ class Question(Schema):
         """The question for the model. It has no white space at its start and at its end."""
 
     @abstractmethod
-    def place(self, number: int) -> str:
+    def answer_param(self, number: int) -> str:
         """Returns the field with the answer of this number, for errors."""
 
     @abstractmethod
@@ -101,7 +101,7 @@ class PredicateQuestion(Question):
     def prompt(self) -> str:
         return f"Condition: {self.text}\nIs this true of the text above? Answer with yes or no only."
 
-    def place(self, number: int) -> str:
+    def answer_param(self, number: int) -> str:
         return "type"
 
     def result(self, found: Distribution) -> Mapping[str, object]:
@@ -144,7 +144,7 @@ class ChoiceQuestion(Question):
         options = (_line(f"- {text}", choice.description) for text, choice in given)
         return "\n".join([f"Question: {self.text}", *options, "Answer with one of these values only."])
 
-    def place(self, number: int) -> str:
+    def answer_param(self, number: int) -> str:
         return f"choices[{number}].value"
 
     def result(self, found: Distribution) -> Mapping[str, object]:
@@ -180,7 +180,7 @@ class ScoreQuestion(Question):
         levels = (_line(f"{number}: {level.label}", level.description) for number, level in enumerate(self.levels))
         return "\n".join([f"Question: {self.text}", *levels, "Answer with the number of one of these levels only."])
 
-    def place(self, number: int) -> str:
+    def answer_param(self, number: int) -> str:
         return f"levels[{number}]"
 
     def result(self, found: Distribution) -> Mapping[str, object]:
