@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from motet.api.batches.input_lines import PIECE_BYTES, PIECE_LINES, Place, read_piece
-from motet.api.batches.usage import MAX_OWN_UPLOADS
+from motet.api.batches.records import BatchRecord, BatchStatus, reached
+from motet.api.batches.store import Upload, batch_store
+from motet.api.batches.usage import MAX_OWN_DOWNLOADS, MAX_OWN_UPLOADS
+from motet.errors import RequestError
+from motet.settings.batch_config import BatchConfig
 from tests.api.batches.batch_serving import CHAT, BatchServing, line
 from tests.api.serving import WatchedEngine
 from tests.attack.test_gate import bearer
@@ -104,3 +109,63 @@ async def test_the_event_loop_continues_while_lines_are_checked(serve_batches: B
         with TurnCounter() as counter:
             batch = await server.ended(await server.create(lines))
         assert batch.status == "failed" and counter.turns > 10
+
+
+async def test_a_deleted_file_counts_until_its_last_download_ends(serve_batches: BatchServing) -> None:
+    async with serve_batches() as server:
+        store, id = server.store, await server.upload(line("a"))
+        file = await store.file(id, owner="")
+        contents = [await store.open_file(file) for _ in range(2)]
+        await server.openai.files.delete(id)
+        for content in contents:
+            assert (store.usage.num_files(""), store.usage.num_bytes("")) == (1, file.num_bytes)
+            await store.close_file(file, content)
+        assert (store.usage.num_files(""), store.usage.num_bytes("")) == (0, 0)
+
+
+async def test_a_key_has_a_limited_number_of_downloads(serve_batches: BatchServing) -> None:
+    async with serve_batches() as server:
+        store, id = server.store, await server.upload(line("a"))
+        file = await store.file(id, owner="")
+        contents = [await store.open_file(file) for _ in range(MAX_OWN_DOWNLOADS)]
+        assert_error(await server.served.http.get(f"/v1/files/{id}/content"), status=429)
+        for content in contents:
+            await store.close_file(file, content)
+        assert (await server.served.http.get(f"/v1/files/{id}/content")).status_code == 200
+
+
+async def test_the_results_of_batches_count_as_files(serve_batches: BatchServing) -> None:
+    async with serve_batches(batch_max_files=2) as server:
+        batch = await server.ended(await server.create(line("a")))
+        body = {"input_file_id": batch.input_file_id, "endpoint": CHAT, "completion_window": "24h"}
+        refused = await server.served.http.post("/v1/batches", json=body)
+        assert_error(refused, status=400, code="too_many_files")
+
+
+async def test_a_batch_cannot_be_cancelled_while_its_end_is_stored(tmp_path: Path) -> None:
+    goes_on = threading.Event()
+    async with batch_store(BatchConfig(batch_dir=str(tmp_path))) as store:
+        assert store is not None
+        upload = Upload(store, "a")
+        await upload.start()
+        file = await upload.commit(filename="a", keep_s=100)
+        record = BatchRecord(
+            id="a",
+            owner="a",
+            endpoint=CHAT,
+            input_id=file.id,
+            output_id="a",
+            error_id="a",
+            created_s=0,
+            expires_s=2**40,
+        )
+        batch = await store.add(record)
+        waiting = asyncio.create_task(store.call(lambda _: goes_on.wait(60)))
+        ended = reached(record, BatchStatus.FAILED, now_s=store.clock())
+        ending = asyncio.create_task(store.change(batch, ended))
+        cancelling = asyncio.create_task(store.cancel("a", owner="a"))
+        await asyncio.sleep(0)  # each task has come to its first wait
+        goes_on.set()
+        results = await asyncio.gather(waiting, ending, cancelling, return_exceptions=True)
+        assert isinstance(results[-1], RequestError)
+        assert (await store.batch("a", owner="a")).status is BatchStatus.FAILED

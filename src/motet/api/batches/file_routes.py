@@ -160,7 +160,7 @@ class ContentResponse(Response):
             await while_client_stays(receive, self._send(content, send))
         finally:
             with anyio.CancelScope(shield=True):
-                await self._store.call(lambda _: content.close())
+                await self._store.close_file(self._file, content)
 
     async def _send(self, content: BinaryIO, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -99,14 +99,14 @@ class BatchFolder:
                 self.files.insert(file)
             self.batches.update(record)
 
-    def remove_expired(self, now_s: float, *, keep_s: float) -> Sequence[tuple[str, int]]:
-        """Removes expired files, and batches that ended more than `keep_s` ago. Returns the owner and the bytes of each
+    def remove_expired(self, now_s: float, *, keep_s: float) -> Sequence[tuple[str, str, int]]:
+        """Removes expired files, and batches that ended more than `keep_s` ago. Returns id, owner and bytes of each
         file."""
         expired = self.files.expired(now_s)
         for id, _, _ in expired:
             self.delete_file(id)
         self.batches.remove_ended(now_s - keep_s)
-        return [(owner, num_bytes) for _, owner, num_bytes in expired]
+        return expired
 
     def usage(self) -> Sequence[tuple[str, int, int]]:
         """Returns owners with numbers of files and their bytes, also for the results of unfinished batches."""

@@ -103,14 +103,23 @@ class BatchStore:
             return folder.delete_file(file.id)
 
         if await self.call(delete):
-            self.usage.remove(file.owner, num_bytes=file.num_bytes)
+            self.usage.remove_stored(file.owner, id=file.id, num_bytes=file.num_bytes)
 
     async def open_file(self, file: FileRecord) -> BinaryIO:
-        """Opens the content of a file, for `read`. Raises NotFoundError if it was deleted."""
+        """Opens the content of a file, for `read`, until `close_file`. Raises NotFoundError if it was deleted, and
+        RateLimitedError if the owner has too many open."""
+        self.usage.start_download(file.owner, id=file.id)
         try:
             return await self.call(lambda folder: folder.path(file.id).open("rb"))
-        except FileNotFoundError as error:
-            raise _no_file(file.id) from error
+        except BaseException as error:
+            self.usage.end_download(file.owner, id=file.id)
+            if isinstance(error, FileNotFoundError):
+                raise _no_file(file.id) from error
+            raise
+
+    async def close_file(self, file: FileRecord, content: BinaryIO) -> None:
+        await self.call(lambda _: content.close())
+        self.usage.end_download(file.owner, id=file.id)
 
     async def read(self, content: BinaryIO) -> bytes:
         """Returns the next bytes of a file; empty at its end."""
@@ -118,17 +127,20 @@ class BatchStore:
 
     async def remove_expired(self) -> None:
         now_s = self.clock()
-        for owner, num_bytes in await self.call(lambda folder: folder.remove_expired(now_s, keep_s=self.keep_s)):
-            self.usage.remove(owner, num_bytes=num_bytes)
+        expired = await self.call(lambda folder: folder.remove_expired(now_s, keep_s=self.keep_s))
+        for id, owner, num_bytes in expired:
+            self.usage.remove_stored(owner, id=id, num_bytes=num_bytes)
 
     # Batches
 
     async def add(self, record: BatchRecord) -> OpenBatch:
-        """Adds a new batch, which starts to run. Raises RequestError above the limit of unfinished batches."""
+        """Adds a new batch, which starts to run. Raises RequestError above the limits of unfinished batches and of
+        files, since its results are files."""
         own = sum(batch.record.owner == record.owner for batch in self.open.values())
         if own >= self.config.batch_max_open:
             message = f"Your API key has {own} unfinished batches, the maximum of this server (--batch-max-open)."
             raise RequestError(message, code="too_many_batches")
+        self.usage.check_num_files(record.owner, param="input_file_id")
         batch, now_s = OpenBatch(record), self.clock()
         self.open[record.id] = batch  # counts from now on
         added = False
@@ -171,7 +183,7 @@ class BatchStore:
         """Starts to cancel a batch. Raises NotFoundError, and RequestError for a batch whose lines have all run."""
         record = await self.batch(id, owner=owner)
         batch = self.open.get(id)
-        if batch is None or batch.record.status is BatchStatus.FINALIZING:
+        if batch is None or batch.record.ended or batch.record.status is BatchStatus.FINALIZING:
             message = f"A batch with the status '{record.status}' cannot be cancelled."
             raise RequestError(message, code="batch_not_cancellable")
         if batch.record.status is not BatchStatus.CANCELLING:
