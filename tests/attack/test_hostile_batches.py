@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from motet.api.batches import line_calls
 from motet.api.batches.input_lines import PIECE_BYTES, PIECE_LINES, Place, read_piece
-from motet.api.batches.records import BatchRecord, BatchStatus, reached
+from motet.api.batches.line_calls import LineAnswer
+from motet.api.batches.records import BatchRecord, BatchStatus, BatchTokens, reached
+from motet.api.batches.results import MAX_DECODED_BYTES, last_bytes, result_pieces, tokens_in
 from motet.api.batches.store import Upload, batch_store
 from motet.api.batches.usage import MAX_OWN_DOWNLOADS, MAX_OWN_UPLOADS
+from motet.batch.lines import BatchLine, result_line
 from motet.errors import RequestError
 from motet.settings.batch_config import BatchConfig
 from tests.api.batches.batch_serving import CHAT, BatchServing, line
@@ -169,3 +173,30 @@ async def test_a_batch_cannot_be_cancelled_while_its_end_is_stored(tmp_path: Pat
         results = await asyncio.gather(waiting, ending, cancelling, return_exceptions=True)
         assert isinstance(results[-1], RequestError)
         assert (await store.batch("a", owner="a")).status is BatchStatus.FAILED
+
+
+def test_a_large_answer_is_stored_in_its_pieces() -> None:
+    """One call that copies or decodes a large answer would delay the event loop."""
+    asked = BatchLine("a", CHAT, b"{}")
+    opening, closing = b'{"choices":["\\"usage\\":{"', b'],"usage":{"prompt_tokens":3},"metadata":{"usage":"x"}}'
+    content = [b',"xxxx"' * 10_000] * 30
+    answer = LineAnswer(200, "id", [], complete=True)
+    for piece in (opening, *content, closing):
+        answer.add(piece)
+    assert answer.num_bytes > MAX_DECODED_BYTES
+    pieces = result_pieces(asked, answer)
+    assert all(stored is sent for stored, sent in zip(pieces[1:-1], answer.pieces, strict=True))
+    body = b"".join(answer.pieces)
+    assert b"".join(pieces) == result_line(asked.id, custom_id="a", status_code=200, request_id="id", body=body)
+    assert len(last_bytes(answer.pieces)) < MAX_DECODED_BYTES + len(content[0])
+    assert tokens_in(last_bytes(answer.pieces)) == tokens_in(body) == BatchTokens(input_tokens=3)
+
+
+async def test_an_answer_that_is_too_large_is_not_kept(
+    serve_batches: BatchServing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_calls, "MAX_ANSWER_BYTES", 100)
+    async with serve_batches() as server:
+        batch = await server.ended(await server.create(line("a")))
+        assert batch.output_file_id is None
+        assert (await server.results(batch.error_file_id))["a"]["error"]["code"] == "answer_too_large"

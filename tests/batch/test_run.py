@@ -10,7 +10,7 @@ import pytest
 from motet.batch.concurrency import FIRST_LIMIT
 from motet.batch.lines import BatchLine
 from motet.batch.run import MAX_BROKEN_ATTEMPTS, MAX_OPEN_BYTES
-from motet.batch.sender import ServerReply
+from motet.batch.sender import ServerReply, total_tokens
 from motet.errors import BatchStoppedError, ModelLoadError
 from tests.batch.batch_scene import BatchScene, ScriptedServer, echo, refusal, request, requests
 
@@ -245,3 +245,8 @@ async def test_large_requests_are_sent_one_after_the_other(tmp_path: Path) -> No
     server = await scene.run(ScriptedServer(lambda line, n: ServerReply(200, b"{}")), concurrency=4)
     assert server.most_in_progress == 2
     assert len(scene.results()) == 4
+
+
+@pytest.mark.parametrize("count", ["-1", "1" + "0" * 400, "1" + "0" * 5000, "null", '"1"'])
+def test_a_number_of_tokens_that_cannot_be_right_is_ignored(count: str) -> None:
+    assert total_tokens(f'{{"usage":{{"total_tokens":{count}}}}}'.encode()) == 0

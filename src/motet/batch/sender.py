@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import aiohttp
 import msgspec
@@ -24,6 +24,8 @@ from motet.log import cut, escaped
 CONNECT_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 10.0
 MAX_REASON_CHARS = 300
+MAX_COUNTED_TOKENS = 2**40
+"""Maximum number of tokens of one response. JSON has numbers that no float can represent."""
 INVALID = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError)
 """Errors of a URL that is not valid."""
 
@@ -150,7 +152,7 @@ def _reply(response: aiohttp.ClientResponse, body: bytes) -> ServerReply:
 
 
 class _TokenCount(msgspec.Struct):
-    total_tokens: int = 0
+    total_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNTED_TOKENS)] = 0
 
 
 class _Used(msgspec.Struct):
@@ -173,12 +175,12 @@ def error_message(body: bytes) -> str:
 
 
 def total_tokens(body: bytes) -> int:
-    """Returns the number of prompt and output tokens that a response counts; 0 if it has no usage."""
+    """Returns the number of prompt and output tokens that a response counts; 0 if it has no valid usage."""
     try:
         usage = _USED.decode(body).usage
     except (msgspec.DecodeError, RecursionError):
         return 0
-    return max(usage.total_tokens, 0) if usage else 0
+    return usage.total_tokens if usage else 0
 
 
 def _reason(error: Exception) -> str:

@@ -75,7 +75,8 @@ def batch_router(service: Service) -> APIRouter:
         """Lists the batches, the youngest first."""
         store = store_of(service)
         found = await store.batches(owner_of(service, request), after=after, limit=limit + 1)
-        return page_response([batch_shown(record) for record in found], limit)
+        # A batch can have 50 errors, so a page can have megabytes.
+        return await store.call(lambda _: page_response([batch_shown(record) for record in found], limit))
 
     @router.get("/v1/batches/{id}")
     async def get_batch(id: str, request: Request) -> Response:

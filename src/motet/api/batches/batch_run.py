@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -10,13 +10,13 @@ from starlette.types import ASGIApp
 
 from motet.api.batches.folder import BatchFolder, output_record
 from motet.api.batches.input_lines import InputCheck, InputPiece, Place, id_digest, read_piece
-from motet.api.batches.line_calls import LineAnswer, call_line
+from motet.api.batches.line_calls import MAX_ANSWER_BYTES, LineAnswer, call_line
 from motet.api.batches.records import BatchProblem, BatchStatus, BatchTokens, LineCounts, reached
-from motet.api.batches.results import ResultFile, ScannedPiece, tokens_in
+from motet.api.batches.results import ResultFile, ScannedPiece, last_bytes, result_pieces, tokens_in
 from motet.api.batches.store import BatchStore, OpenBatch
 from motet.api.batches.turns import LineTurns, first_unless
 from motet.api.http.failure import error_json
-from motet.batch.lines import BatchLine, LineError, error_line, result_line
+from motet.batch.lines import BatchLine, LineError, error_line
 from motet.errors import RequestError, UnauthorizedError
 from motet.metrics.batch_figures import LineOutcome
 
@@ -32,6 +32,7 @@ NO_KEY = "The API key that created this batch is not a key of this server any mo
 EXPIRED = "This request could not be executed before the completion window expired."
 NO_TOKENS = BatchTokens()
 NO_ANSWER = "The server did not complete the answer to this request."
+TOO_LARGE = f"The answer has more than {MAX_ANSWER_BYTES} bytes, the maximum in a batch. Ask for less in one line."
 
 
 class BatchRun:
@@ -212,16 +213,13 @@ class BatchRun:
 
     async def _store_answer(self, line: BatchLine, answer: LineAnswer) -> None:
         """Appends the result of a line. Raises RequestError if the owner may not store more, and OSError."""
-        errors = not (answer.complete and 200 <= answer.status < 300)
+        errors = answer.too_large or not (answer.complete and 200 <= answer.status < 300)
 
-        def written(_: BatchFolder) -> tuple[bytes, BatchTokens]:
-            if not answer.complete:
-                return error_line(LineError("no_response", NO_ANSWER, None, line.custom_id), line_id=line.id), NO_TOKENS
-            body, request_id = answer.body, answer.request_id
-            made = result_line(
-                line.id, custom_id=line.custom_id, status_code=answer.status, request_id=request_id, body=body
-            )
-            return made, tokens_in(body)
+        def written(_: BatchFolder) -> tuple[Sequence[bytes], BatchTokens]:
+            if answer.complete and not answer.too_large:
+                return result_pieces(line, answer), tokens_in(last_bytes(answer.pieces))
+            code, why = ("answer_too_large", TOO_LARGE) if answer.too_large else ("no_response", NO_ANSWER)
+            return [error_line(LineError(code, why, None, line.custom_id), line_id=line.id)], NO_TOKENS
 
         made, tokens = await self._store.call(written)
         await self._append(made, errors=errors)
@@ -233,13 +231,14 @@ class BatchRun:
         )
         self._batch.record = msgspec.structs.replace(record, counts=counts, tokens=record.tokens.plus(tokens))
 
-    async def _append(self, lines: bytes, *, errors: bool) -> None:
-        owner, file = self._batch.record.owner, self._files[errors]
-        self._store.usage.grow(owner, len(lines))
+    async def _append(self, lines: Sequence[bytes], *, errors: bool) -> None:
+        """`lines`: the bytes of complete lines, in pieces."""
+        owner, file, num_bytes = self._batch.record.owner, self._files[errors], sum(map(len, lines))
+        self._store.usage.grow(owner, num_bytes)
         try:
             await self._store.call(lambda _: file.append(lines))
         except BaseException:
-            self._store.usage.grow(owner, -len(lines))
+            self._store.usage.grow(owner, -num_bytes)
             raise
 
     async def _end(self) -> None:
@@ -265,7 +264,7 @@ class BatchRun:
                 error_line(LineError("batch_expired", EXPIRED, None, line.custom_id), line_id=line.id)
                 for line in missing
             ]
-            await self._append(b"".join(lines), errors=True)
+            await self._append(lines, errors=True)
             self._store.figures.lines[LineOutcome.EXPIRED] += len(missing)
             self._done.update(id_digest(line.custom_id) for line in missing)
             counts = self._batch.record.counts

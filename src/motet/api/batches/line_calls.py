@@ -11,6 +11,9 @@ from starlette.types import ASGIApp, Message
 from motet.api.http.caller import HEADER
 from motet.batch.lines import BatchLine
 
+MAX_ANSWER_BYTES = 2**27
+"""Maximum size of an answer, which is in memory until it is stored. The rest of a larger one is not kept."""
+
 
 @dataclass
 class LineAnswer:
@@ -20,13 +23,23 @@ class LineAnswer:
     """0 until the response has started."""
     request_id: str = ""
     pieces: list[bytes] = field(default_factory=list)
+    """The body. Empty if it is too large."""
+    num_bytes: int = 0
+    """Size of the body."""
     complete: bool = False
     can_retry: bool = False
     """True if the server refused the request because of its load, and a later request can succeed."""
 
     @property
-    def body(self) -> bytes:
-        return b"".join(self.pieces)
+    def too_large(self) -> bool:
+        return self.num_bytes > MAX_ANSWER_BYTES
+
+    def add(self, piece: bytes) -> None:
+        self.num_bytes += len(piece)
+        if self.too_large:
+            self.pieces.clear()
+        else:
+            self.pieces.append(piece)
 
 
 async def call_line(app: ASGIApp, line: BatchLine, *, key: str, stop: asyncio.Event) -> LineAnswer:
@@ -48,7 +61,7 @@ async def call_line(app: ASGIApp, line: BatchLine, *, key: str, stop: asyncio.Ev
             headers = Headers(raw=list(message["headers"]))
             answer.request_id, answer.can_retry = headers.get(HEADER, ""), "retry-after" in headers
         elif message["type"] == "http.response.body":
-            answer.pieces.append(bytes(message.get("body", b"")))
+            answer.add(bytes(message.get("body", b"")))
             answer.complete = not message.get("more_body", False)
 
     await app(_scope(line, key), receive, send)

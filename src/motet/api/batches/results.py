@@ -1,5 +1,8 @@
-"""The output and error file of a batch that runs. A line is appended by one write; all lines are made durable at
-intervals. All methods block.
+"""The output and error file of a batch that runs. A line is appended completely or not at all; all lines are made
+durable at intervals. All methods block.
+
+An answer with many log-probabilities has a hundred megabytes. One call that decodes or copies that much holds the GIL,
+and delays every stream, so a large answer is written in the pieces in which it was sent, and only its end is decoded.
 
 A server that was killed can leave a line without its end. `scan` removes it, and everything after a line that cannot be
 read, so that the lines in the files are exactly the requests that need not run again."""
@@ -13,12 +16,19 @@ from pathlib import Path
 import msgspec
 
 from motet.api.batches.input_lines import PIECE_BYTES, id_digest
+from motet.api.batches.line_calls import LineAnswer
 from motet.api.batches.records import BatchTokens
-from motet.batch.lines import read_result
+from motet.batch.lines import BatchLine, read_result, result_line
 
 BINARY: int = getattr(os, "O_BINARY", 0)
 SYNC_S = 1.0
 """Maximum time in seconds after which an appended line is made durable by a later one."""
+
+MAX_DECODED_BYTES = 2**20
+"""Maximum size of an answer that is decoded as a whole."""
+MAX_PLACES = 4
+"""Maximum number of places in which the usage of a larger answer is searched."""
+USAGE, NULL, END = b'"usage":', b"null", b'},"error":null}\n'
 
 
 class _InputDetails(msgspec.Struct):
@@ -54,14 +64,55 @@ _ANSWER = msgspec.json.Decoder(_Answer)
 _RESPONSE = msgspec.json.Decoder(_LineResponse | None)
 
 
-def tokens_in(body: bytes) -> BatchTokens:
-    """Returns the usage in the body of an answer; zeros if it has none."""
+def result_pieces(line: BatchLine, answer: LineAnswer) -> Sequence[bytes]:
+    """Returns the result of a line, in pieces. A large body is not checked: the application has made it, as JSON."""
+
+    def made(body: bytes) -> bytes:
+        return result_line(
+            line.id, custom_id=line.custom_id, status_code=answer.status, request_id=answer.request_id, body=body
+        )
+
+    if answer.num_bytes <= MAX_DECODED_BYTES or any(b"\n" in piece or b"\r" in piece for piece in answer.pieces):
+        return [made(b"".join(answer.pieces))]
+    return [made(NULL).removesuffix(NULL + END), *answer.pieces, END]
+
+
+def last_bytes(pieces: Sequence[bytes]) -> bytes:
+    """Returns the body that pieces have, or a part of its end that is larger than `MAX_DECODED_BYTES`."""
+    kept: list[bytes] = []
+    num_bytes = 0
+    for piece in reversed(pieces):
+        kept.append(piece)
+        num_bytes += len(piece)
+        if num_bytes > MAX_DECODED_BYTES:
+            break
+    return b"".join(reversed(kept))
+
+
+def tokens_in(body: bytes | msgspec.Raw) -> BatchTokens:
+    """Returns the usage in the body of an answer; zeros if it has none. Of a large body, only the end is needed."""
+    view = memoryview(body)
+    if len(view) <= MAX_DECODED_BYTES:
+        return _tokens_of(bytes(view)) or BatchTokens()
+    end = bytes(view[-MAX_DECODED_BYTES:])
+    place = len(end)
+    for _ in range(MAX_PLACES):
+        if (place := end.rfind(USAGE, 0, place)) < 0:
+            break
+        # The rest of the body is a JSON object after "{" only if this is a member of the outermost object.
+        if (tokens := _tokens_of(b"{" + end[place:])) is not None:
+            return tokens
+    return BatchTokens()
+
+
+def _tokens_of(body: bytes) -> BatchTokens | None:
+    """Returns the usage in a JSON object; None if it has none."""
     try:
         usage = _ANSWER.decode(body).usage
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        usage = None
+        return None
     if usage is None:
-        return BatchTokens()
+        return None
     read, made = usage.prompt_tokens_details or usage.input_tokens_details, usage.completion_tokens_details
     made = made or usage.output_tokens_details
     return BatchTokens(
@@ -112,16 +163,18 @@ class ResultFile:
                     tokens = tokens.plus(tokens_in(response.body))
         return ScannedPiece(ids, tokens, ended=False)
 
-    def append(self, lines: bytes) -> None:
-        """Appends lines. If they cannot be written completely, the file is as before, and the error is raised."""
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Appends lines, in pieces. If they cannot be written completely, the file is as before, and the error is
+        raised."""
         try:
-            view = memoryview(lines)
-            while view:
-                view = view[os.write(self._open, view) :]
+            for piece in lines:
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(self._open, view) :]
         except OSError:
             os.ftruncate(self._open, self.num_bytes)
             raise
-        self.num_bytes += len(lines)
+        self.num_bytes += sum(map(len, lines))
         if self._clock() - self._synced_s >= SYNC_S:
             os.fsync(self._open)
             self._synced_s = self._clock()
