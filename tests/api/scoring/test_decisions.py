@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from motet.api.scoring import continuations, decision_plan
+from motet.api.scoring.answer_reads import AnswerReads
 from motet.api.scoring.decision_prompts import MARK
 from motet.api.scoring.decisions import DecisionRequest
 from motet.api.scoring.scores import NOT_SAMPLED
@@ -292,3 +293,20 @@ async def test_templates_that_change_questions_or_start_with_reasoning_are_refus
     assert_error(response, status=400, param=param)
     assert json.loads(response.text)["error"]["message"]
     assert served.engine.requests == []
+
+
+async def test_questions_after_too_many_reads_are_not_read(serve: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reads of one question with many long answers take ten megabytes."""
+    tokenized: list[AnswerReads] = []
+
+    class Counted(AnswerReads):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            tokenized.append(self)
+
+    monkeypatch.setattr(decision_plan, "AnswerReads", Counted)
+    served = await serve(max_choices=30)
+    long = {**CHOICE, "choices": [{"value": "a" + "x" * 20}, {"value": "b" + "x" * 20}]}
+    refused = await decide(served, *[long] * 20)
+    assert_error(refused, status=400, param="questions", code="too_many_choices")
+    assert len(tokenized) == 1

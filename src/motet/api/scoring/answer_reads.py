@@ -71,6 +71,11 @@ class AnswerReads:
             self._next[tokens] |= dict.fromkeys(ends)
 
     @property
+    def num_places(self) -> int:
+        """Number of places, each of which needs at least one read."""
+        return len(self._next)
+
+    @property
     def unfinished(self) -> list[Tokens]:
         """The answers that are the beginning of another answer."""
         return [tokens for tokens in self.answers if tokens in self._next]

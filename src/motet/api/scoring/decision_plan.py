@@ -102,13 +102,17 @@ async def tokenized_questions(
     if (total := sum(sizes)) > MAX_JOINED_CHARS:
         why = f"{total} characters must be tokenised for them, and they can have at most {MAX_JOINED_CHARS}"
         raise invalid_value(PARAM, f"{why}; send fewer questions")
-    ends, tokenized = _ends(served), list[TokenizedQuestion]()
+    ends, tokenized, num_reads = _ends(served), list[TokenizedQuestion](), 0
     for piece in work_pieces(sizes):
 
-        def of_piece(piece: range = piece) -> list[TokenizedQuestion]:
-            return [_tokenized(number, questions[number], prompts=prompts, ends=ends) for number in piece]
+        def add_piece(piece: range = piece) -> None:
+            nonlocal num_reads
+            for number in piece:
+                tokenized.append(_tokenized(number, questions[number], prompts=prompts, ends=ends))
+                num_reads += tokenized[-1].reads.num_places
+                _check_reads(num_reads, config.max_choices)  # reads of long answers take megabytes
 
-        tokenized += await caller.in_thread_if_long(of_piece, total)
+        await caller.in_thread_if_long(add_piece, total)
         await asyncio.sleep(0)  # other tasks run, also if the body is short
     _check_tokens(sum(len(one.prompt) for one in tokenized))
     return tokenized
@@ -144,6 +148,13 @@ def _check_tokens(num_tokens: int) -> None:
         raise invalid_value(PARAM, f"{why}; send fewer questions")
 
 
+def _check_reads(num_reads: int, maximum: int) -> None:
+    if num_reads > maximum:
+        numbers = f"their answers need at least {num_reads} reads, while one request can have at most {maximum}"
+        message = f"Too many choices: {numbers} (--max-choices). Send fewer questions, or shorter answers."
+        raise RequestError(message, param=PARAM, code="too_many_choices")
+
+
 async def decision_plan(
     service: Service, questions: Sequence[TokenizedQuestion], *, request: RequestFields, context: RequestContext
 ) -> tuple[Plan, Sequence[ReadGroup]]:
@@ -155,11 +166,7 @@ async def decision_plan(
         for number, one in enumerate(questions)
         for reads in one.reads.groups(max_reads=max_reads)
     ]
-    num_reads = sum(len(group.reads) for group in groups)
-    if num_reads > config.max_choices:
-        numbers = f"their answers need {num_reads} reads, while one request can have at most {config.max_choices}"
-        message = f"Too many choices: {numbers} (--max-choices). Send fewer questions, or shorter answers."
-        raise RequestError(message, param=PARAM, code="too_many_choices")
+    _check_reads(sum(len(group.reads) for group in groups), config.max_choices)
     check_size(service, len(groups), options=options)
     options = replace(options, prompt_param=INPUT)
     sampling = SamplingFields.model_validate(
