@@ -14,6 +14,7 @@ from motet import SamplingParams, StructuredOutputsParams
 from motet.api.vllm.generate import TokensRequest
 from motet.errors import ConfigError, ModelLoadError, MotetError, RequestError
 from motet.llm.own_server import ServerSettings
+from motet.llm.prompts import checked_continuations, params_for_each
 from motet.llm.sampling_params import sampling_body
 
 MODULES = sorted(path.stem for path in Path(motet.__file__).parent.joinpath("llm").glob("*.py"))
@@ -130,6 +131,8 @@ def test_the_server_knows_every_field_that_is_sent() -> None:
         ({"worker_key": "two words"}, "worker_key=...: must be visible ASCII"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2: a model runs on one device"),
         ({"trust_remote_code": True}, "trust_remote_code: code in a model's folder never runs"),
+        ({"load_format": "dummy"}, "load_format='dummy': the format is in the model's folder"),
+        ({"kv_cache_memory_bytes": 5}, "kv_cache_memory_bytes: use --kv-cache-gb"),
         ({"enable_chunked_prefill": False}, "enable_chunked_prefill=False: prefill is always chunked"),
         ({"workers": ["http://a"]}, "workers: there is no such setting"),
         ({"adapters": 5}, "adapters=5: must be a list of texts"),
@@ -147,6 +150,19 @@ def test_a_wrong_setting_is_refused_before_the_server_starts(settings: dict[str,
     assert isinstance(raised.value, MotetError) and error in raised.value.message
 
 
+@pytest.mark.parametrize("values", [{"max_tokens": 5}, [{"max_tokens": 5}], 5, "n=2", [None]], ids=str)
+def test_other_types_than_sampling_params_are_refused(values: Any) -> None:
+    with pytest.raises(RequestError, match="Invalid type for 'sampling_params': expected SamplingParams") as raised:
+        params_for_each(values, 1)
+    assert raised.value.param == "sampling_params"
+
+
+@pytest.mark.parametrize("values", [" Paris", {" Paris": 1}, 5, None], ids=str)
+def test_continuations_are_a_list(values: Any) -> None:
+    with pytest.raises(RequestError, match="Invalid type for 'continuations': expected a list"):
+        checked_continuations(values)
+
+
 def test_settings_become_flags_and_secrets_stay_out_of_the_command_line() -> None:
     settings = ServerSettings(
         {
@@ -159,6 +175,8 @@ def test_settings_become_flags_and_secrets_stay_out_of_the_command_line() -> Non
             "queue_timeout_s": 5,
             "cluster_key": "hidden",
             "tensor_parallel_size": 1,
+            "load_format": "auto",
+            "disable_log_stats": True,
             "trust_remote_code": False,
             "revision": None,
             "log_level": "info",

@@ -16,10 +16,11 @@ from motet.llm.prompts import (
     Conversation,
     Prompt,
     chat_body,
+    checked_continuations,
     checked_conversations,
     checked_prompts,
-    one_for_each,
     one_prompt,
+    params_for_each,
     send_order,
 )
 from motet.llm.requests import PromptRequest, generate_one, stream_one
@@ -203,7 +204,7 @@ class AsyncLLM:
 
         `continuations`: texts or lists of token ids, none of them empty. docs/api.md explains how texts are
         tokenised. `chat`: the fields of `ChatFields`, for a conversation."""
-        checked, fields = one_prompt(prompt), chat_body(chat)
+        checked, fields, listed = one_prompt(prompt), chat_body(chat), checked_continuations(continuations)
         _check_chat(checked, fields)
         named = adapter or self._model
         sent: dict[str, object] = {} if named is None else {"model": named}
@@ -213,7 +214,6 @@ class AsyncLLM:
             sent["prompt"] = checked.text if checked.token_ids is None else checked.token_ids
         if checked.cache_salt:
             sent["cache_salt"] = checked.cache_salt
-        listed = [text if isinstance(text, str) else [*text] for text in continuations]
         client = await self._connected()
         answer = await client.post(
             "/v1/score", {**sent, "continuations": listed}, answer=SentScores, num_choices=max(1, len(listed))
@@ -266,7 +266,7 @@ class AsyncLLM:
     ) -> list[PromptRequest]:
         if sampling_params is None:
             sampling_params = await self.get_default_sampling_params()
-        each = one_for_each(sampling_params, len(prompts), name="sampling_params")
+        each = params_for_each(sampling_params, len(prompts))
         model = adapter or self._model
         return [
             PromptRequest(prompt=prompt, params=self._seeds.next(params), model=model, priority=priority, chat=chat)

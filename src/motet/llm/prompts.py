@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NotRequired, TypedDict, TypeVar
+from typing import Final, Literal, NotRequired, TypedDict
 
 from motet.errors import RequestError
-
-Item = TypeVar("Item")
+from motet.llm.sampling_params import SamplingParams
 
 
 class TextPrompt(TypedDict):
@@ -116,14 +115,30 @@ def chat_body(fields: ChatFields) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def one_for_each(values: Item | Sequence[Item], count: int, *, name: str) -> list[Item]:
-    """Returns a value for each prompt. Raises RequestError if there is another number of values."""
-    if not isinstance(values, Sequence) or isinstance(values, str):
-        return [values] * count
-    if len(values) != count:
-        why = f"it has {len(values)} values, and there are {count} prompts"
+def params_for_each(values: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    """Returns the parameters of each prompt. Raises RequestError for another type, and for another number of values."""
+    name = "sampling_params"
+    each = [*values] if isinstance(values, Sequence) else [values] * count
+    if wrong := [value for value in each if not isinstance(value, SamplingParams)]:
+        why = f"expected SamplingParams, or one for each prompt, got {type(wrong[0]).__name__} {repr(wrong[0])[:60]}"
+        raise RequestError(f"Invalid type for '{name}': {why}.", param=name, code="invalid_type")
+    if len(each) != count:
+        why = f"it has {len(each)} values, and there are {count} prompts"
         raise RequestError(f"Invalid '{name}': {why}.", param=name, code="invalid_value")
-    return [*values]
+    return each
+
+
+def checked_continuations(values: object) -> list[object]:
+    """Returns the continuations of a prompt, which the server checks. Raises RequestError for a value that is not a
+    list of them, such as a single text.
+
+    >>> checked_continuations([" Paris", (5, 6)])
+    [' Paris', [5, 6]]
+    """
+    if isinstance(values, str | Mapping) or not isinstance(values, Sequence):
+        why = f"expected a list of texts or of lists of token ids, got {type(values).__name__} {repr(values)[:60]}"
+        raise RequestError(f"Invalid type for 'continuations': {why}.", param="continuations", code="invalid_type")
+    return [[*value] if isinstance(value, list | tuple) else value for value in values]
 
 
 def one_prompt(prompt: Prompt | Conversation) -> CheckedPrompt:

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from motet.errors import RequestError
 from motet.llm.client import ServerClient
 from motet.llm.outputs import KeptPrompt, RequestOutput
 from motet.llm.prompts import CheckedPrompt
@@ -70,6 +71,9 @@ async def body_of(client: ServerClient, request: PromptRequest) -> TokensRequest
         ids = [*prompt.token_ids]
     else:
         ids = (await client.post("/tokenize", {"prompt": prompt.text, **_named(request)}, answer=TokenizedText)).tokens
+    if not ids:
+        message = "Invalid 'prompt': it has no tokens; at least one is needed."
+        raise RequestError(message, param="prompt", code="invalid_value")
     fields = {"token_ids": ids, "sampling_params": sampling, "output_mode": mode, **more}
     return TokensRequestBody(fields=fields, token_ids=ids, text=prompt.text)
 

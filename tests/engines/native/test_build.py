@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,13 @@ from tests.tiny_engine import engine_config
 from tests.tiny_models import save_tiny_model
 
 Tiny = Callable[[str], Path]
+
+
+def test_a_fraction_of_gpu_memory_has_no_effect_on_a_cpu(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    config = engine_config(tiny("llama"))
+    given = replace(config, gpu_memory_utilization=0.9)
+    assert build_core(given).info.num_blocks == build_core(config).info.num_blocks
+    assert "--gpu-memory-utilization has no effect: the device is cpu" in caplog.text
 
 
 def with_config(source: Path, folder: Path, **changes: object) -> Path:

@@ -135,14 +135,14 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     layout = KVLayout(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
     needs = MemoryNeeds(max_model_len, weights_in_memory(folder, hf_config, dtype=dtype))
     choose = partial(choose_blocks, config, layout, needs=needs, device=device)
-    if config.gpu_memory_utilization is None:
+    if (utilization := _gpu_utilization(config, device)) is None:
         num_blocks, reason = choose()
     cache = cache_folder(environment())
     weights = start_weights_digest([folder], cache)
     load = partial(load_model, folder, hf_config, dtype=dtype, device=device)
     model = load()
     model_id = model_digest(hf_config, weights.result())
-    if config.gpu_memory_utilization is not None:  # weights reduce the free memory of a GPU
+    if utilization is not None:  # weights reduce the free memory of a GPU
         num_blocks, reason = choose()
     facts, published = layout.facts(model_id, config.quantization), PublishedForm.of(model)
     storage = _allocated(layout, num_blocks, device=device)
@@ -321,14 +321,19 @@ def choose_blocks(
     return num_blocks, size.reason
 
 
+def _gpu_utilization(config: EngineConfig, device: torch.device) -> float | None:
+    """Returns the fraction of the GPU's memory for the engine. None if it is not set, and on a CPU."""
+    return config.gpu_memory_utilization if device.type == "cuda" else None
+
+
 def _cache_size(config: EngineConfig, layout: KVLayout, *, needs: MemoryNeeds, device: torch.device) -> CacheSize:
-    if (utilization := config.gpu_memory_utilization) is not None:
-        if device.type != "cuda":
-            raise ConfigError(f"--gpu-memory-utilization: the device is {device}; use --kv-cache-gb")
+    if (utilization := _gpu_utilization(config, device)) is not None:
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         gb = kv_cache_gb_for(utilization, total_bytes=total_bytes, free_bytes=free_bytes)
         return CacheSize(gb, f"--gpu-memory-utilization {utilization:g}")
+    if config.gpu_memory_utilization is not None:
+        logger.warning("--gpu-memory-utilization has no effect: the device is %s; use --kv-cache-gb", device)
     if device.type != "cpu":
         return CacheSize(
             config.kv_cache_gb or DEFAULT_GB, "set with --kv-cache-gb" if config.kv_cache_gb else "default"
