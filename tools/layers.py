@@ -186,7 +186,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "api.batches.tables": ("api.batches.records",),
     "api.batches.folder": ("api.batches.records", "api.batches.tables"),
     "api.batches.usage": (),
-    "api.batches": (*API_SHARED, "batch.lines", "metrics.batch_figures"),
+    "api.batches": (*API_SHARED, "batch.lines", "batch.line_file", "metrics.batch_figures"),
     "api.service": (*API_SHARED, *BELOW_API),
     "api.control_bodies": (*API_SHARED, *BELOW_API),
     "api.generation": (*API_SHARED, *BELOW_API),

@@ -80,13 +80,9 @@ class LineFile:
 
     def append(self, line: bytes) -> None:
         """Writes a line, or nothing. Raises BatchStoppedError, for example if the disk is full."""
-        rest = memoryview(line)
         try:
-            while rest:
-                rest = rest[self._write(self._descriptor, rest) :]
+            append_all(self._descriptor, line, size=self._size, write=self._write)
         except OSError as error:
-            with contextlib.suppress(OSError):  # otherwise the next start removes the incomplete line
-                os.ftruncate(self._descriptor, self._size)
             raise self._failed(error) from error
         self._size += len(line)
         self._is_synced = False
@@ -157,6 +153,19 @@ class LineFile:
             f"{self.path} cannot be written: {error.strerror}. Its {self._size:,} bytes are complete lines: start the "
             "same command again to continue."
         )
+
+
+def append_all(descriptor: int, lines: bytes, *, size: int, write: Write = os.write) -> None:
+    """Appends lines to an open file, or nothing. `size`: the size of the file before the call. Raises OSError, for
+    example if the disk is full."""
+    rest = memoryview(lines)
+    try:
+        while rest:
+            rest = rest[write(descriptor, rest) :]
+    except OSError:
+        with contextlib.suppress(OSError):  # otherwise the next start removes the incomplete line
+            os.ftruncate(descriptor, size)
+        raise
 
 
 def _is_unfinished(line: FileLine, *, after: int) -> bool:

@@ -18,9 +18,9 @@ import msgspec
 from motet.api.batches.input_lines import PIECE_BYTES, id_digest
 from motet.api.batches.line_calls import LineAnswer
 from motet.api.batches.records import BatchTokens
+from motet.batch.line_file import BINARY, append_all
 from motet.batch.lines import BatchLine, read_result, result_line
 
-BINARY: int = getattr(os, "O_BINARY", 0)
 SYNC_S = 1.0
 """Maximum time in seconds after which an appended line is made durable by a later one."""
 
@@ -164,16 +164,9 @@ class ResultFile:
         return ScannedPiece(ids, tokens, ended=False)
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Appends lines, in pieces. If they cannot be written completely, the file is as before, and the error is
-        raised."""
-        try:
-            for piece in lines:
-                view = memoryview(piece)
-                while view:
-                    view = view[os.write(self._open, view) :]
-        except OSError:
-            os.ftruncate(self._open, self.num_bytes)
-            raise
+        """Appends lines, in pieces, or nothing. Raises OSError."""
+        for piece in lines:
+            append_all(self._open, piece, size=self.num_bytes)
         self.num_bytes += sum(map(len, lines))
         if self._clock() - self._synced_s >= SYNC_S:
             os.fsync(self._open)
