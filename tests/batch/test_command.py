@@ -16,7 +16,7 @@ import pytest
 
 from bench.servers.ports import free_port
 from motet.batch.progress import BatchProgress
-from motet.cli.batch.target import MAX_FRUITLESS_STARTS, OwnServer, flags_of
+from motet.cli.batch.target import MAX_FRUITLESS_STARTS, OwnServer
 from motet.deploy.child import ChildServer
 from motet.errors import BatchStoppedError
 from motet.settings.server_config import environment
@@ -99,12 +99,6 @@ def test_wrong_commands_start_nothing(server: FakeServer, tmp_path: Path) -> Non
     fails(motet(*files, "--url", server.url, "--api-key", "wrong"), 1, "refuses the API key")
     fails(motet(*files, "--url", "http://127.0.0.1:1", "--server-timeout", "0"), 1, "has not answered")
     assert output.read_bytes() == b""
-
-
-def test_settings_are_flags_of_the_server() -> None:
-    given = {"max_num_seqs": "4", "prefix_cache": False, "adapters": ["a=x", "b=y"], "admin_key": "secret"}
-    flags = ["--max-num-seqs", "4", "--no-prefix-cache", "--adapter", "a=x", "--adapter", "b=y"]
-    assert flags_of(given, without={"admin_key": ""}) == flags
 
 
 def write_batch(source: Path, *, count: int) -> None:

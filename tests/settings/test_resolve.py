@@ -6,7 +6,7 @@ import pytest
 
 from motet.errors import ConfigError
 from motet.settings.record import Settings
-from motet.settings.resolve import resolve_settings
+from motet.settings.resolve import arguments_of, resolve_settings
 from motet.types import Role
 
 
@@ -232,3 +232,9 @@ def test_a_value_that_is_not_a_number_is_named() -> None:
     assert refused(environ={"MOTET_PORT": "http"}) == (
         "MOTET_PORT=http: must be a whole number, 0 (any free port) to 65535"
     )
+
+
+def test_values_become_a_command_line_without_secrets() -> None:
+    values = {"max_num_seqs": "4", "prefix_cache": False, "adapters": ["a=x", "b=y"], "admin_key": "secret"}
+    arguments = ["--max-num-seqs", "4", "--no-prefix-cache", "--adapter", "a=x", "--adapter", "b=y"]
+    assert arguments_of(values) == arguments

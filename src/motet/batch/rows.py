@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from motet.batch.lines import BATCH_URLS, BOM, METHOD, BatchLine, LineError, parse_line
+from motet.errors import ConfigError
 
 CHAT, COMPLETIONS = BATCH_URLS[:2]
 PROMPT_COLUMNS = ("messages", "prompt", "url", "body")
@@ -70,3 +71,11 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: without_nulls(one) for name, one in value.items() if one is not None}
     return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def params_of(text: str) -> BodyFields:
+    """Returns the value of `--params`. Raises ConfigError unless it is a JSON object."""
+    try:
+        return _OBJECT.decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f'--params must be a JSON object, such as {{"n": 4}}: {error}') from error

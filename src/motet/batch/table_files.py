@@ -16,7 +16,7 @@ import importlib
 import json
 import os
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -235,11 +235,3 @@ def _pyarrow() -> tuple[Any, Any]:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise ConfigError("tables need pyarrow, which is not installed: pip install 'motet[batch]'") from error
-
-
-def params_of(text: str) -> Mapping[str, Any]:
-    """Returns the value of `--params`. Raises ConfigError unless it is a JSON object."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ConfigError(f'--params must be a JSON object, such as {{"n": 4}}: {error}') from error

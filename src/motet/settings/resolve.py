@@ -101,6 +101,19 @@ def from_flags(flags: Mapping[str, object]) -> Iterator[Setting]:
             yield Setting(name, converted(name, value, shown=f"{flag} {one_line(str(value))}"), flag)
 
 
+def arguments_of(values: Mapping[str, object]) -> list[str]:
+    """Returns values of settings as a command line, without secrets, which belong in the environment."""
+    arguments: list[str] = []
+    for name, value in values.items():
+        declared = SETTINGS[name]
+        if isinstance(value, bool):
+            arguments.append(declared.flag_for(value))
+        elif not declared.secret:
+            for item in value if isinstance(value, list | tuple) else [value]:
+                arguments += [declared.flag, str(item)]
+    return arguments
+
+
 def known_setting(text: str, *, shown: str, known: Mapping[str, str]) -> str:
     """Returns the setting that `text` names. `known` maps the names in a source to settings."""
     if text in known:

@@ -19,10 +19,10 @@ import typer
 from motet.batch.concurrency import ConcurrencyLimit
 from motet.batch.progress import BatchProgress
 from motet.batch.requests import windows
+from motet.batch.rows import params_of
 from motet.batch.run import BatchFileRun, RunTimes
 from motet.batch.sender import HttpSender
 from motet.batch.server_watch import ServerWatch
-from motet.batch.table_files import params_of
 from motet.cli.batch.batch_display import duration, show_progress
 from motet.cli.batch.files import BatchFiles
 from motet.cli.batch.target import CHOSEN_HERE, ServerTarget, server_target
