@@ -205,6 +205,11 @@ def test_a_server_that_cannot_start_raises_the_reason(tmp_path: Path, module_for
     assert isinstance(raised.value, ModelLoadError | ConfigError), raised.value
 
 
+def test_a_server_that_starts_too_late_names_the_argument(folder: Path, module_forked: None) -> None:
+    with pytest.raises(StartupError, match=r"was not ready after 0.01 s \(start_timeout_s\)"):
+        LLM(str(folder), start_timeout_s=0.01)
+
+
 @pytest.mark.anyio
 async def test_a_cancelled_start_leaves_no_process(folder: Path, module_forked: None) -> None:
     llm = AsyncLLM(str(folder), **SMALL)

@@ -213,8 +213,8 @@ class BatchFileRun:
         ends."""
         if self._last_result_s < since_s:
             raise BatchStoppedError(
-                f"the server has refused all requests for {self._times.server_timeout_s:g} s ({reply.shown}): start "
-                "the same command again to continue"
+                f"the server has refused all requests for {self._times.server_timeout_s:g} s (--server-timeout): "
+                f"{reply.shown}. Run the same command again to continue."
             )
         self._fail_request(line, reply)
 

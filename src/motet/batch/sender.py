@@ -134,9 +134,12 @@ class HttpSender:
                         return ServerReply(response.status, reason=reason, is_json=False)
                 return _reply(response, bytes(received))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, *INVALID) as error:
-            return ServerReply(0, reason=_reason(error), was_sent=False)
+            return ServerReply(
+                0, reason=_reason(error, late=f"no connection within {CONNECT_TIMEOUT_S:g} s"), was_sent=False
+            )
         except FAULTS as error:
-            return ServerReply(0, reason=_reason(error))
+            flag = "" if body is None else " (--request-timeout)"
+            return ServerReply(0, reason=_reason(error, late=f"no response within {timeout_s:g} s{flag}"))
 
 
 def _reply(response: aiohttp.ClientResponse, body: bytes) -> ServerReply:
@@ -183,7 +186,8 @@ def total_tokens(body: bytes) -> int:
     return usage.total_tokens if usage else 0
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "no response in time"
+def _reason(error: Exception, *, late: str) -> str:
+    """`late`: the reason in words, for an error that is a time-out."""
+    if isinstance(error, TimeoutError) and error.errno is None:  # with a number, it is the system's time-out
+        return late
     return escaped(cut(str(error) or type(error).__name__, MAX_REASON_CHARS))

@@ -66,8 +66,8 @@ class ServerWatch:
                 return
             if self._clock() - start_s >= self._timeout_s:
                 raise BatchStoppedError(
-                    f"the server has not answered for {self._timeout_s:g} s ({reply.shown}): start the same command "
-                    "again to continue"
+                    f"the server has not answered for {self._timeout_s:g} s (--server-timeout): {reply.shown}. Run the "
+                    "same command again to continue."
                 )
             if not is_noted:
                 notice(f"waiting for the server: {reply.shown}")

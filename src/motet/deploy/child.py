@@ -47,12 +47,14 @@ class ChildServer:
         under: Sequence[str] = (),
         popen: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen,
         start_timeout_s: float = START_TIMEOUT_S,
+        timeout_name: str = "",
     ) -> None:
-        """`environ`: by default this process's environment; `under`: a command that runs the child, e.g. `taskset`."""
+        """`environ`: by default this process's environment; `under`: a command that runs the child, e.g. `taskset`.
+        `timeout_name`: the user's setting for `start_timeout_s`, for errors."""
         self._popen = popen
         self.url = ""
         self._environ = environ
-        self._start_timeout_s = start_timeout_s
+        self._start_timeout_s, self._timeout_name = start_timeout_s, timeout_name
         self._command = [
             *under, sys.executable, "-m", "motet", command, *arguments, "--port", str(port), "--stop-with-stdin"
         ]  # fmt: skip
@@ -115,7 +117,8 @@ class ChildServer:
             deadline.cancel()
         code = self._process.wait()
         is_late = time.monotonic() - started_s >= timeout_s
-        how = f"was not ready after {timeout_s:g} s" if is_late else f"{described_end(code)} before it was ready"
+        named = f" ({self._timeout_name})" if self._timeout_name else ""
+        how = f"was not ready after {timeout_s:g} s{named}" if is_late else f"{described_end(code)} before it was ready"
         last_lines = "\n".join(self.log.splitlines()[-SHOWN_LOG_LINES:])
         raise STARTUP_ERRORS.get(code, StartupError)(f"the server {how}:\n{last_lines}")
 

@@ -18,7 +18,7 @@ from motet.errors import ConfigError, StartupError
 from motet.models.model_source import check_download_name
 from motet.settings.declaration import Declaration, ServerCommand
 from motet.settings.record import Settings
-from motet.settings.resolve import MIN_LIKENESS, converted, names_of, resolve_settings
+from motet.settings.resolve import MIN_LIKENESS, arguments_of, converted, names_of, resolve_settings
 from motet.settings.server_config import SETTINGS, environment
 from motet.settings.vllm_flags import ADVICE, ALIASES, NUMBER, SWITCH, UNUSED, listed
 
@@ -65,14 +65,7 @@ class ServerSettings:
         arguments = ["--host", HOST]
         if self._config is not None:
             arguments += ["--config", str(self._config)]
-        for name, value in self._chosen.items():
-            declared = SETTINGS[name]
-            if isinstance(value, bool):
-                arguments.append(declared.flag_for(value))
-            elif not declared.secret:
-                values = value if isinstance(value, list | tuple) else [value]
-                arguments += [part for one in values for part in (declared.flag, str(one))]
-        return arguments
+        return arguments + arguments_of(self._chosen)
 
     def environ(self, *, api_key: str, admin_key: str) -> dict[str, str]:
         """Returns the environment of the server, with the secrets."""
@@ -171,7 +164,9 @@ class LLMServer:
         self.api_key = secrets.token_urlsafe(32)
         self.admin_key = secrets.token_urlsafe(32)
         environ = settings.environ(api_key=self.api_key, admin_key=self.admin_key)
-        self._child = ChildServer(settings.arguments(), environ=environ, start_timeout_s=start_timeout_s)
+        self._child = ChildServer(
+            settings.arguments(), environ=environ, start_timeout_s=start_timeout_s, timeout_name="start_timeout_s"
+        )
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._has_started = False

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from motet.log import notice
 from motet.models.model_source import resolve
 from motet.settings.declaration import Panel
 from motet.settings.named_worker import is_http_url, server_url
-from motet.settings.resolve import resolve_settings
+from motet.settings.resolve import arguments_of, resolve_settings
 from motet.settings.server_config import SETTINGS, cache_folder, environment
 from motet.system.machine import described_end
 
@@ -81,7 +81,7 @@ class OwnServer:
             "--host",
             "127.0.0.1",
             *(("--config", str(config)) if config else ()),
-            *flags_of(given, without=secret),
+            *arguments_of(given),
         ]
         self._start_timeout_s = max(start_timeout_s, START_TIMEOUT_S)
         self._start = start
@@ -119,7 +119,12 @@ class OwnServer:
         self._child = await asyncio.to_thread(self._started)
 
     def _started(self) -> ChildServer:
-        server = self._start(self._arguments, environ=self._environ, start_timeout_s=self._start_timeout_s)
+        server = self._start(
+            self._arguments,
+            environ=self._environ,
+            start_timeout_s=self._start_timeout_s,
+            timeout_name="--server-timeout",
+        )
         return server.__enter__()
 
 
@@ -136,17 +141,3 @@ def server_target(
     if api_key is not None:
         raise ConfigError("--api-key is the key of a server at --url; a server of this command has a random key")
     return OwnServer(given, config, start_timeout_s=start_timeout_s)
-
-
-def flags_of(given: Mapping[str, object], *, without: Mapping[str, object]) -> Sequence[str]:
-    """Returns settings as a command line."""
-    flags: list[str] = []
-    for name, value in given.items():
-        if name in without:
-            continue
-        if isinstance(value, bool):
-            flags.append(SETTINGS[name].flag_for(value))
-        else:
-            for one in value if isinstance(value, list | tuple) else [value]:
-                flags += [SETTINGS[name].flag_for(one), str(one)]
-    return flags
