@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from motet.api.batches import line_calls
-from motet.api.batches.input_lines import PIECE_BYTES, PIECE_LINES, Place, read_piece
+from motet.api.batches.input_lines import PIECE_BYTES, PIECE_LINES, Place, id_digest, read_piece
 from motet.api.batches.line_calls import LineAnswer
 from motet.api.batches.records import BatchRecord, BatchStatus, BatchTokens, reached
-from motet.api.batches.results import MAX_DECODED_BYTES, last_bytes, result_pieces, tokens_in
+from motet.api.batches.results import MAX_DECODED_BYTES, ResultFile, last_bytes, result_pieces, tokens_in
 from motet.api.batches.store import Upload, batch_store
+from motet.api.batches.turns import LineMemory, LineTurns
 from motet.api.batches.usage import MAX_OWN_DOWNLOADS, MAX_OWN_UPLOADS
+from motet.api.http.admission import Admission
 from motet.batch.lines import BatchLine, result_line
 from motet.errors import RequestError
 from motet.settings.batch_config import BatchConfig
@@ -175,7 +177,7 @@ async def test_a_batch_cannot_be_cancelled_while_its_end_is_stored(tmp_path: Pat
         assert (await store.batch("a", owner="a")).status is BatchStatus.FAILED
 
 
-def test_a_large_answer_is_stored_in_its_pieces() -> None:
+def test_a_large_answer_is_stored_in_its_pieces(tmp_path: Path) -> None:
     """One call that copies or decodes a large answer would delay the event loop."""
     asked = BatchLine("a", CHAT, b"{}")
     opening, closing = b'{"choices":["\\"usage\\":{"', b'],"usage":{"prompt_tokens":3},"metadata":{"usage":"x"}}'
@@ -191,6 +193,15 @@ def test_a_large_answer_is_stored_in_its_pieces() -> None:
     assert len(last_bytes(answer.pieces)) < MAX_DECODED_BYTES + len(content[0])
     assert tokens_in(last_bytes(answer.pieces)) == tokens_in(body) == BatchTokens(input_tokens=3)
 
+    path = tmp_path / "results"
+    path.write_bytes(b"".join(pieces) * 2 + b"".join(pieces)[:-20])  # the server was killed
+    file = ResultFile(path)
+    scanned = [file.scan() for _ in range(3)]
+    assert [piece.tokens.input_tokens for piece in scanned] == [3, 3, 0] and scanned[-1].ended
+    assert [*scanned[0].ids, *scanned[1].ids] == [id_digest("a")] * 2
+    assert file.num_bytes == 2 * sum(map(len, pieces))
+    file.close()
+
 
 async def test_an_answer_that_is_too_large_is_not_kept(
     serve_batches: BatchServing, monkeypatch: pytest.MonkeyPatch
@@ -200,3 +211,16 @@ async def test_an_answer_that_is_too_large_is_not_kept(
         batch = await server.ended(await server.create(line("a")))
         assert batch.output_file_id is None
         assert (await server.results(batch.error_file_id))["a"]["error"]["code"] == "answer_too_large"
+
+
+async def test_lines_of_cancelled_batches_do_not_wait_any_more() -> None:
+    turns, memory = LineTurns(Admission(9), maximum=1), LineMemory(1)
+    assert await memory.take("a", 1)
+    for _ in range(3):
+        waiting = [asyncio.create_task(turns.take("a")), asyncio.create_task(memory.take("a", 1))]
+        await asyncio.sleep(0)
+        assert turns.num_waiting == memory.num_waiting == 1
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        assert turns.num_waiting == memory.num_waiting == 0

@@ -28,7 +28,7 @@ MAX_DECODED_BYTES = 2**20
 """Maximum size of an answer that is decoded as a whole."""
 MAX_PLACES = 4
 """Maximum number of places in which the usage of a larger answer is searched."""
-USAGE, NULL, END = b'"usage":', b"null", b'},"error":null}\n'
+USAGE, BODY, NULL, END = b'"usage":', b',"body":', b"null", b'},"error":null}\n'
 
 
 class _InputDetails(msgspec.Struct):
@@ -89,7 +89,7 @@ def last_bytes(pieces: Sequence[bytes]) -> bytes:
     return b"".join(reversed(kept))
 
 
-def tokens_in(body: bytes | msgspec.Raw) -> BatchTokens:
+def tokens_in(body: bytes | memoryview | msgspec.Raw) -> BatchTokens:
     """Returns the usage in the body of an answer; zeros if it has none. Of a large body, only the end is needed."""
     view = memoryview(body)
     if len(view) <= MAX_DECODED_BYTES:
@@ -123,6 +123,21 @@ def _tokens_of(body: bytes) -> BatchTokens | None:
     )
 
 
+def _read_line(line: bytes) -> tuple[str, BatchTokens] | None:
+    """Returns the id and the usage of the result in a line; None if it is not complete. The body of a large line is not
+    decoded."""
+    start = line.find(BODY) + len(BODY)
+    is_large = len(line) > MAX_DECODED_BYTES and start >= len(BODY) and line.endswith(END) and b"\0" not in line
+    small = line[:start] + NULL + END if is_large else line
+    result = read_result(small) if small.endswith(b"\n") else None
+    if result is None or result.custom_id is None:
+        return None
+    if is_large:
+        return result.custom_id, tokens_in(memoryview(line)[start : -len(END)])
+    response = _RESPONSE.decode(result.response)
+    return result.custom_id, BatchTokens() if response is None else tokens_in(response.body)
+
+
 @dataclass(frozen=True)
 class ScannedPiece:
     """Some of the lines that a file has."""
@@ -152,15 +167,14 @@ class ResultFile:
             content.seek(self._scanned)
             while self._scanned < end:
                 line = content.readline()
-                result = read_result(line) if line.endswith(b"\n") else None
-                if result is None or result.custom_id is None:
+                found = _read_line(line)
+                if found is None:
                     os.ftruncate(self._open, self._scanned)
                     self.num_bytes = self._scanned
                     return ScannedPiece(ids, tokens, ended=True)
                 self._scanned += len(line)
-                ids.append(id_digest(result.custom_id))
-                if (response := _RESPONSE.decode(result.response)) is not None:
-                    tokens = tokens.plus(tokens_in(response.body))
+                ids.append(id_digest(found[0]))
+                tokens = tokens.plus(found[1])
         return ScannedPiece(ids, tokens, ended=False)
 
     def append(self, lines: Sequence[bytes]) -> None:

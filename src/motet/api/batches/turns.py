@@ -26,12 +26,21 @@ class LineMemory:
         self._waiting: list[asyncio.Future[None]] = []
         self.num_bytes = 0
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
     async def take(self, owner: str, num_bytes: int) -> bool:
         """Waits until a line can be held, until `free`. Returns True."""
         while self._lines[owner] and self.num_bytes + num_bytes > self._max_bytes:
             change = asyncio.get_running_loop().create_future()
             self._waiting.append(change)
-            await change
+            try:
+                await change
+            except asyncio.CancelledError:
+                if change in self._waiting:
+                    self._waiting.remove(change)
+                raise
         self._lines[owner] += 1
         self.num_bytes += num_bytes
         return True
@@ -58,6 +67,10 @@ class LineTurns:
         self.running = 0
         """Number of slots that are taken."""
 
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
     async def take(self, owner: str) -> bool:
         """Waits for a slot, until `free`. Returns True."""
         turn = asyncio.get_running_loop().create_future()
@@ -68,12 +81,22 @@ class LineTurns:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.free()
+            else:
+                self._leave(owner, turn)
             raise
         return True
 
     def free(self) -> None:
         self.running -= 1
         self._changed.set()
+
+    def _leave(self, owner: str, turn: asyncio.Future[None]) -> None:
+        """Removes a line that does not wait any more."""
+        turns = self._waiting.get(owner, deque())
+        if turn in turns:
+            turns.remove(turn)
+            if not turns:
+                del self._waiting[owner]
 
     async def give(self) -> None:
         """Gives slots until it is cancelled, or the server drains."""
