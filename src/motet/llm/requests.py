@@ -16,7 +16,7 @@ from motet.errors import RequestError
 from motet.llm.client import ServerClient
 from motet.llm.outputs import KeptPrompt, RequestOutput
 from motet.llm.prompts import CheckedPrompt
-from motet.llm.sampling_params import ON_THE_ROUTE_ONLY, RequestOutputKind, SamplingParams, sampling_body
+from motet.llm.sampling_params import GENERATE_ONLY, RequestOutputKind, SamplingParams, sampling_body
 from motet.llm.wire import DetokenizedText, GeneratedAnswer, GrowingOutput, TokenizedText, request_output
 
 GENERATE: Final = "/inference/v1/generate"
@@ -81,8 +81,8 @@ async def body_of(client: ServerClient, request: PromptRequest) -> TokensRequest
 async def _chat_body(
     client: ServerClient, request: PromptRequest, *, sampling: Mapping[str, object]
 ) -> TokensRequestBody:
-    own = {name: value for name, value in sampling.items() if name in ON_THE_ROUTE_ONLY}
-    shared = {name: value for name, value in sampling.items() if name not in ON_THE_ROUTE_ONLY}
+    own = {name: value for name, value in sampling.items() if name in GENERATE_ONLY}
+    shared = {name: value for name, value in sampling.items() if name not in GENERATE_ONLY}
     more = request.shared_fields
     body = {"messages": request.prompt.messages, **(request.chat or {}), **shared, **more}
     rendered = await client.post(RENDER, body, answer=dict[str, object])

@@ -263,14 +263,12 @@ _CHECKS: Final[Mapping[str, _Check]] = {
     "keep_s": _seconds,
 }
 
-ON_THE_ROUTE_ONLY: Final = frozenset(
-    {"logprobs", "logprob_token_ids", "logprobs_mode", "prompt_logprobs", "detokenize"}
-)
-"""Fields that the route for token ids has, and the route that renders a chat lacks or has in another form."""
-OUTSIDE: Final = frozenset({"group", "keep_s", "output_kind", "spaces_between_special_tokens"})
-"""Fields that are not in the object `sampling_params` of a request."""
-EXPLICIT: Final = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty"})
-"""Fields that are sent with their default too, since a model can have other defaults."""
+GENERATE_ONLY: Final = frozenset({"logprobs", "logprob_token_ids", "logprobs_mode", "prompt_logprobs", "detokenize"})
+"""Fields of `/inference/v1/generate` that the route that renders a chat lacks, or has in another form."""
+NOT_IN_BODY: Final = frozenset({"group", "keep_s", "output_kind", "spaces_between_special_tokens"})
+"""Fields that the object `sampling_params` of a request does not have."""
+ALWAYS_SENT: Final = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty"})
+"""Fields that are sent even if they have their default, since a model can have other defaults."""
 
 
 def sampling_body(params: SamplingParams) -> dict[str, object]:
@@ -278,7 +276,7 @@ def sampling_body(params: SamplingParams) -> dict[str, object]:
     body: dict[str, object] = {}
     for field in fields(params):
         name, value = field.name, getattr(params, field.name)
-        if name not in OUTSIDE and value is not None and (name in EXPLICIT or value != field.default):
+        if name not in NOT_IN_BODY and value is not None and (name in ALWAYS_SENT or value != field.default):
             body[name] = value
     if params.max_tokens is not None:
         body["max_tokens"] = params.max_tokens
