@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from motet import LLM, AsyncLLM, RequestOutput, SamplingParams, StructuredOutputsParams
-from motet.errors import ConfigError, EngineClosedError, ModelLoadError, StartupError
+from motet.errors import ConfigError, EngineClosedError, EngineDiedError, ModelLoadError, StartupError
 from tests.e2e.processes import wait_until_gone
 from tests.llm.conftest import SMALL
 from tests.patience import PATIENCE_S
@@ -196,6 +196,15 @@ def test_the_server_ends_with_its_llm(folder: Path, module_forked: None) -> None
     del dropped
     gc.collect()
     wait_until_gone(own.pid, PATIENCE_S)
+
+
+def test_the_error_says_how_the_server_ended(folder: Path, module_forked: None) -> None:
+    with LLM(str(folder), **SMALL) as llm:
+        own = llm._core.own_server  # noqa: SLF001
+        assert own is not None
+        os.kill(own.pid, signal.SIGKILL)
+        with pytest.raises(EngineDiedError, match="the server of this LLM was ended by SIGKILL"):
+            llm.generate("x")
 
 
 def test_a_server_that_cannot_start_raises_the_reason(tmp_path: Path, module_forked: None) -> None:

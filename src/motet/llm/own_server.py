@@ -21,6 +21,7 @@ from motet.settings.record import Settings
 from motet.settings.resolve import MIN_LIKENESS, arguments_of, converted, names_of, resolve_settings
 from motet.settings.server_config import SETTINGS, environment
 from motet.settings.vllm_flags import ADVICE, ALIASES, NUMBER, SWITCH, UNUSED, listed
+from motet.system.machine import described_end
 
 HOST: Final = "127.0.0.1"
 """Address of the server: a loopback address, which other machines cannot reach."""
@@ -195,10 +196,10 @@ class LLMServer:
         """Returns why the server cannot respond again; empty if it runs."""
         if self._is_closed:
             return "the LLM is closed"
-        if os.getpid() != self._pid or self._child.exit_code is None:
+        if os.getpid() != self._pid or (code := self._child.exit_code) is None:
             return ""
         last_lines = "\n".join(self._child.log.splitlines()[-10:])
-        return f"the server of this LLM has ended:\n{last_lines}"
+        return f"the server of this LLM {described_end(code)}:\n{last_lines}"
 
     def close(self) -> None:
         """Ends the server and waits for its end. In a forked process, only this process stops using it."""
