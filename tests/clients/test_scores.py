@@ -64,7 +64,7 @@ def test_lm_eval_has_the_same_results_with_vllm_in_float32(clean: dict[str, str]
         peer.wait_until_ready()
         vllm = lm_eval(peer.url, MODEL_NAME, clean, tmp_path / "vllm", "1")
     assert motet["results"]["sums_choice"] == vllm["results"]["sums_choice"]
-    assert motet["results"]["licence_text"] == pytest.approx(vllm["results"]["licence_text"], rel=1e-5)
+    assert motet["results"]["licence_text"] == pytest.approx(vllm["results"]["licence_text"], rel=1e-4)
     for task, samples in motet["samples"].items():
         ours, theirs = (
             [response[0] if isinstance(response, list) else response for sample in one for response in sample]
