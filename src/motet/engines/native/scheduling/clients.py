@@ -132,10 +132,11 @@ class EngineClients:
     def is_contended(self) -> bool:
         """Returns True if several clients are present, or a batch, next to which another client can come at any time.
         Forgets clients that are not present any more."""
-        if self.several_seen:
-            since_s = self._clock() - PRESENCE_S
-            for name in [name for name, use in self._uses.items() if not use.num_groups and use.left_s < since_s]:
-                del self._uses[name]
+        if not self.several_seen:
+            return False
+        since_s = self._clock() - PRESENCE_S
+        for name in [name for name, use in self._uses.items() if not use.num_groups and use.left_s < since_s]:
+            del self._uses[name]
         return len(self._uses) > 1 or self.have_background
 
     @property
@@ -146,7 +147,7 @@ class EngineClients:
     @property
     def have_background(self) -> bool:
         """True if a batch is present."""
-        return any(use.in_background for use in self)
+        return self.several_seen and any(use.in_background for use in self)
 
     def share(self, use: ClientUse) -> float:
         """Returns the part of the engine to which a client with groups is entitled: 1 if no other client has groups."""

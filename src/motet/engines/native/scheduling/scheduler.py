@@ -96,17 +96,18 @@ class Scheduler:
         prompts = [group for group in self.running.groups if not group.trunk.complete and not group.is_fetching]
         sequences, replays = self._running_sequences()
         ready, has_prefills = self.waiting.ready, bool(prompts or replays or len(self.waiting.ready))
-        is_urgent = has_prefills and self._has_urgent_work(prompts, replays)
-        defers = defer_background and is_urgent and self.clients.have_background
+        have_background = self.clients.have_background
+        is_urgent = has_prefills and not (have_background and not self._has_urgent_work(prompts, replays))
+        defers = defer_background and is_urgent and have_background
         # A step with nothing of a batch is as long as without the batch.
         is_short = self.clients.several_in_foreground if defers else contended
         max_cost = self.pace.limit(contended=is_short) if self.clients.several_seen else math.inf
         builder = PlanBuilder(self.limits.max_num_batched_tokens, self.clients, max_cost=max_cost)
-        lines = [sequence for sequence in sequences if sequence.group.in_background]
+        lines = [sequence for sequence in sequences if sequence.group.in_background] if have_background else []
         if lines:
             sequences = [sequence for sequence in sequences if not sequence.group.in_background]
         self._add_tails(builder, sequences, contended=contended, has_prefills=is_urgent)
-        if self.clients.have_background and not defers:
+        if have_background and not defers:
             if builder.tails:
                 builder.max_cost = min(builder.max_cost, self.pace.background_limit(builder.cost))
             self._add_tails(builder, lines, contended=contended, has_prefills=has_prefills)
