@@ -125,7 +125,7 @@ async def test_a_deleted_file_counts_until_its_last_download_ends(serve_batches:
         await server.openai.files.delete(id)
         for content in contents:
             assert (store.usage.num_files(""), store.usage.num_bytes("")) == (1, file.num_bytes)
-            await store.close_file(file, content)
+            store.close_file(file, content)
         assert (store.usage.num_files(""), store.usage.num_bytes("")) == (0, 0)
 
 
@@ -136,7 +136,7 @@ async def test_a_key_has_a_limited_number_of_downloads(serve_batches: BatchServi
         contents = [await store.open_file(file) for _ in range(MAX_OWN_DOWNLOADS)]
         assert_error(await server.served.http.get(f"/v1/files/{id}/content"), status=429)
         for content in contents:
-            await store.close_file(file, content)
+            store.close_file(file, content)
         assert (await server.served.http.get(f"/v1/files/{id}/content")).status_code == 200
 
 

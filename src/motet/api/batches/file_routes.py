@@ -11,7 +11,6 @@ An owner is an API key, or all requests without one. A file of another owner is 
 import logging
 from typing import Annotated, BinaryIO, Literal
 
-import anyio
 from fastapi import APIRouter, Query, Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -159,8 +158,7 @@ class ContentResponse(Response):
         try:
             await while_client_stays(receive, self._send(content, send))
         finally:
-            with anyio.CancelScope(shield=True):
-                await self._store.close_file(self._file, content)
+            self._store.close_file(self._file, content)
 
     async def _send(self, content: BinaryIO, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
