@@ -26,7 +26,7 @@ class MaxCases:
     slow: int
 
 
-MAX_CASES = {"quick": MaxCases(plain=16, asynchronous=4, slow=6), "all": MaxCases(plain=64, asynchronous=12, slow=6)}
+MAX_CASES = {"quick": MaxCases(plain=8, asynchronous=2, slow=4), "all": MaxCases(plain=40, asynchronous=6, slow=4)}
 """Maximum for each profile of `tests.property_settings`. The profile `long` has none."""
 NEVER_THINNED = ("every_case", "gpu", "clients")
 """Marks of tests whose cases all run. Neither command runs tests with the last two marks."""
