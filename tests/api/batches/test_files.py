@@ -3,13 +3,16 @@
 import json
 import stat
 from collections.abc import Mapping
+from pathlib import Path
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
 
 from motet.api.batches.multipart import FormReader, PartEnd, PartHead
+from motet.api.batches.store import Upload, batch_store
 from motet.errors import RequestError
+from motet.settings.batch_config import BatchConfig
 from tests.api.batches.batch_serving import BatchServing, line
 from tests.api.serving import WatchedEngine
 from tests.error_response import assert_error
@@ -222,3 +225,13 @@ async def test_an_upload_that_breaks_off_leaves_nothing(serve_batches: BatchServ
         await server.served.break_off("/v1/files", "content-type: multipart/form-data; boundary=x\r\n")
         await server.served.until_empty()
     assert [*(serve_batches.folder / "files").iterdir()] == []
+
+
+async def test_an_upload_that_ends_after_the_store_leaves_nothing(tmp_path: Path) -> None:
+    async with batch_store(BatchConfig(batch_dir=str(tmp_path))) as store:
+        assert store is not None
+        upload = Upload(store, "a")
+        await upload.start()
+        await upload.write(b"{}")
+    await upload.drop()
+    assert [*(tmp_path / "files").iterdir()] == []

@@ -50,6 +50,7 @@ class BatchStore:
         self.on_created: Callable[[OpenBatch], None] = lambda batch: None
         """Called with each new batch. Set by the runner."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch-folder")
+        self._closed = False
         self._folder: BatchFolder
 
     @property
@@ -77,10 +78,12 @@ class BatchStore:
     async def close(self) -> None:
         await self.call(lambda folder: folder.close())
         self._thread.shutdown()
+        self._closed = True
 
     async def call(self, work: Callable[[BatchFolder], T]) -> T:
-        """Runs work on the folder in the store's thread, after all earlier work."""
-        return await self._run(lambda: work(self._folder))
+        """Runs work on the folder in the store's thread, after all earlier work. After `close` it runs in this thread:
+        uploads of clients that leave while the server ends are dropped then."""
+        return work(self._folder) if self._closed else await self._run(lambda: work(self._folder))
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
