@@ -11,9 +11,8 @@ import msgspec
 
 from motet.batch.concurrency import ConcurrencyLimit
 from motet.batch.lines import BATCH_URLS, BatchLine
-from motet.batch.progress import BatchProgress
 from motet.batch.requests import windows
-from motet.batch.run import BatchFileRun, RunTimes
+from motet.batch.run import BatchFileRun, BatchProgress, RunTimes
 from motet.batch.sender import ServerReply
 from motet.batch.server_watch import ServerWatch
 from motet.cli.batch.files import BatchFiles, errors_path

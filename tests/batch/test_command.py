@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from bench.servers.ports import free_port
-from motet.batch.progress import BatchProgress
+from motet.batch.run import BatchProgress
 from motet.cli.batch.target import MAX_FRUITLESS_STARTS, OwnServer
 from motet.deploy.child import ChildServer
 from motet.errors import BatchStoppedError

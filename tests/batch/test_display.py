@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.batch.progress import BatchProgress
+from motet.batch.run import BatchProgress
 from motet.cli.batch.batch_display import RATE_WINDOW_S, RateMeter, duration
 from tests.clock import Clock
 

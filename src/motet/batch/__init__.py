@@ -2,8 +2,8 @@
 
 1. `jsonl_input`, `table_files`, `rows`      the lines of an input: JSONL, Parquet or a dataset
 2. `requests`, `id_table`                    which lines have no result, and in which order they are sent
-3. `run`, `concurrency`                      how many requests are in progress, and when they are sent again
+3. `run`, `concurrency`                      how many requests are in progress, their retries, and the figures
 4. `sender`, `server_watch`                  HTTP, the meaning of a response, and a server that does not answer
-5. `line_file`, `line_reader`, `progress`    the files of results and errors, and the figures for the display
+5. `line_file`, `line_reader`                the files of results and errors
 
 `lines` parses and makes lines without I/O, also for the server's Batch API (`motet.api.batches`)."""

@@ -96,7 +96,7 @@ class _ResultLine(msgspec.Struct):
 
 
 class ReadResult(msgspec.Struct):
-    """What a result line says about its request."""
+    """The fields of a line in an output file."""
 
     id: str
     custom_id: str | None

@@ -20,7 +20,6 @@ from http import HTTPStatus
 from motet.batch.concurrency import ConcurrencyLimit
 from motet.batch.line_file import LineFile
 from motet.batch.lines import BatchLine, LineError, error_line, result_line
-from motet.batch.progress import BatchProgress
 from motet.batch.requests import NumberedLine
 from motet.batch.sender import ReplyVerdict, RequestSender, ServerReply, total_tokens
 from motet.batch.server_watch import ServerWatch, Sleep
@@ -34,6 +33,36 @@ MAX_OPEN_BYTES = 64 * 2**20
 """Size of the bodies of requests in progress from which on no other request is sent."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
+
+
+@dataclass
+class BatchProgress:
+    """Counts of lines, updated by the run and read by the display."""
+
+    num_lines: int
+    """Lines of the input that are not blank."""
+    num_before: int = 0
+    """Lines that had a result at the start."""
+    num_completed: int = 0
+    """Lines with a result of this run."""
+    num_failed: int = 0
+    """Lines in the file of errors."""
+    first_failure: str = ""
+    """The first request of this run that failed, and the reason; empty before it."""
+    num_tokens: int = 0
+    """Prompt and output tokens of the results of this run."""
+    num_retries: int = 0
+    num_in_progress: int = 0
+    limit: int = 0
+    """Maximum number of requests in progress."""
+
+    @property
+    def num_done(self) -> int:
+        return self.num_before + self.num_completed + self.num_failed
+
+    @property
+    def num_left(self) -> int:
+        return max(self.num_lines - self.num_done, 0)
 
 
 @dataclass

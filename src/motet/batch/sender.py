@@ -51,12 +51,12 @@ class ServerReply:
     """A response, or the reason why there is none."""
 
     status: int
-    """0 if there is no complete response."""
+    """HTTP status; 0 if the response did not arrive completely."""
     body: bytes = b""
     request_id: str = ""
     retry_after_s: int | None = None
     reason: str = ""
-    """The fault of the connection, if there is no response."""
+    """The error of the connection; None if the response arrived."""
     was_sent: bool = True
     """False if no connection could be made."""
     is_json: bool = True

@@ -132,7 +132,7 @@ class ServerClient:
         """Sends a body, which is encoded as JSON unless it is bytes, and returns the response, also for an error.
 
         `num_choices`: number of choices that the request generates, for the limit; 0 for a request that does not wait
-        for it. Raises EngineDiedError if there is no response at all."""
+        for it. Raises EngineDiedError if the server does not respond."""
         content = body if isinstance(body, bytes) else msgspec.json.encode(body)
         if not num_choices:
             return await self._sent_until_accepted("POST", route, content=content)

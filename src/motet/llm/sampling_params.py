@@ -63,7 +63,7 @@ class StructuredOutputsParams:
 
 @dataclass(kw_only=True, eq=True)
 class SamplingParams:
-    """How the answers to a prompt are sampled, and when they end. Fields can be changed; each value is checked.
+    """The parameters that determine how answers are sampled and when they end. Each value is checked when it is set.
 
     >>> params = SamplingParams(n=8, temperature=0.6, max_tokens=100)
     >>> params.top_p = 0.95

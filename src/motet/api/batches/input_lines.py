@@ -66,7 +66,7 @@ def read_piece(path: Path, place: Place, *, endpoint: str, max_body_bytes: int) 
 
 
 class InputCheck:
-    """What is known about the lines of a file so far."""
+    """The counts and errors of the lines that have been read."""
 
     def __init__(self, *, max_lines: int) -> None:
         self._max_lines = max_lines

@@ -64,7 +64,7 @@ class FileTable:
     def page(
         self, owner: str, *, after: str | None, limit: int, ascending: bool, purpose: str | None, now_s: float
     ) -> Sequence[FileRecord] | None:
-        """Returns up to `limit` files; None if there is no file `after`."""
+        """Returns at most `limit` files; None if the owner has no file with the id `after`."""
         number = 0 if ascending else LAST
         if after is not None:
             found = self._database.execute("SELECT number FROM files WHERE id = ? AND owner = ?", (after, owner))
@@ -120,7 +120,7 @@ class BatchTable:
         return _first(self._database.execute(query, (id, owner)), BatchRecord)
 
     def page(self, owner: str, *, after: str | None, limit: int) -> Sequence[BatchRecord] | None:
-        """Returns up to `limit` batches, the youngest first; None if there is no batch `after`."""
+        """Returns at most `limit` batches, the newest first; None if the owner has no batch with the id `after`."""
         number = LAST
         if after is not None:
             found = self._database.execute("SELECT number FROM batches WHERE id = ? AND owner = ?", (after, owner))

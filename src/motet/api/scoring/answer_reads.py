@@ -72,7 +72,7 @@ class AnswerReads:
 
     @property
     def num_places(self) -> int:
-        """Number of places, each of which needs at least one read."""
+        """Number of places. A place needs at least one read."""
         return len(self._next)
 
     @property

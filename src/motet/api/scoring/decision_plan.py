@@ -32,7 +32,7 @@ INPUT = "input"
 MAX_ANSWER_TOKENS = 64
 """Maximum number of tokens of an answer. Each token but the first needs a read."""
 MAX_PROMPT_TOKENS = 2_000_000
-"""Maximum number of tokens of all prompts, each of which has the input."""
+"""Maximum number of tokens of all prompts together. Every prompt contains the input."""
 
 
 class TokenizedQuestion(NamedTuple):

@@ -99,7 +99,7 @@ class QuestionPrompts:
     def prompt(self, question: str) -> Tokens:
         """Returns the tokens of the prompt for a question."""
         rest = self._tokens(joined(self._rest, self._marked(question), self._tail))
-        return (*self._shared, *rest)  # all prompts share the numbers of the shared part, each of which is an object
+        return (*self._shared, *rest)  # each number is an object, so prompts do not copy the shared ones
 
     def answer(self, text: str, *, param: str) -> Tokens:
         """Returns the tokens of an answer: the tokens that it adds to the tail. If it changes tokens of the tail, which

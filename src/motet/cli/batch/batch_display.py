@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
-from motet.batch.progress import BatchProgress
+from motet.batch.run import BatchProgress
 from motet.log import notice
 
 BAR_INTERVAL_S = 0.5

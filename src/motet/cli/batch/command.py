@@ -17,10 +17,9 @@ from typing import Annotated
 import typer
 
 from motet.batch.concurrency import ConcurrencyLimit
-from motet.batch.progress import BatchProgress
 from motet.batch.requests import windows
 from motet.batch.rows import params_of
-from motet.batch.run import BatchFileRun, RunTimes
+from motet.batch.run import BatchFileRun, BatchProgress, RunTimes
 from motet.batch.sender import HttpSender
 from motet.batch.server_watch import ServerWatch
 from motet.cli.batch.batch_display import duration, show_progress

@@ -8,9 +8,9 @@ from pathlib import Path
 from motet.batch.id_table import IdTable
 from motet.batch.jsonl_input import JsonlInput
 from motet.batch.line_file import LineFile
-from motet.batch.progress import BatchProgress
 from motet.batch.requests import InputSurvey, survey
 from motet.batch.rows import BodyFields
+from motet.batch.run import BatchProgress
 from motet.batch.table_files import TableInput, is_table, write_table
 from motet.cli.progress import terminal_progress
 from motet.errors import ConfigError

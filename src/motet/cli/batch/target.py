@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from motet.batch.progress import BatchProgress
+from motet.batch.run import BatchProgress
 from motet.cli.progress import terminal_progress
 from motet.deploy.child import SHOWN_LOG_LINES, START_TIMEOUT_S, ChildServer
 from motet.errors import BatchStoppedError, ConfigError
