@@ -5,10 +5,13 @@ settings. "engine" is one engine process without router, HTTP and texts: the flo
 model again. The time starts when the model is ready. The output of `motet batch` does not show this moment: its time
 contains the start, which is measured with one line and subtracted.
 
+With `--kill-every`, `motet batch` is also run with SIGKILL after each period of this length, and started again until it
+ends by itself; each line must then be in the output exactly once. This time contains the starts.
+
 Floor (`--check` fails if it is missed): `LLM` takes at most 1.03 times as long as the engine.
 
 Run: python -m bench.offline [--model FOLDER] [--prompts 200] [--n 8] [--modes engine,llm,http,batch]
-    [--vllm VENV] [--repeats 1] [--check]
+    [--vllm VENV] [--kill-every 30] [--repeats 1] [--check]
 """
 
 import json
@@ -18,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from bench.offline.modes import MODES, Measured, OfflineSetup, run_vllm
+from bench.offline.modes import MODES, Measured, OfflineSetup, run_killed_batch, run_vllm
 from bench.offline.work import OfflineWork
 from bench.program.command_line import add_check, benchmark_parser, progress
 from bench.program.report import Cells, Floor, machine, print_report, table
@@ -49,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--max-tokens", type=int, default=64, help="maximum number of tokens of a choice")
     parser.add_argument("--modes", default=",".join(MODES), help="modes, separated by commas")
     parser.add_argument("--vllm", type=Path, help="virtual environment with vLLM, for the mode vllm")
+    parser.add_argument("--kill-every", type=float, metavar="S", help="period of kills in seconds, for the mode killed")
     parser.add_argument("--clients", type=int, default=64, help="number of HTTP clients")
     parser.add_argument("--kv-cache-gb", type=float, default=2.0, help="size of the KV cache in GiB")
     parser.add_argument("--threads", type=int, default=1, help="threads of the engine")
@@ -67,6 +71,8 @@ def main(argv: Sequence[str]) -> int:
     modes = {name: MODES[name] for name in arguments.modes.split(",") if name}
     if arguments.vllm is not None:
         modes["vllm"] = run_vllm(arguments.vllm)
+    if arguments.kill_every is not None:
+        modes["killed"] = run_killed_batch(arguments.kill_every)
     found: dict[str, list[Measured]] = {name: [] for name in modes}
     for _ in range(arguments.repeats):
         for name, run in modes.items():

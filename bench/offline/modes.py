@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from bench.offline.work import OfflineWork
+from bench.program.command_line import progress
 from motet import LLM, RequestOutput, SamplingParams
 from motet.deploy.child import ChildServer
 from motet.engines.native.client import NativeEngine
@@ -28,12 +29,13 @@ IN_PROGRESS = 512
 """Number of choices that the mode `engine` has in progress."""
 NAME = "bench"
 
+# No seeds: vLLM 0.32's CPU build ends when it computes the prompt of a seeded request in chunks.
 VLLM_PROGRAM = """
 import json, sys, time
 from vllm import LLM, SamplingParams, TokensPrompt
 work = json.load(open(sys.argv[1]))
 llm = LLM(model=work["model"], dtype="bfloat16", max_model_len=4096, enforce_eager=True)
-params = [SamplingParams(n=work["n"], max_tokens=m, ignore_eos=True, seed=1) for m in work["max_tokens"]]
+params = [SamplingParams(n=work["n"], max_tokens=m, ignore_eos=True) for m in work["max_tokens"]]
 prompts = [TokensPrompt(prompt_token_ids=ids) for ids in work["prompts"]]
 llm.generate(prompts[:1], params[:1], use_tqdm=False)
 start = time.monotonic()
@@ -158,7 +160,17 @@ def run_batch(setup: OfflineSetup, work: OfflineWork) -> Measured:
     return checked(max(total_s - start_s, 0.0), tokens, work)
 
 
-def _timed_batch(setup: OfflineSetup, work: OfflineWork) -> tuple[float, int]:
+def run_killed_batch(kill_s: float) -> Run:
+    """Returns the mode that kills `motet batch` every `kill_s` seconds and starts it again until it ends by itself."""
+
+    def run(setup: OfflineSetup, work: OfflineWork) -> Measured:
+        return checked(*_timed_batch(setup, work, kill_s=kill_s), work)
+
+    return run
+
+
+def _timed_batch(setup: OfflineSetup, work: OfflineWork, *, kill_s: float | None = None) -> tuple[float, int]:
+    """Returns the time and the number of output tokens. Raises AssertionError if a line is missing or occurs twice."""
     with tempfile.TemporaryDirectory() as folder:
         input, output = Path(folder, "input.jsonl"), Path(folder, "output.jsonl")
         lines = [
@@ -168,10 +180,22 @@ def _timed_batch(setup: OfflineSetup, work: OfflineWork) -> tuple[float, int]:
         input.write_text("".join(json.dumps(line) + "\n" for line in lines))
         command = [sys.executable, "-m", "motet", "batch", str(input), "-o", str(output), *setup.arguments]
         start = time.monotonic()
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        while not _ended(command, kill_s):
+            progress(f"batch: killed after {time.monotonic() - start:.0f} s")
         total_s = time.monotonic() - start
-        answers = map(json.loads, output.read_text().splitlines())
-        return total_s, sum(line["response"]["body"]["usage"]["completion_tokens"] for line in answers)
+        answers = [json.loads(line) for line in output.read_text().splitlines()]
+        if sorted(int(answer["custom_id"]) for answer in answers) != [*range(len(lines))]:
+            raise AssertionError(f"{len(answers)} lines of output for {len(lines)} requests, or other ids")
+        return total_s, sum(answer["response"]["body"]["usage"]["completion_tokens"] for answer in answers)
+
+
+def _ended(command: Sequence[str], kill_s: float | None) -> bool:
+    """Runs a command, and kills it after `kill_s` seconds. Returns whether it ended by itself."""
+    try:
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=kill_s)
+    except subprocess.TimeoutExpired:  # `run` has sent SIGKILL
+        return False
+    return True
 
 
 def run_vllm(venv: Path) -> Run:
