@@ -1,9 +1,10 @@
 """Measures LoRA adapters: tokens per second of an adapter against its base model, of several adapters in one batch, and
 what is left after many loads and unloads. With `--vllm`, the same requests are sent to vLLM with `--enable-lora`.
 
-The adapters are random, of one rank, on all linear layers, in a temporary folder. The servers get the same requests in
-turn, of completions that ignore the end of an answer: one request with n choices, and one request of a few choices for
-each of several adapters at the same time. Tokens per second are all tokens divided by the time of the requests.
+The adapters are random, of one rank, on all linear layers, in a temporary folder. The servers get the same
+completions requests, which ignore the end of an answer: one request with n choices, and one request of a few choices
+for each of several adapters at the same time. Requests for the base model and for adapters alternate. Tokens per second
+are all tokens divided by the time of the requests, the best of the runs.
 
 Floors (`--check` fails if one is missed, for Motet only): an adapter has 0.85 of its base model's tokens per second for
 each n, several adapters in one batch have 0.7 of the base model's at the same number of choices, and loads and unloads
@@ -103,14 +104,11 @@ class AdapterServer:
     base: str
     http: httpx.AsyncClient
 
-    async def tokens_per_s(self, models: Sequence[str], *, n: int, tokens: int, runs: int) -> float:
-        """Sends a request with n choices for each model at the same time. Returns the best of several runs."""
-        best = 0.0
-        for _ in range(runs):
-            started_s = time.perf_counter()
-            await asyncio.gather(*(self._complete(model, n=n, tokens=tokens) for model in models))
-            best = max(best, len(models) * n * tokens / (time.perf_counter() - started_s))
-        return best
+    async def tokens_per_s(self, models: Sequence[str], *, n: int, tokens: int) -> float:
+        """Sends a request with n choices for each model at the same time."""
+        started_s = time.perf_counter()
+        await asyncio.gather(*(self._complete(model, n=n, tokens=tokens) for model in models))
+        return len(models) * n * tokens / (time.perf_counter() - started_s)
 
     async def load(self, name: str, folder: Path) -> None:
         body = {"lora_name": name, "lora_path": str(folder)}
@@ -137,9 +135,11 @@ async def measure(server: AdapterServer, folders: Sequence[Path], args: argparse
     cases = [*((f"n = {n}", n, names[:1]) for n in args.ns), (f"{len(names)} adapters", each, names)]
     for case, n, models in cases:
         base = [server.base] * len(models)
-        await server.tokens_per_s(models, n=n, tokens=8, runs=1)
-        for_base = await server.tokens_per_s(base, n=n, tokens=args.tokens, runs=args.runs)
-        for_adapters = await server.tokens_per_s(models, n=n, tokens=args.tokens, runs=args.runs)
+        await server.tokens_per_s(models, n=n, tokens=8)
+        for_base, for_adapters = 0.0, 0.0
+        for _ in range(args.runs):
+            for_base = max(for_base, await server.tokens_per_s(base, n=n, tokens=args.tokens))
+            for_adapters = max(for_adapters, await server.tokens_per_s(models, n=n, tokens=args.tokens))
         rows.append(AdapterRow(server.name, case, n * len(models), for_base, for_adapters))
         progress(f"{server.name}, {case}: {rows[-1].speed:.2f} of the base model")
     return rows
@@ -150,7 +150,7 @@ async def leaks(server: AdapterServer, pid: int, folder: Path, *, loads: int) ->
 
     async def cycle(number: int) -> None:
         await server.load(f"cycle-{number}", folder)
-        await server.tokens_per_s([f"cycle-{number}"], n=1, tokens=2, runs=1)
+        await server.tokens_per_s([f"cycle-{number}"], n=1, tokens=2)
         await server.unload(f"cycle-{number}")
 
     for number in range(min(loads, 10)):  # until pools have their size
