@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 
 from motet.engines.native.scheduling.step_cost import (
     CONTENDED_RATIO,
+    SCORED_TOKEN_COST,
     STEP_COST,
     Pace,
     prompt_cost,
     prompt_tokens_within,
 )
-from motet.types import ChoiceStart
+from motet.types import ChoiceStart, SamplingParams
 from tests.engines.native.paper import (
     PaperEngine,
     PlannedChunks,
@@ -175,6 +176,17 @@ def test_a_client_with_twice_the_weight_gets_twice_the_work() -> None:
         for trunk in chunks(engine.step()).trunks:
             work[trunk.group[:3]] += len(trunk.tokens)
     assert work["two"] / work["one"] == pytest.approx(2, rel=0.15)
+
+
+@pytest.mark.parametrize(("first", "num_scored"), [(0, 16), (5, 12), (16, 1)])
+def test_a_client_pays_for_the_logits_of_its_prompt(first: int, num_scored: int) -> None:
+    costs = []
+    for top in (None, 1):
+        engine = PaperEngine(blocks=80)
+        sampling = SamplingParams(max_tokens=1, prompt_logprobs=top)
+        engine.submit(request("scored", range(16), sampling=sampling)).facts.scored_from = first
+        costs.append(engine.step().cost)
+    assert costs[1] - costs[0] == pytest.approx(num_scored * SCORED_TOKEN_COST)
 
 
 def test_idle_time_gives_no_credit() -> None:

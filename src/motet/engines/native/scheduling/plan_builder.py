@@ -7,6 +7,7 @@ from motet.engines.native.scheduling.clients import EngineClients
 from motet.engines.native.scheduling.queues import QueueKey, queue_key
 from motet.engines.native.scheduling.step_cost import (
     FIRST_TOKEN_COST,
+    SCORED_TOKEN_COST,
     prompt_cost,
     prompt_tokens_within,
     row_cost,
@@ -89,11 +90,13 @@ class PlanBuilder:
             if not num_pending:
                 return
         if count := self._size_of_chunk(group, num_pending, first=first):
-            self.trunks.append(TrunkChunk(group, first, first + count))
+            chunk = TrunkChunk(group, first, first + count)
+            self.trunks.append(chunk)
             self.computing.add(group)
             self.budget -= count
-            num_sampled = len(group.fresh) if first + count == len(group.prompt) else 0
-            self._charge(group, prompt_cost(first, first + count) + num_sampled * FIRST_TOKEN_COST)
+            num_sampled = len(group.fresh) if chunk.end == len(group.prompt) else 0
+            cost = prompt_cost(first, chunk.end) + chunk.num_scored * SCORED_TOKEN_COST
+            self._charge(group, cost + num_sampled * FIRST_TOKEN_COST)
 
     def add_drafts(self, place: int, drafts: Sequence[Draft]) -> None:
         """Adds drafts to the tail at index `place`, as many as the budget allows."""
@@ -118,8 +121,7 @@ class PlanBuilder:
         """Returns the number of prompt tokens whose log-probabilities are computed, and the tokens as which known
         log-probabilities count."""
         return sum(
-            max(0, chunk.end - max(chunk.begin, chunk.group.first_scored_row))
-            + len(chunk.group.facts.scores) // SCORES_PER_ROW
+            chunk.num_scored + len(chunk.group.facts.scores) // SCORES_PER_ROW
             for chunk in self.trunks
             if chunk.group.is_scored
         )

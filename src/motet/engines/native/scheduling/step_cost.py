@@ -22,6 +22,8 @@ FIRST_TOKEN_COST = 0.2
 PROMPT_TOKEN_COST = 0.32
 PROMPT_PAIR_COST = 0.00016
 """Additional cost of a prompt token for each position before it."""
+SCORED_TOKEN_COST = 0.06
+"""Additional cost of a prompt token whose log-probability is computed."""
 CONTENDED_RATIO = 4.0
 """Maximum duration of a step in multiples of a step without rows, while several clients are present."""
 ALONE_RATIO = 60.0

@@ -48,6 +48,11 @@ class TrunkChunk:
     begin: int
     end: int
 
+    @property
+    def num_scored(self) -> int:
+        """Number of tokens whose logits are needed for log-probabilities of the prompt."""
+        return max(0, self.end - max(self.begin, self.group.first_scored_row)) if self.group.is_scored else 0
+
 
 @dataclass(frozen=True)
 class StepPlan:
