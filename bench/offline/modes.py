@@ -215,7 +215,7 @@ def run_vllm(venv: Path) -> Run:
             program = Path(folder, "program.py")
             program.write_text(f"if __name__ == '__main__':\n    exec({VLLM_PROGRAM!r})\n")
             command = [str(venv / "bin" / "python"), str(program), str(file)]
-            printed = subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stdout
+            printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environ).stdout
         result = json.loads(printed.rpartition("RESULT ")[2].splitlines()[0])
         return checked(result["total_s"], result["num_tokens"], work)
 

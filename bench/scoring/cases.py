@@ -20,8 +20,8 @@ from bench.servers.computed_tokens import computed_by
 FEW_SHOT, DIFFERENT, PERPLEXITY, DECISIONS = CASES = ("few-shot", "different", "perplexity", "decisions")
 WITHOUT_ECHO = {Dialect.LLAMA: (DECISIONS,)}
 """The cases of a server that reports no log-probabilities of prompts."""
-TEMPLATE_TOKENS = 64
-"""Tokens that the chat template adds to a decision, at most."""
+TEMPLATE_TOKENS = 1024
+"""Tokens that the instructions and the chat template add to a decision, at most."""
 
 
 @dataclass(frozen=True)
