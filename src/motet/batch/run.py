@@ -2,7 +2,7 @@
 
     1  windows        the lines without a result, in the order in which they are sent (`requests`)
     2  concurrency    a request is sent when fewer than the limit are in progress
-    3  attempts       it is sent until its response is final (`sender.ReplyVerdict`), with growing pauses
+    3  attempts       it is sent until its response is final (`engines.refusals`), with growing pauses
     4  files          the response becomes a line at once; the files are synced at intervals
 
 A request that fails is a line of the errors file. What concerns all requests ends the run with BatchStoppedError: a
@@ -15,14 +15,16 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 
 from motet.batch.concurrency import ConcurrencyLimit
 from motet.batch.line_file import LineFile
 from motet.batch.lines import BatchLine, LineError, error_line, result_line
 from motet.batch.requests import NumberedLine
-from motet.batch.sender import ReplyVerdict, RequestSender, ServerReply, total_tokens
+from motet.batch.sender import RequestSender, ServerReply, total_tokens
 from motet.batch.server_watch import ServerWatch, Sleep
+from motet.engines.refusals import ReplyVerdict, growing_pauses
 from motet.errors import BatchStoppedError, MotetError
 from motet.log import escaped, notice
 
@@ -275,7 +277,7 @@ class Attempts:
     refused_since_s: float = 0.0
     """Time of the first of the last refusals in a row; 0 if the last attempt was not refused."""
     _num_broken: int = 0
-    _next_pause_s: float = FIRST_PAUSE_S
+    _pauses: Iterator[float] = field(default_factory=partial(growing_pauses, FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
 
     def verdict(self, reply: ServerReply, *, now_s: float) -> ReplyVerdict:
         """Returns the verdict on a response, which is FAILED after too many broken attempts. A server that answers
@@ -294,7 +296,7 @@ class Attempts:
 
     def pause_s(self, reply: ServerReply) -> float:
         """Returns the time before the next attempt."""
-        pause_s, self._next_pause_s = self._next_pause_s, min(2 * self._next_pause_s, LONGEST_PAUSE_S)
+        pause_s = next(self._pauses)
         if reply.retry_after_s is not None:
             pause_s = min(max(reply.retry_after_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
         return pause_s * (1 + self.times.jitter()) / 2

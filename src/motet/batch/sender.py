@@ -1,24 +1,15 @@
-"""Sends the requests of a batch to a server, and says what a response means for the request.
-
-completed   2xx with JSON: the result
-failed      any other final response: the request is wrong, or failed several times
-busy        429, 503: the server has no capacity now; the request is sent again later, as often as needed
-broken      a broken connection, 408, 5xx: sent again a few times, since the request can be the reason
-away        the server cannot be reached, or has no worker: the request was not processed, and waits
-"""
+"""Sends the requests of a batch to a server of any kind."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
-from http import HTTPStatus
 from typing import Annotated, Protocol
 
 import aiohttp
 import msgspec
 
 from motet.batch.lines import BatchLine, is_json
-from motet.engines.http import FAULTS, JSON_BODY, MAX_ANSWER_BYTES, MAX_SECONDS_DIGITS, server_client
-from motet.engines.openai import error_in
+from motet.engines.http import FAULTS, JSON_BODY, MAX_ANSWER_BYTES, server_client
+from motet.engines.refusals import ReplyVerdict, error_message, seconds_in, verdict_on
 from motet.log import cut, escaped
 
 CONNECT_TIMEOUT_S = 10.0
@@ -28,22 +19,6 @@ MAX_COUNTED_TOKENS = 2**40
 """Maximum number of tokens of one response. JSON has numbers that no float can represent."""
 INVALID = (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError)
 """Errors of a URL that is not valid."""
-
-
-class ReplyVerdict(Enum):
-    COMPLETED = auto()
-    FAILED = auto()
-    BUSY = auto()
-    BROKEN = auto()
-    AWAY = auto()
-    UNAUTHORIZED = auto()
-
-
-SERVICE_CODES = {
-    **dict.fromkeys(("no_worker", "draining", "engine_closed"), ReplyVerdict.AWAY),
-    **dict.fromkeys(("engine_died", "engine_silent", "worker_fault", "worker_leaving"), ReplyVerdict.BROKEN),
-}
-"""Codes of Motet's 503 from a server that is not busy: no engine has received the request, or it was lost with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +38,11 @@ class ServerReply:
 
     @property
     def verdict(self) -> ReplyVerdict:
+        """BROKEN if the connection broke, AWAY if there was none, FAILED for a success that is not JSON."""
         if not self.status:
             return ReplyVerdict.BROKEN if self.was_sent else ReplyVerdict.AWAY
-        if self.status < HTTPStatus.MULTIPLE_CHOICES:
-            return ReplyVerdict.COMPLETED if self.is_json else ReplyVerdict.FAILED
-        match self.status:
-            case HTTPStatus.UNAUTHORIZED:
-                return ReplyVerdict.UNAUTHORIZED
-            case HTTPStatus.TOO_MANY_REQUESTS:
-                return ReplyVerdict.BUSY
-            case HTTPStatus.SERVICE_UNAVAILABLE:
-                return SERVICE_CODES.get(error_code(self.body), ReplyVerdict.BUSY)
-            case HTTPStatus.REQUEST_TIMEOUT:
-                return ReplyVerdict.BROKEN
-        is_server_fault = self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        return (
-            ReplyVerdict.BROKEN
-            if is_server_fault and self.status != HTTPStatus.NOT_IMPLEMENTED
-            else ReplyVerdict.FAILED
-        )
+        verdict = verdict_on(self.status, self.body, repeat_faults=True)
+        return ReplyVerdict.FAILED if verdict is ReplyVerdict.COMPLETED and not self.is_json else verdict
 
     @property
     def shown(self) -> str:
@@ -143,13 +104,11 @@ class HttpSender:
 
 
 def _reply(response: aiohttp.ClientResponse, body: bytes) -> ServerReply:
-    after = response.headers.get("retry-after", "")
-    is_number = after.isascii() and after.isdigit() and len(after) <= MAX_SECONDS_DIGITS
     return ServerReply(
         response.status,
         body,
         request_id=cut(response.headers.get("x-request-id", ""), MAX_REASON_CHARS),
-        retry_after_s=int(after) if is_number else None,
+        retry_after_s=seconds_in(response.headers.get("retry-after")),
         is_json=response.content_type == "application/json" and is_json(body),
     )
 
@@ -163,18 +122,6 @@ class _Used(msgspec.Struct):
 
 
 _USED = msgspec.json.Decoder(_Used)
-
-
-def error_code(body: bytes) -> str:
-    """Returns the code of an error in OpenAI's format; empty for any other body."""
-    error = error_in(body)
-    return "" if error is None or error.code is None else str(error.code)
-
-
-def error_message(body: bytes) -> str:
-    """Returns the message of an error in OpenAI's format, or the start of any other body in one line."""
-    error = error_in(body)
-    return error.message if error else " ".join(body[: 4 * MAX_REASON_CHARS].decode(errors="replace").split())
 
 
 def total_tokens(body: bytes) -> int:

@@ -5,7 +5,8 @@ import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
-from motet.batch.sender import ReplyVerdict, RequestSender
+from motet.batch.sender import RequestSender
+from motet.engines.refusals import ReplyVerdict, growing_pauses
 from motet.errors import BatchStoppedError
 from motet.log import notice
 
@@ -53,8 +54,8 @@ class ServerWatch:
             await asyncio.gather(self._probing, return_exceptions=True)
 
     async def _wait_for_server(self) -> None:
-        start_s, pause_s, is_noted = self._clock(), FIRST_PAUSE_S, False
-        while True:
+        start_s, is_noted = self._clock(), False
+        for pause_s in growing_pauses(FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S):
             if self._revive is not None:
                 await self._revive()
             reply = await self._sender.probe()
@@ -73,4 +74,3 @@ class ServerWatch:
                 notice(f"waiting for the server: {reply.shown}")
                 is_noted = True
             await self._sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

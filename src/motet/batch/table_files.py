@@ -26,7 +26,7 @@ from motet.batch.line_file import MAX_RESULT_BYTES
 from motet.batch.line_reader import read_lines
 from motet.batch.requests import NumberedLine
 from motet.batch.rows import PROMPT_COLUMNS, BodyFields, row_request
-from motet.batch.sender import error_message
+from motet.engines.refusals import error_message
 from motet.errors import BatchStoppedError, ConfigError
 
 PARQUET, ARROW = ".parquet", ".arrow"

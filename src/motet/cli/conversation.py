@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import httpx
 import msgspec
 
+from motet.engines.refusals import OpenAIError, error_in
 from motet.errors import EngineError, MotetError
 from motet.log import cut
 
@@ -70,14 +71,10 @@ class CountedUsage(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
-class _ErrorDetail(msgspec.Struct):
-    message: str
-
-
 class _StreamChunk(msgspec.Struct):
     choices: list[_ChunkChoice] = []
     usage: CountedUsage | None = None
-    error: _ErrorDetail | None = None
+    error: OpenAIError | None = None
 
 
 class _ListedCard(msgspec.Struct):
@@ -250,10 +247,7 @@ def _check_status(response: httpx.Response) -> None:
         body += piece
         if len(body) > MAX_REFUSAL_BYTES:
             break
-    try:
-        error = CHUNK.decode(body).error
-    except (msgspec.DecodeError, RecursionError):
-        error = None
-    reason = f": {cut(error.message, MAX_ERROR_CHARS)}" if error else ""
+    error = error_in(bytes(body))
+    reason = f": {cut(error.message, MAX_ERROR_CHARS)}" if error and error.message else ""
     advice = " (--api-key)" if response.status_code == httpx.codes.UNAUTHORIZED else ""
     raise MotetError(f"the server answered {response.status_code}{reason}{advice}")

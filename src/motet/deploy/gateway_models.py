@@ -18,7 +18,7 @@ from pathlib import Path
 from motet.api.served import ServedModel, TextModel, now_s
 from motet.deploy.discover import SAMPLE, FoundServer, load_files, read_files
 from motet.engine_info import UNKNOWN_VOCABULARY, EngineInfo, ModelCard
-from motet.engines.http import QUOTED_CHARS
+from motet.engines.refusals import QUOTED_CHARS
 from motet.engines.upstream.text_source import UNKNOWN_LENGTH
 from motet.engines.wire import EngineReport
 from motet.errors import EngineError, MotetError

@@ -13,12 +13,12 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import BinaryIO
 
 import aiohttp
 
+from motet.engines.refusals import Refusal, seconds_in
 from motet.errors import (
     EngineDiedError,
     EngineError,
@@ -43,9 +43,6 @@ MAX_ANSWER_BYTES = 2**28
 MAX_REPORT_BYTES = 2**22
 """Maximum size of a report. A list of a thousand models, or vLLM's figures, has some hundred thousand bytes."""
 MAX_REFUSAL_BYTES = 64 * 1024
-QUOTED_CHARS = 300
-MAX_SECONDS_DIGITS = 6
-"""Maximum number of digits of a server's `retry-after`; longer ones are ignored. Python refuses to parse thousands."""
 NO_SUCH_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
 NOT_TAKEN = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 """Statuses of a server that does not accept a field or a value of the request."""
@@ -80,23 +77,6 @@ def server_client(*, tls: ssl.SSLContext | None = None) -> Client:
 def header_text(text: str) -> str:
     """Returns a client's text as the value of a header, or an empty string if the text is not a valid value."""
     return text if text.isascii() and text.isprintable() else ""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A response with an error status. Its meaning depends on the kind of server that sent it."""
-
-    status: int
-    phrase: str
-    body: bytes
-    retry_after_s: int | None = None
-    """The server's `retry-after`; None if it sent no number of seconds."""
-
-    @property
-    def quoted(self) -> str:
-        """The start of the body in one line. Empty for an HTML page, which says no more than the status."""
-        line = " ".join(self.body[: 4 * QUOTED_CHARS].decode(errors="replace").split())
-        return "" if line.startswith("<") else line[:QUOTED_CHARS]
 
 
 class Reply:
@@ -196,8 +176,7 @@ class ServerCalls:
                 refusal = await response.content.read(MAX_REFUSAL_BYTES)
         except FAULTS as error:
             raise self._fault(error) from error
-        after = response.headers.get("retry-after", "")
-        retry_after_s = int(after) if after.isascii() and after.isdigit() and len(after) <= MAX_SECONDS_DIGITS else None
+        retry_after_s = seconds_in(response.headers.get("retry-after"))
         raise self._refused(Refusal(response.status, response.reason or "", refusal, retry_after_s))
 
     async def _request(

@@ -1,11 +1,9 @@
-"""Reads the answers of servers with OpenAI's API, such as vLLM: events of streams, errors, lists of models. Pure."""
+"""Reads the answers of servers with OpenAI's API, such as vLLM: events of streams, lists of models. Pure."""
 
-import contextlib
 from typing import TypeVar
 
 import msgspec
 
-from motet.engines.http import QUOTED_CHARS
 from motet.engines.wire import UNREADABLE
 from motet.errors import EngineError, WorkerFaultError
 
@@ -80,42 +78,3 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 class ListedModels(msgspec.Struct):
     data: tuple[ListedModel, ...]
-
-
-class OpenAIError(msgspec.Struct, frozen=True):
-    """An error in OpenAI's form. Other servers omit some of the fields, or send a number as `code`."""
-
-    message: str = ""
-    type: str | None = None
-    param: str | None = None
-    code: str | int | None = None
-
-    @property
-    def status(self) -> int | None:
-        """The HTTP status of an error in an event, if `code` is a status."""
-        return self.code if isinstance(self.code, int) and 400 <= self.code < 600 else None
-
-
-class _ErrorBody(OpenAIError, frozen=True):
-    error: OpenAIError | str | None = None
-    detail: object = ""
-
-
-def error_in(body: bytes) -> OpenAIError | None:
-    """Reads the member `error`, an object or a text. Returns None if there is none."""
-    with contextlib.suppress(*UNREADABLE):
-        error = msgspec.json.decode(body, type=_ErrorBody).error
-        return OpenAIError(error) if isinstance(error, str) else error
-    return None
-
-
-def any_error_in(body: bytes) -> OpenAIError | None:
-    """Reads an error in any known form: under `error`, as the body itself, or under FastAPI's `detail`."""
-    with contextlib.suppress(*UNREADABLE):
-        found = msgspec.json.decode(body, type=_ErrorBody)
-        if isinstance(found.error, OpenAIError):
-            return found.error
-        detail = found.detail if isinstance(found.detail, str) else msgspec.json.encode(found.detail).decode()
-        if message := found.error or found.message or detail[:QUOTED_CHARS]:
-            return OpenAIError(message, found.type, found.param, found.code)
-    return None

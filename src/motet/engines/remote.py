@@ -44,11 +44,10 @@ from motet.engines.http import (
     REPORT_TIMEOUT_S,
     WRONG_KEY,
     Client,
-    Refusal,
     Reply,
     ServerCalls,
 )
-from motet.engines.openai import error_in
+from motet.engines.refusals import Refusal, error_in
 from motet.engines.server_engine import ServerEngine
 from motet.errors import (
     DrainingError,

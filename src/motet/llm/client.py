@@ -28,8 +28,10 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 import msgspec
 
-from motet.errors import ConfigError, EngineDiedError, MotetError
-from motet.llm.failures import ErrorResponseBody, error_of, exception_of
+from motet.engines.openai import DONE, EventSplitter
+from motet.engines.refusals import ReplyVerdict, growing_pauses, verdict_on
+from motet.errors import ConfigError, EngineClosedError, EngineDiedError, MotetError
+from motet.llm.failures import error_of
 from motet.llm.limit import ChoiceLimit
 
 Answer = TypeVar("Answer")
@@ -38,12 +40,6 @@ CONNECT_TIMEOUT_S: Final = 10.0
 KEEPALIVE_S: Final = 4.0
 """Time in seconds to keep idle connections. Servers keep them longer, so they never close one that is being reused."""
 MAX_PAUSE_S: Final = 10.0
-REFUSALS: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-BUSY: Final = ("overloaded", "rate_limit_exceeded", "paused")
-"""Codes of a server that works, and has no capacity for the request now."""
-CLOSING: Final = "engine_closed"
-"""Code of the 503 of a server that is shutting down."""
-DONE: Final = b"[DONE]"
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 PROBE_S: Final = 30
 """Time without data after which the kernel checks that the other side of a connection still exists."""
@@ -67,8 +63,6 @@ class ServerAnswer:
 
     status: int
     body: bytes
-    request_id: str | None
-    """The header `x-request-id`, with which the server's log names the request."""
     retry_after: str | None = None
 
     @property
@@ -187,9 +181,10 @@ class ServerClient:
 
     async def _pause(self, pauses: "Pauses", answer: ServerAnswer) -> bool:
         """Waits if the request should be sent again. Returns False for any other response."""
-        if answer.status not in REFUSALS or (error := answer.error).code == CLOSING:
+        verdict = verdict_on(answer.status, answer.body, repeat_faults=False)
+        if verdict.is_final or isinstance(error := answer.error, EngineClosedError):
             return False
-        if is_busy := error.code in BUSY:
+        if is_busy := verdict is ReplyVerdict.BUSY:
             self.limit.refused(asyncio.get_running_loop().time())
         return await pauses.before_next(error.retry_after_s, is_busy=is_busy)
 
@@ -212,7 +207,7 @@ class Pauses:
 
     def __init__(self, rule: RetryRule) -> None:
         self._rule = rule
-        self._next_s = rule.first_pause_s
+        self._growing = growing_pauses(rule.first_pause_s, longest_s=MAX_PAUSE_S)
         self._since_s: dict[bool, float] = {}
         """Time of the first attempt at a busy server (True) and at a server that is down (False), since the other."""
 
@@ -221,31 +216,13 @@ class Pauses:
         now_s = asyncio.get_running_loop().time()
         self._since_s.pop(not is_busy, None)
         since_s = self._since_s.setdefault(is_busy, now_s)
-        pause_s, self._next_s = self._next_s, min(2 * self._next_s, MAX_PAUSE_S)
-        pause_s = pause_s if retry_after_s is None else max(retry_after_s, self._rule.first_pause_s)
+        pause_s = next(self._growing)
+        if retry_after_s is not None:
+            pause_s = max(retry_after_s, self._rule.first_pause_s)
         if now_s + pause_s - since_s > (self._rule.busy_s if is_busy else self._rule.down_s):
             return False
         await asyncio.sleep(pause_s)
         return True
-
-
-class EventDecoder:
-    """Splits a stream into the data of its server-sent events, without comments.
-
-    >>> reader = EventDecoder()
-    >>> reader.feed(b'data: {"a":1}\\n\\n: ping\\n\\nda')
-    [b'{"a":1}']
-    >>> reader.feed(b"ta: [DONE]\\n\\n")
-    [b'[DONE]']
-    """
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, received: bytes) -> list[bytes]:
-        """Returns the data of the events that are complete now."""
-        *events, self._rest = (self._rest + received).split(b"\n\n")
-        return [event.removeprefix(b"data: ") for event in events if event.startswith(b"data: ")]
 
 
 def base_url(url: str) -> str:
@@ -265,17 +242,17 @@ def base_url(url: str) -> str:
 
 
 async def _events(response: httpx.Response, *, url: str) -> AsyncGenerator[list[bytes], None]:
-    reader, status = EventDecoder(), HTTPStatus.INTERNAL_SERVER_ERROR
+    splitter = EventSplitter()
     try:
         async for received in response.aiter_bytes():
-            events = reader.feed(received)
+            events = splitter.feed(received)
             for number, event in enumerate(events):
                 if event == DONE:
                     if number:
                         yield events[:number]
                     return
                 if event.startswith(b'{"error"'):
-                    raise exception_of(msgspec.json.decode(event, type=ErrorResponseBody).error, status)
+                    raise error_of(HTTPStatus.INTERNAL_SERVER_ERROR, event)
             if events:
                 yield events
     except httpx.TransportError as error:
@@ -286,9 +263,7 @@ async def _events(response: httpx.Response, *, url: str) -> AsyncGenerator[list[
 
 
 async def _answer_of(response: httpx.Response) -> ServerAnswer:
-    headers = response.headers
-    body = await response.aread()
-    return ServerAnswer(response.status_code, body, headers.get("x-request-id"), headers.get("retry-after"))
+    return ServerAnswer(response.status_code, await response.aread(), response.headers.get("retry-after"))
 
 
 def _decoded(response: ServerAnswer, answer: type[Answer]) -> Answer:

@@ -4,30 +4,12 @@ from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Final
 
-import msgspec
-
 from motet import errors
+from motet.engines.refusals import OpenAIError, error_in, quoted, seconds_in
 from motet.errors import EngineError, MotetError, OverloadedError, RateLimitedError, RequestError, StartupError
 
-QUOTED_CHARS: Final = 300
-"""Maximum number of characters of a body that is quoted because it is not an error of Motet."""
 SAMPLING_PREFIX: Final = "sampling_params."
 """Prefix of the names of sampling fields in errors of `/inference/v1/generate`."""
-
-
-class ServerError(msgspec.Struct, frozen=True):
-    """The object `error` in the body of a response."""
-
-    message: str
-    type: str = MotetError.type
-    param: str | None = None
-    code: str | int | None = None
-
-
-class ErrorResponseBody(msgspec.Struct, frozen=True):
-    """The body of a response with an error, or an event of a stream that ends with an error."""
-
-    error: ServerError
 
 
 def error_of(status: int, body: bytes, *, retry_after: str | None = None) -> MotetError:
@@ -40,17 +22,8 @@ def error_of(status: int, body: bytes, *, retry_after: str | None = None) -> Mot
     >>> type(error).__name__, error.param, error.code
     ('RequestError', 'n', 'invalid_value')
     """
-    try:
-        sent = msgspec.json.decode(body, type=ErrorResponseBody).error
-    except msgspec.MsgspecError:
-        quoted = " ".join(body[: 4 * QUOTED_CHARS].decode(errors="replace").split())[:QUOTED_CHARS]
-        sent = ServerError(f"The server responded with status {status}: {quoted}")
-    seconds = int(retry_after) if retry_after and retry_after.isdecimal() and len(retry_after) < 6 else None
-    return exception_of(sent, status, retry_after_s=seconds)
-
-
-def exception_of(sent: ServerError, status: int, *, retry_after_s: int | None = None) -> MotetError:
-    """Returns the exception for an error that a server has sent."""
+    sent = error_in(body) or OpenAIError()
+    message = sent.message or f"The server responded with status {status}: {quoted(body)}"
     code = None if sent.code is None else str(sent.code)
     kind = _BY_CODE.get(code) if code is not None else None
     if kind is None:
@@ -58,11 +31,12 @@ def exception_of(sent: ServerError, status: int, *, retry_after_s: int | None = 
     error: MotetError
     if issubclass(kind, RequestError):
         param = sent.param and sent.param.removeprefix(SAMPLING_PREFIX)
-        error = kind(sent.message.replace(f"'{SAMPLING_PREFIX}", "'"), param=param, code=code)
+        error = kind(message.replace(f"'{SAMPLING_PREFIX}", "'"), param=param, code=code)
     else:
-        error = kind(sent.message)
+        error = kind(message)
         error.code = code or error.code
-    error.status, error.type = status, sent.type
+    error.status, error.type = status, sent.type or MotetError.type
+    retry_after_s = seconds_in(retry_after)
     error.retry_after_s = error.retry_after_s if retry_after_s is None else retry_after_s
     return error
 

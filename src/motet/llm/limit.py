@@ -1,4 +1,7 @@
-"""A limit of the choices that a client has in progress, which adapts to the load of the server."""
+"""A limit of the choices that a client has in progress, which adapts to the load of the server.
+
+A Motet server queues what it cannot run, so more choices never make it slower, and only refusals lower the limit.
+`batch.concurrency` measures the throughput instead, since it is for servers of any kind."""
 
 import asyncio
 import contextlib

@@ -61,6 +61,7 @@ def test_an_invalid_chunk_is_the_servers_error(data: bytes) -> None:
         (b'{"error": {"message": "busy", "code": 503}}', EngineDiedError, "busy"),
         (b'{"error": {"message": "busy", "type": "overloaded_error", "code": "overloaded"}}', EngineDiedError, "busy"),
         (b'{"error": {"message": "gone", "type": "server_error", "code": "no_worker"}}', EngineDiedError, "gone"),
+        (b'{"error": {"message": "hangs", "type": "server_error", "code": "engine_silent"}}', EngineDiedError, "hangs"),
         (b'{"error": "fell over"}', EngineError, "fell over"),
         (b'{"object": "error", "message": "fell over"}', EngineError, "fell over"),
         (b'{"error": 5}', EngineError, "without a message"),

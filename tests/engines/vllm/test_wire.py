@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.engines.http import Refusal
+from motet.engines.refusals import Refusal
 from motet.engines.vllm.vllm_wire import LOWEST, ScoredAnswer, VLLMPiece, VLLMReader, VLLMUsage, refused
 from motet.errors import (
     ContextLengthError,

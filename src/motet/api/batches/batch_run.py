@@ -17,6 +17,7 @@ from motet.api.batches.store import BatchStore, OpenBatch
 from motet.api.batches.turns import LineTurns, first_unless
 from motet.api.http.failure import error_json
 from motet.batch.lines import BatchLine, LineError, error_line
+from motet.engines.refusals import ReplyVerdict, growing_pauses
 from motet.errors import RequestError, UnauthorizedError
 from motet.metrics.batch_figures import LineOutcome
 
@@ -24,8 +25,6 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
 """Time in seconds before a line runs again that was refused because of load. It doubles each time."""
-RETRIED = (429, 503)
-"""Statuses of refusals because of load, of a pause, or of the loss of a worker."""
 MAX_LOSSES = 3
 """Maximum number of times that a line runs whose worker is lost. Other refusals are repeated until the expiry."""
 NO_KEY = "The API key that created this batch is not a key of this server any more."
@@ -191,7 +190,7 @@ class BatchRun:
         """Returns the answer to a line; None if the batch stops before."""
         if self._key is None:
             return LineAnswer(UnauthorizedError.status, pieces=[error_json(UnauthorizedError(NO_KEY))], complete=True)
-        stop, delay_s, losses = self._batch.stop, self._retry_s, 0
+        stop, pauses, losses = self._batch.stop, growing_pauses(self._retry_s, longest_s=MAX_RETRY_S), 0
         while await first_unless(stop, self._turns.take(self._batch.record.owner)):
             figures = self._store.figures
             figures.running_lines += 1
@@ -200,20 +199,20 @@ class BatchRun:
             finally:
                 figures.running_lines -= 1
                 self._turns.free()
-            if answer.status in RETRIED and stop.is_set():  # the server closes
+            verdict = answer.verdict
+            if stop.is_set() and not verdict.is_final:  # the server closes
                 return None
-            losses += not answer.can_retry
-            if answer.status not in RETRIED or losses >= MAX_LOSSES:
+            losses += verdict is ReplyVerdict.BROKEN
+            if verdict.is_final or losses >= MAX_LOSSES:
                 return answer if answer.complete or not stop.is_set() else None
             figures.retries += 1
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), delay_s)
-            delay_s = min(2 * delay_s, MAX_RETRY_S)
+                await asyncio.wait_for(stop.wait(), next(pauses))
         return None
 
     async def _store_answer(self, line: BatchLine, answer: LineAnswer) -> None:
         """Appends the result of a line. Raises RequestError if the owner may not store more, and OSError."""
-        errors = answer.too_large or not (answer.complete and 200 <= answer.status < 300)
+        errors = answer.too_large or not (answer.complete and answer.verdict is ReplyVerdict.COMPLETED)
 
         def written(_: BatchFolder) -> tuple[Sequence[bytes], BatchTokens]:
             if answer.complete and not answer.too_large:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message
 
 from motet.api.http.caller import HEADER
 from motet.batch.lines import BatchLine
+from motet.engines.refusals import ReplyVerdict, verdict_on
 
 MAX_ANSWER_BYTES = 2**27
 """Maximum size of an answer, which is in memory until it is stored. The rest of a larger one is not kept."""
@@ -27,12 +28,15 @@ class LineAnswer:
     num_bytes: int = 0
     """Size of the body."""
     complete: bool = False
-    can_retry: bool = False
-    """True if the server refused the request because of its load, and a later request can succeed."""
 
     @property
     def too_large(self) -> bool:
         return self.num_bytes > MAX_ANSWER_BYTES
+
+    @property
+    def verdict(self) -> ReplyVerdict:
+        body = b"".join(self.pieces) if self.status >= 300 else b""
+        return verdict_on(self.status, body, repeat_faults=False)
 
     def add(self, piece: bytes) -> None:
         self.num_bytes += len(piece)
@@ -58,8 +62,7 @@ async def call_line(app: ASGIApp, line: BatchLine, *, key: str, stop: asyncio.Ev
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             answer.status = message["status"]
-            headers = Headers(raw=list(message["headers"]))
-            answer.request_id, answer.can_retry = headers.get(HEADER, ""), "retry-after" in headers
+            answer.request_id = Headers(raw=list(message["headers"])).get(HEADER, "")
         elif message["type"] == "http.response.body":
             answer.add(bytes(message.get("body", b"")))
             answer.complete = not message.get("more_body", False)

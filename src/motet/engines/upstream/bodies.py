@@ -32,20 +32,17 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from motet.engines.openai import OpenAIError, any_error_in
+from motet.engines.refusals import UNAVAILABLE, OpenAIError, any_error_in
 from motet.engines.upstream.text_source import Fields, TextPiece, TextRequest, TextRoute, TextStep
 from motet.engines.wire import UNREADABLE
 from motet.errors import (
-    EngineClosedError,
     EngineDiedError,
     EngineError,
     MotetError,
-    NoWorkerError,
     OverloadedError,
     RequestError,
     UpstreamRefusalError,
     WorkerFaultError,
-    WorkerLeavingError,
 )
 from motet.types import FinishReason, Usage
 
@@ -231,11 +228,7 @@ FINISH_REASONS = {
 case. Any other value counts as `stop`, such as eos, eos_token, end_turn, stop_sequence, stop_token, complete, word."""
 FAILURES = frozenset({"abort", "error", "insufficient_system_resource", "network_error"})
 """Values of `finish_reason` for a choice that the server did not generate to its end."""
-UNAVAILABLE = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
-UNAVAILABLE_CODES = frozenset(
-    kind.code for kind in (EngineDiedError, WorkerFaultError, NoWorkerError, WorkerLeavingError, EngineClosedError)
-)
-"""Codes of Motet's errors with status 503, in addition to the errors of an overloaded server, which have one type."""
+UNREACHED = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 
 _ASSISTANT = msgspec.Raw(b'"assistant"')
 _EMPTY = msgspec.Raw(b'""')
@@ -311,7 +304,7 @@ def _failure(error: OpenAIError | None) -> MotetError:
         return EngineError("it sent an error without a message")
     if error.status is not None and error.status < 500:
         return refusal_of(error, error.status)
-    elsewhere = error.status in UNAVAILABLE or error.type == OverloadedError.type or error.code in UNAVAILABLE_CODES
+    elsewhere = error.status in UNREACHED or error.type == OverloadedError.type or error.code in UNAVAILABLE
     return (EngineDiedError if elsewhere else EngineError)(f"it sent an error: {error.message}")
 
 

@@ -46,11 +46,11 @@ from motet.engines.http import (
     NOT_TAKEN,
     WRONG_KEY,
     Client,
-    Refusal,
     Reply,
     ServerCalls,
 )
-from motet.engines.openai import DONE, EventSplitter, ListedModel, ListedModels, OpenAIError, any_error_in, read_json
+from motet.engines.openai import DONE, EventSplitter, ListedModel, ListedModels, read_json
+from motet.engines.refusals import OpenAIError, Refusal, any_error_in
 from motet.engines.upstream.bodies import read_chunk, refusal_of
 from motet.engines.upstream.text_source import UNKNOWN_LENGTH, TextRoute
 from motet.engines.wire import EngineReport, checked

@@ -36,8 +36,9 @@ from http import HTTPStatus
 
 import msgspec
 
-from motet.engines.http import NO_SUCH_ROUTE, NOT_TAKEN, WRONG_KEY, Refusal
-from motet.engines.openai import DONE, EventSplitter, OpenAIError, error_in, read_json
+from motet.engines.http import NO_SUCH_ROUTE, NOT_TAKEN, WRONG_KEY
+from motet.engines.openai import DONE, EventSplitter, read_json
+from motet.engines.refusals import OpenAIError, Refusal, error_in
 from motet.engines.vllm.requests import TOKEN_PREFIX, KVParams
 from motet.engines.wire import UNREADABLE
 from motet.errors import (
