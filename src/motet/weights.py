@@ -26,6 +26,7 @@ import torch
 from motet.models.adapter_file import CONFIG_KEY
 from motet.models.checkpoint import TensorFacts, safetensors_header
 from motet.models.memory_file import MemoryFile
+from motet.settings.server_url import is_http_url, without_v1
 
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 """The name of each dtype in safetensors files."""
@@ -189,10 +190,10 @@ class Target:
 
     @classmethod
     def of(cls, server: str, *, admin_key: str | None, timeout_s: float, route: str = "/update_weights") -> "Target":
-        url = urlsplit(server.rstrip("/").removesuffix("/v1"))
-        if url.scheme not in ("http", "https") or not url.hostname:
+        if not is_http_url(server):
             raise ValueError(f"'{server}' is not the URL of a server: expected http://HOST:PORT or https://HOST:PORT")
-        return cls(url, {"authorization": f"Bearer {admin_key}"} if admin_key else {}, timeout_s, route)
+        headers = {"authorization": f"Bearer {admin_key}"} if admin_key else {}
+        return cls(urlsplit(without_v1(server)), headers, timeout_s, route)
 
     def post(self, query: Mapping[str, str], body: Iterable[memoryview], *, content_type: str, length: int) -> str:
         """Posts to the route, and returns the new version of the weights. Raises PushError."""

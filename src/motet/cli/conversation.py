@@ -13,6 +13,7 @@ import msgspec
 from motet.engines.refusals import OpenAIError, error_in
 from motet.errors import EngineError, MotetError
 from motet.log import cut
+from motet.settings.server_url import url_of_flag
 
 DATA = "data: "
 DONE = "[DONE]"
@@ -159,11 +160,10 @@ class Conversation:
 
 
 def connect(url: str, *, api_key: str | None = None) -> httpx.Client:
-    """Returns a client of the server at `url`, which can end in `/v1` and lack its `http://`."""
+    """Returns a client of the server at `url`: see `url_of_flag`."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-    url = url if "://" in url else f"http://{url}"
-    return httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout)
+    return httpx.Client(base_url=url_of_flag(url), headers=headers, timeout=timeout)
 
 
 def nothing() -> None:

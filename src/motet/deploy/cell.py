@@ -45,7 +45,8 @@ from motet.routing.router import Router
 from motet.routing.workers.fleet import Fleet
 from motet.settings.engine_config import EngineConfig
 from motet.settings.gateway_config import GatewayConfig
-from motet.settings.named_worker import NamedWorker, server_url
+from motet.settings.named_worker import NamedWorker
+from motet.settings.server_url import server_url
 from motet.system.machine import cores, read_memory
 from motet.tracing.spans import NO_TRACES, Tracer
 from motet.transfer.ticket import TransferAddress

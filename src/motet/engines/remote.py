@@ -67,6 +67,7 @@ from motet.errors import (
 )
 from motet.ids import RequestId
 from motet.metrics.stats import EngineStats
+from motet.settings.server_url import without_v1
 from motet.tracing.context import headers_of
 from motet.transfer.ticket import Ticket, is_for_prompt
 from motet.types import GenerateRequest, GroupDelta
@@ -104,7 +105,7 @@ class EngineServer:
 
     def __init__(self, url: str, client: Client, *, worker_key: str | None = None, id: str = "") -> None:
         """`id`: name of the server in messages for clients, instead of its URL."""
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = without_v1(url)
         self.name = f"the worker {id or self.url}"
         self.has_reported = False
         """True once the server has reported as a Motet server."""

@@ -33,6 +33,7 @@ from motet.engines.refusals import ReplyVerdict, growing_pauses, verdict_on
 from motet.errors import ConfigError, EngineClosedError, EngineDiedError, MotetError
 from motet.llm.failures import error_of
 from motet.llm.limit import ChoiceLimit
+from motet.settings.server_url import server_url
 
 Answer = TypeVar("Answer")
 
@@ -91,7 +92,11 @@ class ServerClient:
     ) -> None:
         """`gone`: returns why the server will not respond again, or an empty string; called when it does not respond.
         `transport`: makes the transport in place of sockets. Raises ConfigError for a URL that cannot be used."""
-        self.url = base_url(url)
+        self.url = server_url(url.strip(), shown=f"url={url!r}")
+        try:
+            httpx.URL(self.url)
+        except (httpx.InvalidURL, UnicodeError) as error:  # for example 256.1.1.1
+            raise ConfigError(f"url={url!r} is not a URL: {error}") from error
         self.limit = limit or ChoiceLimit()
         self._headers = {**(headers or {}), **({"authorization": f"Bearer {api_key}"} if api_key else {})}
         self._retry = retry or RetryRule()
@@ -223,22 +228,6 @@ class Pauses:
             return False
         await asyncio.sleep(pause_s)
         return True
-
-
-def base_url(url: str) -> str:
-    """Returns the URL without /v1 and slashes at its end.
-
-    >>> base_url("http://127.0.0.1:8000/v1/")
-    'http://127.0.0.1:8000'
-    """
-    text = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
-    try:
-        parsed = httpx.URL(text)
-    except (httpx.InvalidURL, TypeError) as error:
-        raise ConfigError(f"url={url!r} is not a URL: {error}") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"url={url!r} must start with http:// or https:// and have a host")
-    return text
 
 
 async def _events(response: httpx.Response, *, url: str) -> AsyncGenerator[list[bytes], None]:

@@ -6,6 +6,7 @@
     resolve         reads the sources in order of precedence, and names the source of a wrong value
     rules           forbidden combinations, and defaults that depend on other settings
     named_worker    workers: their URLs, roles and kinds, and Ray resources
+    server_url      the URL of a server: checked, and without /v1
     named_adapter   LoRA adapters: their names and folders
     parsed_values   JSON objects, and numbers for API keys
 

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from motet.engine_info import EngineKind
 from motet.errors import ConfigError
+from motet.settings.server_url import is_http_url, server_url, without_v1
 from motet.types import Role
 
 REPLICAS = (Role.PREFILL.value, Role.DECODE.value, "gateway")
@@ -34,7 +34,12 @@ def named_workers(texts: Iterable[str]) -> Iterator[NamedWorker]:
         if role is None and kind is None:
             if named is not None:
                 yield named
-            named = NamedWorker(server_url(part))
+            if not is_http_url(part):
+                raise ConfigError(
+                    f"{part!r} is neither a URL such as http://host:8000 nor a role ({', '.join(Role)}) "
+                    f"nor a kind ({', '.join(EngineKind)})"
+                )
+            named = NamedWorker(without_v1(part))
         elif named is None or (role and named.role) or (kind and named.kind):
             raise ConfigError(f"{part} has no URL before it")
         else:
@@ -50,10 +55,7 @@ def check_workers(texts: Iterable[str]) -> None:
 
 def check_urls(texts: Sequence[str]) -> None:
     """Raises ConfigError if a text is not the URL of a server, or if a URL occurs twice."""
-    for url in texts:
-        if not is_http_url(url):
-            raise ConfigError(f"{url!r} is not a URL such as http://host:8000")
-    _check_distinct([url.rstrip("/") for url in texts])
+    _check_distinct([server_url(url) for url in texts])
 
 
 def _check_distinct(urls: list[str]) -> None:
@@ -98,29 +100,3 @@ def resources_by_role(texts: Iterable[str]) -> dict[str, dict[str, float]]:
             )
         found.setdefault(role, {})[name] = required
     return found
-
-
-def server_url(text: str) -> str:
-    """Returns the URL of a server without a trailing slash or `/v1`. Raises ConfigError if it is not one."""
-    if not is_http_url(text):
-        raise ConfigError(
-            f"{text!r} is neither a URL such as http://host:8000 nor a role ({', '.join(Role)}) "
-            f"nor a kind ({', '.join(EngineKind)})"
-        )
-    return text.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-def is_http_url(url: str) -> bool:
-    """Returns True for an http or https URL with a host and, if it has a port, a valid port."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        return False
-    return (
-        parts.scheme in ("http", "https")
-        and bool(parts.hostname)
-        and port != 0
-        and url.isprintable()
-        and " " not in url
-    )

@@ -35,7 +35,8 @@ from motet.metrics.engines import EngineSample
 from motet.metrics.prometheus import OPENMETRICS, Scrape
 from motet.metrics.routing import RoutingFigures
 from motet.metrics.stats import EngineStats
-from motet.settings.named_worker import NamedWorker, is_http_url, server_url
+from motet.settings.named_worker import NamedWorker
+from motet.settings.server_url import is_http_url, without_v1
 from motet.system.machine import resident_bytes
 from motet.types import Role
 
@@ -262,7 +263,7 @@ def _named(body: NewWorker) -> NamedWorker:
         raise invalid_value("url", f"{body.url!r} is not an address such as http://10.0.0.1:8000")
     if body.id is not None and ID.fullmatch(body.id) is None:
         raise invalid_value("id", f"{body.id!r}. Up to 100 letters, digits and . _ : - are allowed")
-    return NamedWorker(server_url(body.url), body.role, body.kind)
+    return NamedWorker(without_v1(body.url), body.role, body.kind)
 
 
 async def snapshot_all(service: Service) -> list[WorkerSnapshot]:

@@ -13,9 +13,9 @@ from motet.errors import BatchStoppedError, ConfigError
 from motet.log import notice
 from motet.models.model_source import resolve
 from motet.settings.declaration import Panel
-from motet.settings.named_worker import is_http_url, server_url
 from motet.settings.resolve import arguments_of, resolve_settings
 from motet.settings.server_config import SETTINGS, cache_folder, environment
+from motet.settings.server_url import url_of_flag
 from motet.system.machine import described_end
 
 API_KEYS = "api_keys"
@@ -40,10 +40,7 @@ class NamedServer:
         if given:
             names = ", ".join(sorted(SETTINGS[name].flag for name in given))
             raise ConfigError(f"--url names a running server: omit the model and settings of a server ({names})")
-        url = url if "://" in url else f"http://{url}"
-        if not is_http_url(url):
-            raise ConfigError(f"--url {url!r} is not a URL such as http://host:8000")
-        self._url = server_url(url)
+        self._url = url_of_flag(url)
         first = environment().get(SETTINGS[API_KEYS].variable, "").partition(",")[0].strip()
         self.api_key = api_key or first or None
 

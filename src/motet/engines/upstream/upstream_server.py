@@ -55,6 +55,7 @@ from motet.engines.upstream.bodies import read_chunk, refusal_of
 from motet.engines.upstream.text_source import UNKNOWN_LENGTH, TextRoute
 from motet.engines.wire import EngineReport, checked
 from motet.ids import ModelName
+from motet.settings.server_url import without_v1
 from motet.types import Role
 
 T = TypeVar("T")
@@ -127,7 +128,7 @@ class UpstreamServer:
 
     def __init__(self, url: str, client: Client, *, options: UpstreamOptions | None = None, id: str = "") -> None:
         """`url`: with or without `/v1`; `id`: name of the server in messages for clients, instead of its URL."""
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = without_v1(url)
         self.name = f"the upstream {id or self.url}"
         self.options = options or UpstreamOptions()
         self._passes_key = self.options.pass_key and not self.options.api_key

@@ -71,6 +71,7 @@ from motet.errors import (
 from motet.ids import new_request_id
 from motet.loop_budget import batched_within_loop_budget
 from motet.session_ids import SESSION_HEADER
+from motet.settings.server_url import without_v1
 from motet.tracing.context import headers_of
 from motet.types import Role, SamplingParams, score_parts
 
@@ -129,7 +130,7 @@ class VLLMServer:
     ) -> None:
         """`role` is the server's role in this cell, which vLLM does not know. `id` names the server to clients instead
         of its URL. `verdict_timeout_s` is the maximum time of a health check after a failure."""
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = without_v1(url)
         self.name = f"the vLLM server {id or self.url}"
         self._id = id or self.url
         self._role = role
