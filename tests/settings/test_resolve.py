@@ -6,7 +6,7 @@ import pytest
 
 from motet.errors import ConfigError
 from motet.settings.record import Settings
-from motet.settings.resolve import arguments_of, resolve_settings
+from motet.settings.resolve import arguments_of, resolve_settings, secrets_of
 from motet.types import Role
 
 
@@ -234,7 +234,8 @@ def test_a_value_that_is_not_a_number_is_named() -> None:
     )
 
 
-def test_values_become_a_command_line_without_secrets() -> None:
+def test_values_become_a_command_line_and_secrets_variables() -> None:
     values = {"max_num_seqs": "4", "prefix_cache": False, "adapters": ["a=x", "b=y"], "admin_key": "secret"}
     arguments = ["--max-num-seqs", "4", "--no-prefix-cache", "--adapter", "a=x", "--adapter", "b=y"]
-    assert arguments_of(values) == arguments
+    assert arguments_of(values, config=Path("a.toml")) == ["--config", "a.toml", *arguments]
+    assert secrets_of({**values, "api_keys": ["a", "b"]}) == {"MOTET_ADMIN_KEY": "secret", "MOTET_API_KEYS": "a,b"}

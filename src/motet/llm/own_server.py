@@ -18,7 +18,7 @@ from motet.errors import ConfigError, StartupError
 from motet.models.model_source import check_download_name
 from motet.settings.declaration import Declaration, ServerCommand
 from motet.settings.record import Settings
-from motet.settings.resolve import MIN_LIKENESS, arguments_of, converted, names_of, resolve_settings
+from motet.settings.resolve import MIN_LIKENESS, arguments_of, converted, names_of, resolve_settings, secrets_of
 from motet.settings.server_config import SETTINGS, environment
 from motet.settings.vllm_flags import ADVICE, ALIASES, NUMBER, SWITCH, UNUSED, listed
 from motet.system.machine import described_end
@@ -63,19 +63,11 @@ class ServerSettings:
 
     def arguments(self) -> list[str]:
         """Returns the command line after `motet serve`, without secrets."""
-        arguments = ["--host", HOST]
-        if self._config is not None:
-            arguments += ["--config", str(self._config)]
-        return arguments + arguments_of(self._chosen)
+        return arguments_of({"host": HOST, **self._chosen}, config=self._config)
 
     def environ(self, *, api_key: str, admin_key: str) -> dict[str, str]:
         """Returns the environment of the server, with the secrets."""
-        variables = {SETTINGS["api_keys"].variable: api_key, SETTINGS["admin_key"].variable: admin_key}
-        for name, value in self._chosen.items():
-            if SETTINGS[name].secret:
-                texts = value if isinstance(value, list | tuple) else [value]
-                variables[SETTINGS[name].variable] = ",".join(map(str, texts))
-        return {**self._environ, **variables}
+        return {**self._environ, **secrets_of({**self._chosen, "api_keys": api_key, "admin_key": admin_key})}
 
     def _choose(self, keyword: str, value: object) -> None:
         name = setting_named(keyword)

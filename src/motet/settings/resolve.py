@@ -101,9 +101,9 @@ def from_flags(flags: Mapping[str, object]) -> Iterator[Setting]:
             yield Setting(name, converted(name, value, shown=f"{flag} {one_line(str(value))}"), flag)
 
 
-def arguments_of(values: Mapping[str, object]) -> list[str]:
-    """Returns values of settings as a command line, without secrets, which belong in the environment."""
-    arguments: list[str] = []
+def arguments_of(values: Mapping[str, object], *, config: Path | None = None) -> list[str]:
+    """Returns a TOML file and values of settings as a command line, without secrets: see `secrets_of`."""
+    arguments = [] if config is None else ["--config", str(config)]
     for name, value in values.items():
         declared = SETTINGS[name]
         if isinstance(value, bool):
@@ -112,6 +112,15 @@ def arguments_of(values: Mapping[str, object]) -> list[str]:
             for item in value if isinstance(value, list | tuple) else [value]:
                 arguments += [declared.flag, str(item)]
     return arguments
+
+
+def secrets_of(values: Mapping[str, object]) -> dict[str, str]:
+    """Returns the secrets among values of settings as variables of the environment, which other users cannot read."""
+    secrets = {SETTINGS[name].variable: value for name, value in values.items() if SETTINGS[name].secret}
+    return {
+        variable: ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        for variable, value in secrets.items()
+    }
 
 
 def known_setting(text: str, *, shown: str, known: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from motet.errors import BatchStoppedError, ConfigError
 from motet.log import notice
 from motet.models.model_source import resolve
 from motet.settings.declaration import Panel
-from motet.settings.resolve import arguments_of, resolve_settings
+from motet.settings.resolve import arguments_of, resolve_settings, secrets_of
 from motet.settings.server_config import SETTINGS, cache_folder, environment
 from motet.settings.server_url import url_of_flag
 from motet.system.machine import described_end
@@ -72,14 +72,8 @@ class OwnServer:
         settings = resolve_settings(given, environ=environ, file=config)
         self._model = settings.model
         self.api_key = secrets.token_hex(16)
-        secret = {name: value for name, value in given.items() if SETTINGS[name].secret} | {API_KEYS: self.api_key}
-        self._environ = environ | {SETTINGS[name].variable: str(value) for name, value in secret.items()}
-        self._arguments = [
-            "--host",
-            "127.0.0.1",
-            *(("--config", str(config)) if config else ()),
-            *arguments_of(given),
-        ]
+        self._environ = environ | secrets_of({**given, API_KEYS: self.api_key})
+        self._arguments = arguments_of({"host": "127.0.0.1", **given}, config=config)
         self._start_timeout_s = max(start_timeout_s, START_TIMEOUT_S)
         self._start = start
         self._progress = BatchProgress(0)
