@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from motet.deploy.server import Outcome
-from motet.errors import StartupError
+from motet.errors import ConfigError
 from tests.api.batches.batch_serving import CHAT, file_of, line, results_in
 from tests.deploy.dying import ANSWER
 from tests.deploy.gateways import RunningGateway
@@ -67,7 +67,7 @@ async def test_a_server_without_engines_keeps_its_batches(folder: Path, tmp_path
 
 async def test_a_folder_that_cannot_be_used_ends_the_start(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartupError, match=r"--batch-dir .* cannot be used"):
+    with pytest.raises(ConfigError, match=r"--batch-dir .* cannot be used"):
         async with Running(folder, batches={"batch_dir": str(tmp_path / "file")}) as server:
             await server.outcome()
 

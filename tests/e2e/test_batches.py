@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 
 from motet.deploy.child import ChildServer
-from motet.errors import StartupError
+from motet.errors import ConfigError
 from tests.forked import ForkingProcess
 from tests.hosts.servers import eventually
 from tests.patience import PATIENCE_S
@@ -44,7 +44,7 @@ def test_every_line_has_one_result_although_the_server_is_killed(
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none")
         file = client.files.create(file=("lines.jsonl", "\n".join(lines).encode()), purpose="batch")
         id = client.batches.create(input_file_id=file.id, endpoint=PATH, completion_window="24h").id
-        with pytest.raises(StartupError, match="another server uses --batch-dir"), forking.server(flags):
+        with pytest.raises(ConfigError, match="another server uses it"), forking.server(flags):
             pass
         kill_after(server, id, completed=3)
     with forking.server(flags) as server:

@@ -1,12 +1,14 @@
 """Batches with OpenAI's official client."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from motet.api.batches.store import batch_store
-from motet.errors import EngineDiedError, StartupError
+from motet.errors import ConfigError, EngineDiedError
 from motet.settings.batch_config import BatchConfig
 from motet.settings.parsed_values import MIN_WEIGHT
 from motet.types import BACKGROUND_PRIORITY
@@ -156,9 +158,29 @@ async def test_a_restarted_server_runs_only_the_missing_lines(serve_batches: Bat
 
 async def test_a_second_server_cannot_use_the_folder(serve_batches: BatchServing) -> None:
     async with serve_batches():
-        with pytest.raises(StartupError, match="another server uses --batch-dir"):
-            async with batch_store(BatchConfig(batch_dir=str(serve_batches.folder))):
-                pass
+        await refuses_to_start(serve_batches.folder, f"--batch-dir {serve_batches.folder}: another server uses it")
+
+
+async def refuses_to_start(folder: Path, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        async with batch_store(BatchConfig(batch_dir=str(folder))):
+            pass
+
+
+async def test_a_folder_that_is_something_else_is_refused_with_its_name(tmp_path: Path) -> None:
+    names = ("a file", "other contents", "no database", "another form")
+    file, contents, database, form = (tmp_path / name for name in names)
+    file.write_text("")
+    (contents / "files" / "photos").mkdir(parents=True)
+    database.mkdir()
+    (database / "batches.sqlite").write_bytes(b"x" * 5000)
+    form.mkdir()
+    with closing(sqlite3.connect(form / "batches.sqlite")) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    for folder in (file, contents, database):
+        await refuses_to_start(folder, f"--batch-dir {folder}: it cannot be used")
+    await refuses_to_start(form, f"--batch-dir {form}: it has the form 99")
+    assert (contents / "files" / "photos").is_dir()
 
 
 async def test_each_key_sees_only_its_own(serve_batches: BatchServing) -> None:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from motet.api.batches.records import BatchRecord, FilePurpose, FileRecord
 from motet.api.batches.tables import SCHEMA, BatchTable, FileTable
-from motet.errors import StartupError
+from motet.errors import ConfigError
 
 DATABASE, FILES, PART = "batches.sqlite", "files", ".part"
 VERSION = 1
@@ -26,7 +26,7 @@ class BatchFolder:
     """The records and contents. All methods block, and must be called in the thread that made the object."""
 
     def __init__(self, folder: Path) -> None:
-        """Creates or opens the folder. Raises StartupError if it cannot be used, or another server uses it."""
+        """Creates or opens the folder. Raises ConfigError if it cannot be used, or another server uses it."""
         self._contents = folder / FILES
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,17 +34,18 @@ class BatchFolder:
             os.close(_private(str(folder / DATABASE), os.O_RDWR | os.O_CREAT))  # SQLite's other files get its mode
             self._database = sqlite3.connect(folder / DATABASE, timeout=0, isolation_level=None)
             try:
-                self._open()
+                self._open(folder)
+                self.files, self.batches = FileTable(self._database), BatchTable(self._database)
+                self._remove_abandoned()
             except BaseException:
                 self._database.close()
                 raise
         except (OSError, sqlite3.Error) as error:
             if isinstance(error, sqlite3.Error) and error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
-                raise StartupError(f"another server uses --batch-dir {folder}; give each server its own") from error
-            raise StartupError(f"--batch-dir {folder} cannot be used: {error}") from error
-        self.files, self.batches = FileTable(self._database), BatchTable(self._database)
+                raise ConfigError(f"--batch-dir {folder}: another server uses it; give each server its own") from error
+            raise ConfigError(f"--batch-dir {folder}: it cannot be used: {error}") from error
 
-    def _open(self) -> None:
+    def _open(self, folder: Path) -> None:
         execute = self._database.execute
         execute("PRAGMA locking_mode = EXCLUSIVE")
         execute("PRAGMA journal_mode = WAL")
@@ -53,9 +54,19 @@ class BatchFolder:
         execute("COMMIT")
         (version,) = execute("PRAGMA user_version").fetchone()
         if version not in (0, VERSION):
-            raise StartupError(f"--batch-dir has the form {version} of another version of Motet, not {VERSION}")
+            why = f"it has the form {version} of another version of Motet, not {VERSION}; choose another folder"
+            raise ConfigError(f"--batch-dir {folder}: {why}")
         self._database.executescript(SCHEMA)
         execute(f"PRAGMA user_version = {VERSION}")
+
+    def _remove_abandoned(self) -> None:
+        """Removes contents without a record, which a killed server left."""
+        unfinished = self.batches.unfinished()
+        known = self.files.ids() | {id for batch in unfinished for id in (batch.output_id, batch.error_id)}
+        with os.scandir(self._contents) as entries:
+            for entry in entries:
+                if entry.name not in known:
+                    os.unlink(entry.path)
 
     def close(self) -> None:
         self._database.close()
@@ -116,14 +127,6 @@ class BatchFolder:
                 with contextlib.suppress(FileNotFoundError):
                     used.append((batch.owner, 0, self.path(id).stat().st_size))
         return used
-
-    def remove_abandoned(self) -> None:
-        """Removes contents without a record, which a killed server left. Called at the start."""
-        unfinished = self.batches.unfinished()
-        known = self.files.ids() | {id for batch in unfinished for id in (batch.output_id, batch.error_id)}
-        for entry in os.scandir(self._contents):
-            if entry.name not in known:
-                os.unlink(entry.path)
 
     def _part(self, id: str) -> Path:
         return self._contents / f"{id}{PART}"

@@ -62,13 +62,12 @@ class BatchStore:
         return replace(self.figures, unfinished=len(self.open), stored_bytes=self.usage.total_bytes)
 
     async def start(self) -> None:
-        """Opens the folder. Raises StartupError."""
+        """Opens the folder. Raises ConfigError."""
         try:
             self._folder = await self._run(lambda: BatchFolder(Path(str(self.config.batch_dir)).expanduser()))
         except BaseException:
             self._thread.shutdown()
             raise
-        await self.call(lambda folder: folder.remove_abandoned())
         self.usage.count(await self.call(lambda folder: folder.usage()))
         self.open = {
             record.id: OpenBatch(record) for record in await self.call(lambda folder: folder.batches.unfinished())
@@ -204,7 +203,7 @@ def _no_file(id: str) -> NotFoundError:
 async def batch_store(
     config: BatchConfig, *, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[BatchStore | None]:
-    """Opens the folder of a server's settings; None if they have none. Raises StartupError."""
+    """Opens the folder of a server's settings; None if they have none. Raises ConfigError."""
     if config.batch_dir is None:
         yield None
         return
