@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import pytest
 from motet.api.batches import line_calls
 from motet.api.batches.input_lines import PIECE_BYTES, PIECE_LINES, Place, id_digest, read_piece
 from motet.api.batches.line_calls import LineAnswer
-from motet.api.batches.records import BatchRecord, BatchStatus, BatchTokens, reached
+from motet.api.batches.records import BatchRecord, BatchStatus, BatchTokens, FileRecord, reached
 from motet.api.batches.results import MAX_DECODED_BYTES, ResultFile, last_bytes, result_pieces, tokens_in
-from motet.api.batches.store import Upload, batch_store
+from motet.api.batches.store import BatchStore, Download, Upload, batch_store
 from motet.api.batches.turns import LineMemory, LineTurns
 from motet.api.batches.usage import MAX_OWN_DOWNLOADS, MAX_OWN_UPLOADS
 from motet.api.http.admission import Admission
@@ -121,11 +122,13 @@ async def test_a_deleted_file_counts_until_its_last_download_ends(serve_batches:
     async with serve_batches() as server:
         store, id = server.store, await server.upload(line("a"))
         file = await store.file(id, owner="")
-        contents = [await store.open_file(file) for _ in range(2)]
+        downloads = [Download(store, file) for _ in range(2)]
+        for download in downloads:
+            await download.open()
         await server.openai.files.delete(id)
-        for content in contents:
+        for download in downloads:
             assert (store.usage.num_files(""), store.usage.num_bytes("")) == (1, file.num_bytes)
-            store.close_file(file, content)
+            download.close()
         assert (store.usage.num_files(""), store.usage.num_bytes("")) == (0, 0)
 
 
@@ -133,10 +136,12 @@ async def test_a_key_has_a_limited_number_of_downloads(serve_batches: BatchServi
     async with serve_batches() as server:
         store, id = server.store, await server.upload(line("a"))
         file = await store.file(id, owner="")
-        contents = [await store.open_file(file) for _ in range(MAX_OWN_DOWNLOADS)]
+        downloads = [Download(store, file) for _ in range(MAX_OWN_DOWNLOADS)]
+        for download in downloads:
+            await download.open()
         assert_error(await server.served.http.get(f"/v1/files/{id}/content"), status=429)
-        for content in contents:
-            store.close_file(file, content)
+        for download in downloads:
+            download.close()
         assert (await server.served.http.get(f"/v1/files/{id}/content")).status_code == 200
 
 
@@ -148,23 +153,74 @@ async def test_the_results_of_batches_count_as_files(serve_batches: BatchServing
         assert_error(refused, status=400, code="too_many_files")
 
 
+async def uploaded(store: BatchStore) -> FileRecord:
+    upload = Upload(store, "a")
+    await upload.start()
+    await upload.write(b"{}")
+    return await upload.commit(filename="a", keep_s=100)
+
+
+def batch_of(file: FileRecord) -> BatchRecord:
+    return BatchRecord(
+        id="a",
+        owner=file.owner,
+        endpoint=CHAT,
+        input_id=file.id,
+        output_id="b",
+        error_id="c",
+        created_s=0,
+        expires_s=2**40,
+    )
+
+
+async def cancel_late(store: BatchStore, call: Awaitable[object]) -> None:
+    """Cancels a call that has run in the store's thread, before the event loop has its result."""
+    goes_on, has_run = threading.Event(), threading.Event()
+    before = asyncio.create_task(store.call(lambda _: goes_on.wait(60)))
+    await asyncio.sleep(0)
+    calling = asyncio.ensure_future(call)
+    for _ in range(3):  # it comes to the store's thread
+        await asyncio.sleep(0)
+    after = asyncio.create_task(store.call(lambda _: has_run.set()))
+    await asyncio.sleep(0)
+    goes_on.set()
+    assert has_run.wait(60)
+    calling.cancel()
+    await asyncio.gather(before, after)
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+
+
+async def test_calls_that_are_cancelled_leave_nothing_open_or_uncounted(tmp_path: Path) -> None:
+    async with batch_store(BatchConfig(batch_dir=str(tmp_path))) as store:
+        assert store is not None
+        file, other = await uploaded(store), await uploaded(store)
+        for _ in range(MAX_OWN_DOWNLOADS + 1):
+            download = Download(store, file)
+            await cancel_late(store, download.open())
+            download.close()
+        for _ in range(MAX_OWN_UPLOADS + 1):
+            upload = Upload(store, "a")
+            await cancel_late(store, upload.start())
+            await cancel_late(store, upload.drop())
+        upload = Upload(store, "a")
+        await upload.start()
+        await cancel_late(store, upload.commit(filename="a", keep_s=100))
+        await upload.drop()
+        await cancel_late(store, store.delete(other))
+        await cancel_late(store, store.add(batch_of(file)))
+        await cancel_late(store, store.cancel("a", owner="a"))
+        assert store.open["a"].stop.is_set()
+        assert await store.call(lambda folder: folder.usage()) == [("a", 2, file.num_bytes)]
+        assert (store.usage.num_files("a"), store.usage.num_bytes("a")) == (2, file.num_bytes)
+        assert len([*(tmp_path / "files").iterdir()]) == 2
+
+
 async def test_a_batch_cannot_be_cancelled_while_its_end_is_stored(tmp_path: Path) -> None:
     goes_on = threading.Event()
     async with batch_store(BatchConfig(batch_dir=str(tmp_path))) as store:
         assert store is not None
-        upload = Upload(store, "a")
-        await upload.start()
-        file = await upload.commit(filename="a", keep_s=100)
-        record = BatchRecord(
-            id="a",
-            owner="a",
-            endpoint=CHAT,
-            input_id=file.id,
-            output_id="a",
-            error_id="a",
-            created_s=0,
-            expires_s=2**40,
-        )
+        record = batch_of(await uploaded(store))
         batch = await store.add(record)
         waiting = asyncio.create_task(store.call(lambda _: goes_on.wait(60)))
         ended = reached(record, BatchStatus.FAILED, now_s=store.clock())

@@ -9,7 +9,7 @@
 An owner is an API key, or all requests without one. A file of another owner is a 404."""
 
 import logging
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.requests import ClientDisconnect
@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from motet.api.batches.multipart import FormReader, PartEnd, PartHead, invalid_form
 from motet.api.batches.records import FilePurpose, FileRecord
-from motet.api.batches.store import FLAG_OFF, BatchStore, Upload
+from motet.api.batches.store import FLAG_OFF, BatchStore, Download, Upload
 from motet.api.http.caller import caller_of
 from motet.api.http.failure import invalid_value, missing_parameter, unknown_parameter
 from motet.api.http.routes import json_response, new_router
@@ -60,8 +60,8 @@ def file_router(service: Service) -> APIRouter:
         store = store_of(service)
         await store.remove_expired()
         file = Upload(store, owner_of(service, request))
-        await file.start()
         try:
+            await file.start()
             record = await UploadedForm(store, file).read(request)
         except OSError as error:
             log.error("an uploaded file could not be stored: %s", error)
@@ -150,19 +150,18 @@ class ContentResponse(Response):
     def __init__(self, store: BatchStore, file: FileRecord) -> None:
         super().__init__(media_type="application/octet-stream", headers={"x-content-type-options": "nosniff"})
         self.headers["content-length"] = str(file.num_bytes)
-        self._store = store
-        self._file = file
+        self._download = Download(store, file)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        content = await self._store.open_file(self._file)
         try:
-            await while_client_stays(receive, self._send(content, send))
+            await self._download.open()
+            await while_client_stays(receive, self._send(send))
         finally:
-            self._store.close_file(self._file, content)
+            self._download.close()
 
-    async def _send(self, content: BinaryIO, send: Send) -> None:
+    async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        while piece := await self._store.read(content):
+        while piece := await self._download.read():
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

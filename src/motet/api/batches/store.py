@@ -1,14 +1,15 @@
 """The files and batches of a server, for its event loop. Everything that blocks runs in the store's only thread."""
 
 import asyncio
+import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from motet.api.batches.folder import BatchFolder, close_durable
 from motet.api.batches.records import BatchRecord, BatchStatus, FilePurpose, FileRecord, new_file_id, reached
@@ -21,9 +22,26 @@ from motet.settings.batch_config import DAY_S, BatchConfig
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+P = ParamSpec("P")
 BUFFER_BYTES = 256 * 1024
 """Number of bytes that are written to a file, or read from it, at a time."""
 FLAG_OFF = "This server has no files and batches: start it with --batch-dir FOLDER."
+
+
+def uninterrupted(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Makes a coroutine function run to its end if its caller is cancelled, so that what it has done in the folder is
+    also counted. The caller is cancelled after it."""
+
+    @functools.wraps(method)
+    async def run(*args: P.args, **named: P.kwargs) -> T:
+        running = asyncio.create_task(method(*args, **named))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.gather(running, return_exceptions=True)
+            raise
+
+    return run
 
 
 @dataclass(eq=False)
@@ -96,6 +114,7 @@ class BatchStore:
             raise _no_file(id)
         return found
 
+    @uninterrupted
     async def delete(self, file: FileRecord) -> None:
         """Deletes a file. Raises RequestError while a batch reads it."""
 
@@ -107,27 +126,7 @@ class BatchStore:
         if await self.call(delete):
             self.usage.remove_stored(file.owner, id=file.id, num_bytes=file.num_bytes)
 
-    async def open_file(self, file: FileRecord) -> BinaryIO:
-        """Opens the content of a file, for `read`, until `close_file`. Raises NotFoundError if it was deleted, and
-        RateLimitedError if the owner has too many open."""
-        self.usage.start_download(file.owner, id=file.id)
-        try:
-            return await self.call(lambda folder: folder.path(file.id).open("rb"))
-        except BaseException as error:
-            self.usage.end_download(file.owner, id=file.id)
-            if isinstance(error, FileNotFoundError):
-                raise _no_file(file.id) from error
-            raise
-
-    def close_file(self, file: FileRecord, content: BinaryIO) -> None:
-        """Ends a download, also one that outlives the store."""
-        content.close()
-        self.usage.end_download(file.owner, id=file.id)
-
-    async def read(self, content: BinaryIO) -> bytes:
-        """Returns the next bytes of a file; empty at its end."""
-        return await self.call(lambda _: content.read(BUFFER_BYTES))
-
+    @uninterrupted
     async def remove_expired(self) -> None:
         now_s = self.clock()
         expired = await self.call(lambda folder: folder.remove_expired(now_s, keep_s=self.keep_s))
@@ -136,6 +135,7 @@ class BatchStore:
 
     # Batches
 
+    @uninterrupted
     async def add(self, record: BatchRecord) -> OpenBatch:
         """Adds a new batch, which starts to run. Raises RequestError above the limits of unfinished batches and of
         files, since its results are files."""
@@ -182,6 +182,7 @@ class BatchStore:
                 self.usage.add_file(record.owner)
             batch.ended.set()
 
+    @uninterrupted
     async def cancel(self, id: str, *, owner: str) -> BatchRecord:
         """Starts to cancel a batch. Raises NotFoundError, and RequestError for a batch whose lines have all run."""
         record = await self.batch(id, owner=owner)
@@ -215,8 +216,45 @@ async def batch_store(
         await store.close()
 
 
+class Download:
+    """The content of a file that is sent. `close` must be called at the end, also if `open` failed."""
+
+    def __init__(self, store: BatchStore, file: FileRecord) -> None:
+        self._store = store
+        self._file = file
+        self._content: BinaryIO | None = None
+
+    @uninterrupted
+    async def open(self) -> None:
+        """Opens the content. Raises NotFoundError if it was deleted, and RateLimitedError if the owner has too many
+        downloads."""
+        owner, id = self._file.owner, self._file.id
+        self._store.usage.start_download(owner, id=id)
+        try:
+            self._content = await self._store.call(lambda folder: folder.path(id).open("rb"))
+        except BaseException as error:
+            self._store.usage.end_download(owner, id=id)
+            if isinstance(error, FileNotFoundError):
+                raise _no_file(id) from error
+            raise
+
+    async def read(self) -> bytes:
+        """Returns the next bytes; empty at the end."""
+        content = self._content
+        assert content is not None  # it was opened
+        return await self._store.call(lambda _: content.read(BUFFER_BYTES))
+
+    def close(self) -> None:
+        """Ends the download, which can outlive the store."""
+        if (content := self._content) is not None:
+            self._content = None
+            content.close()
+            self._store.usage.end_download(self._file.owner, id=self._file.id)
+
+
 class Upload:
-    """A file that is uploaded. `drop` must be called at the end; it does nothing after `commit`."""
+    """A file that is uploaded. `drop` must be called at the end; it does nothing after `commit`, or if `start`
+    failed."""
 
     def __init__(self, store: BatchStore, owner: str) -> None:
         self._store = store
@@ -226,6 +264,7 @@ class Upload:
         self._buffer = bytearray()
         self._num_bytes = 0
 
+    @uninterrupted
     async def start(self) -> None:
         """Opens the content. Raises RequestError above a limit."""
         self._store.usage.start_upload(self._owner)
@@ -247,6 +286,7 @@ class Upload:
         if len(self._buffer) >= BUFFER_BYTES:
             await self._flush()
 
+    @uninterrupted
     async def commit(self, *, filename: str, keep_s: int) -> FileRecord:
         """Adds the file to the owner's files, and makes it durable. `keep_s`: time after which it expires."""
         await self._flush()
@@ -271,6 +311,7 @@ class Upload:
         self._store.usage.end_upload(self._owner, num_bytes=self._num_bytes, kept=True)
         return record
 
+    @uninterrupted
     async def drop(self) -> None:
         """Removes an upload that was not committed."""
         if (content := self._content) is None:
