@@ -12,11 +12,12 @@ from motet.api.batches import line_calls
 from motet.api.batches.input_lines import PIECE_BYTES, PIECE_LINES, Place, id_digest, read_piece
 from motet.api.batches.line_calls import LineAnswer
 from motet.api.batches.records import BatchRecord, BatchStatus, BatchTokens, FileRecord, reached
-from motet.api.batches.results import MAX_DECODED_BYTES, ResultFile, last_bytes, result_pieces, tokens_in
+from motet.api.batches.results import MAX_DECODED_BYTES, last_bytes, result_pieces, scan, tokens_in
 from motet.api.batches.store import BatchStore, Download, Upload, batch_store
 from motet.api.batches.turns import LineMemory, LineTurns
 from motet.api.batches.usage import MAX_OWN_DOWNLOADS, MAX_OWN_UPLOADS
 from motet.api.http.admission import Admission
+from motet.batch.line_file import LineFile
 from motet.batch.lines import BatchLine, result_line
 from motet.errors import RequestError
 from motet.settings.batch_config import BatchConfig
@@ -251,11 +252,13 @@ def test_a_large_answer_is_stored_in_its_pieces(tmp_path: Path) -> None:
 
     path = tmp_path / "results"
     path.write_bytes(b"".join(pieces) * 2 + b"".join(pieces)[:-20])  # the server was killed
-    file = ResultFile(path)
-    scanned = [file.scan() for _ in range(3)]
-    assert [piece.tokens.input_tokens for piece in scanned] == [3, 3, 0] and scanned[-1].ended
-    assert [*scanned[0].ids, *scanned[1].ids] == [id_digest("a")] * 2
-    assert file.num_bytes == 2 * sum(map(len, pieces))
+    file = LineFile(path)
+    first = scan(file, 0)
+    second = scan(file, first.next or 0)
+    last = scan(file, second.next or 0)
+    assert [piece.tokens.input_tokens for piece in (first, second, last)] == [3, 3, 0] and last.next is None
+    assert [*first.ids, *second.ids] == [id_digest("a")] * 2
+    assert file.num_bytes == path.stat().st_size == 2 * sum(map(len, pieces))
     file.close()
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from motet.batch.id_table import IdTable
 from motet.batch.jsonl_input import JsonlInput
-from motet.batch.line_file import LineFile
 from motet.batch.lines import MAX_LINE_BYTES
+from motet.batch.output_file import OutputFile
 from motet.cli.batch.files import errors_path
 from motet.errors import BatchStoppedError, ConfigError
 from tests.batch.batch_scene import BatchScene, ScriptedServer, refusal, request, requests
@@ -26,7 +26,7 @@ async def test_an_output_that_is_cut_anywhere_is_repaired(tmp_path: Path) -> Non
         for zeros in (b"", b"\0" * 9, b"\0\n\0")[: 1 if cut % 8 else 3]:
             scene.output.write_bytes(complete[:cut] + zeros)
             table = IdTable()
-            with LineFile(scene.output) as output:
+            with OutputFile(scene.output) as output:
                 output.add_finished(table)
             repaired = scene.output.read_bytes()
             assert repaired == complete[: complete.rfind(b"\n", 0, cut) + 1]
@@ -116,9 +116,9 @@ async def test_the_errors_of_an_earlier_run_are_replaced(tmp_path: Path) -> None
 
 
 def test_a_file_has_one_writer(tmp_path: Path) -> None:
-    with LineFile(tmp_path / "out"), pytest.raises(ConfigError, match="in use"):
-        LineFile(tmp_path / "out")
-    LineFile(tmp_path / "out").__exit__()
+    with OutputFile(tmp_path / "out"), pytest.raises(ConfigError, match="in use"):
+        OutputFile(tmp_path / "out")
+    OutputFile(tmp_path / "out").__exit__()
 
 
 async def test_input_output_and_errors_must_be_different_regular_files(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ class FullDisk:
 @pytest.mark.parametrize("free_bytes", [0, 1, 10, 15, 20, 29])
 def test_a_full_disk_leaves_only_complete_lines(tmp_path: Path, free_bytes: int) -> None:
     path = tmp_path / "out"
-    with LineFile(path, write=FullDisk(free_bytes)) as file, pytest.raises(BatchStoppedError, match="No space left"):
+    with OutputFile(path, write=FullDisk(free_bytes)) as file, pytest.raises(BatchStoppedError, match="No space left"):
         for _ in range(3):
             file.append(b"123456789\n")
     assert path.read_bytes() == b"123456789\n" * (free_bytes // 10)

@@ -91,6 +91,6 @@ def test_lines_are_read_with_their_ends(pieces: list[bytes], ends: bool, max_byt
     content = b"\n".join(pieces) + (b"\n" if ends else b"")
     lines = list(read_lines(BytesIO(content), max_bytes=max_bytes))
     expected = BytesIO(content).readlines()
-    assert [line.end for line in lines] == [len(b"".join(expected[: number + 1])) for number in range(len(expected))]
+    assert [line.start for line in lines] == [len(b"".join(expected[:number])) for number in range(len(expected))]
     for line, text in zip(lines, expected, strict=True):
         assert line.text == (text if len(text.rstrip(b"\n")) <= max_bytes else None)

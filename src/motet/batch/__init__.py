@@ -4,6 +4,7 @@
 2. `requests`, `id_table`                    which lines have no result, and in which order they are sent
 3. `run`, `concurrency`                      how many requests are in progress, their retries, and the figures
 4. `sender`, `server_watch`                  HTTP, the meaning of a response, and a server that does not answer
-5. `line_file`, `line_reader`                the files of results and errors
+5. `output_file`, `line_file`, `line_reader` the files of results and errors
 
-`lines` parses and makes lines without I/O, also for the server's Batch API (`motet.api.batches`)."""
+The server's Batch API (`motet.api.batches`) also uses `lines`, which parses and makes lines without I/O, `line_file`
+and `line_reader`."""

@@ -11,10 +11,15 @@ PIECE_BYTES = 2**20
 class FileLine:
     number: int
     """Number of the line, from 1."""
+    start: int
+    """Offset of its first byte."""
     text: bytes | None
     """The line with its line feed; None if it is longer than the reader allows."""
-    end: int
-    """Offset of the first byte after the line."""
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte after the line, which has a text."""
+        return self.start + len(self.text or b"")
 
     @property
     def is_complete(self) -> bool:
@@ -23,17 +28,15 @@ class FileLine:
 
 
 def read_lines(file: BinaryIO, *, max_bytes: int, start: int = 0) -> Iterator[FileLine]:
-    """Yields the lines of a file from the offset `start`, which is the start of line 1."""
+    """Yields the lines of a file from the offset `start`, which is the start of line 1. A line that is too long is read
+    to its end only if the next line is requested."""
     file.seek(start)
-    number, end = 0, start
+    number = 0
     while text := file.readline(max_bytes + 1):
         number += 1
-        end += len(text)
-        if len(text) <= max_bytes or text.endswith(b"\n"):
-            yield FileLine(number, text, end)
-            continue
-        while piece := file.readline(PIECE_BYTES):
-            end += len(piece)
-            if piece.endswith(b"\n"):
-                break
-        yield FileLine(number, None, end)
+        is_cut = len(text) > max_bytes and not text.endswith(b"\n")
+        yield FileLine(number, start, None if is_cut else text)
+        start += len(text)
+        while is_cut and (piece := file.readline(PIECE_BYTES)):
+            start += len(piece)
+            is_cut = not piece.endswith(b"\n")

@@ -19,8 +19,8 @@ from functools import partial
 from http import HTTPStatus
 
 from motet.batch.concurrency import ConcurrencyLimit
-from motet.batch.line_file import LineFile
 from motet.batch.lines import BatchLine, LineError, error_line, result_line
+from motet.batch.output_file import OutputFile
 from motet.batch.requests import NumberedLine
 from motet.batch.sender import RequestSender, ServerReply, total_tokens
 from motet.batch.server_watch import ServerWatch, Sleep
@@ -89,8 +89,8 @@ class BatchFileRun:
         sender: RequestSender,
         watch: ServerWatch,
         *,
-        output: LineFile,
-        errors: LineFile,
+        output: OutputFile,
+        errors: OutputFile,
         progress: BatchProgress,
         limit: ConcurrencyLimit,
         times: RunTimes,

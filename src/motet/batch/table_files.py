@@ -212,13 +212,11 @@ def _reason(line: _TableResult | None) -> str | None:
 def _add_places(places: "array[int]", path: Path, *, sign: int) -> None:
     """Stores the place of the line of each row: its offset plus 1, times `sign`. Rows without a line keep 0."""
     with path.open("rb", buffering=2**20) as file:
-        start = 0
         for line in read_lines(file, max_bytes=MAX_RESULT_BYTES):
             custom_id = _RESULT.decode(line.text).custom_id if line.text and line.text.strip() else None
             digits = (custom_id or "").removeprefix(ROW_ID)
             if custom_id != digits and digits.isdecimal() and (row := int(digits)) < len(places):
-                places[row] = sign * (start + 1)
-            start = line.end
+                places[row] = sign * (line.start + 1)
 
 
 def _line_at(places: "array[int]", row: int, *, completed: BinaryIO, failed: BinaryIO) -> _TableResult | None:

@@ -1,12 +1,15 @@
 """Batches with OpenAI's official client."""
 
+import asyncio
 import json
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from motet.api.batches import batch_run
 from motet.api.batches.store import batch_store
 from motet.errors import ConfigError, EngineDiedError
 from motet.settings.batch_config import BatchConfig
@@ -154,6 +157,27 @@ async def test_a_restarted_server_runs_only_the_missing_lines(serve_batches: Bat
         assert ended.usage is not None
         usages = [result["response"]["body"]["usage"] for result in results.values()]
         assert ended.usage.total_tokens == sum(usage["total_tokens"] for usage in usages)
+
+
+async def test_a_result_is_durable_before_other_lines_end(
+    serve_batches: BatchServing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, synced, fsync = asyncio.get_running_loop(), asyncio.Event(), os.fsync
+
+    def seen(descriptor: int) -> None:
+        fsync(descriptor)
+        loop.call_soon_threadsafe(synced.set)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    monkeypatch.setattr(batch_run, "SYNC_INTERVAL_S", 0.01)
+    engine = WatchedEngine(gated=True)
+    async with serve_batches(engine=engine, batch_concurrency=1) as server:
+        await server.create(line("a"), line("b"))
+        await engine.submitted.acquire()
+        synced.clear()  # the upload has set it
+        engine.go(20)
+        await engine.submitted.acquire()  # the second line
+        await synced.wait()
 
 
 async def test_a_second_server_cannot_use_the_folder(serve_batches: BatchServing) -> None:

@@ -4,7 +4,7 @@ multipart   the parts of uploads
 records     files and batches, as they are stored and as clients see them
 folder      the folder with the database and the contents of files: blocking, used in one thread
 tables      the tables of the database
-results     the output and error file of a batch that runs: appended line by line, and repaired at a start
+results     the lines of the output and error file of a batch: made, and read and repaired at a start
 store       the folder for the event loop: every call runs in the store's thread
 input_lines the lines of an input file, checked in pieces
 line_calls  sends the request of a line into the application, as the key that created the batch

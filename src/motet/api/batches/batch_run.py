@@ -12,10 +12,11 @@ from motet.api.batches.folder import BatchFolder, output_record
 from motet.api.batches.input_lines import InputCheck, InputPiece, Place, id_digest, read_piece
 from motet.api.batches.line_calls import MAX_ANSWER_BYTES, LineAnswer, call_line
 from motet.api.batches.records import BatchProblem, BatchStatus, BatchTokens, LineCounts, reached
-from motet.api.batches.results import ResultFile, ScannedPiece, last_bytes, result_pieces, tokens_in
+from motet.api.batches.results import ScannedPiece, last_bytes, result_pieces, scan, tokens_in
 from motet.api.batches.store import BatchStore, OpenBatch
 from motet.api.batches.turns import LineTurns, first_unless
 from motet.api.http.failure import error_json
+from motet.batch.line_file import LineFile
 from motet.batch.lines import BatchLine, LineError, error_line
 from motet.engines.refusals import ReplyVerdict, growing_pauses
 from motet.errors import RequestError, UnauthorizedError
@@ -27,6 +28,8 @@ FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
 """Time in seconds before a line runs again that was refused because of load. It doubles each time."""
 MAX_LOSSES = 3
 """Maximum number of times that a line runs whose worker is lost. Other refusals are repeated until the expiry."""
+SYNC_INTERVAL_S = 1.0
+"""Time in seconds after which an appended line is made durable."""
 NO_KEY = "The API key that created this batch is not a key of this server any more."
 EXPIRED = "This request could not be executed before the completion window expired."
 NO_TOKENS = BatchTokens()
@@ -61,7 +64,7 @@ class BatchRun:
         self._retry_s = retry_s
         self._done: set[bytes] = set()
         """`id_digest` of each line that has a result."""
-        self._files: dict[bool, ResultFile] = {}
+        self._files: dict[bool, LineFile] = {}
         """The error file (True) and the output file (False)."""
         self._failure: Exception | None = None
         """The error with which a result could not be stored."""
@@ -75,7 +78,12 @@ class BatchRun:
             if self._batch.record.ended or self._closing():
                 return
             await self._open_files()
-            await self._run_lines()
+            syncing = asyncio.create_task(self._sync_at_intervals())
+            try:
+                await self._run_lines()
+            finally:
+                syncing.cancel()
+                await asyncio.wait([syncing])
             if self._failure is not None:
                 raise self._failure
             if not self._closing():
@@ -121,27 +129,26 @@ class BatchRun:
         """Opens the files of results, and finds the lines that they have."""
         record, lengths = self._batch.record, {False: 0, True: 0}
         tokens = BatchTokens()
-        for errors, id in ((False, record.output_id), (True, record.error_id)):
-            file = self._files[errors] = await self._open_file(id)
-            num_bytes, ended = file.num_bytes, False
-            while not ended:
-                piece = await self._scan(file)
+
+        def open_files(folder: BatchFolder) -> None:
+            for errors, id in ((False, record.output_id), (True, record.error_id)):
+                self._files[errors] = folder.open_results(id)
+
+        await self._store.call(open_files)
+        for errors, file in self._files.items():
+            num_bytes = file.num_bytes
+            place: int | None = 0
+            while place is not None:
+                piece = await self._scan(file, place)
                 self._done.update(piece.ids)
                 lengths[errors] += len(piece.ids)
-                tokens, ended = tokens.plus(piece.tokens), piece.ended
+                tokens, place = tokens.plus(piece.tokens), piece.next
             self._store.usage.grow(record.owner, file.num_bytes - num_bytes)
         counts = LineCounts(record.counts.total, lengths[False], lengths[True])
         self._batch.record = msgspec.structs.replace(self._batch.record, counts=counts, tokens=tokens)
 
-    async def _open_file(self, id: str) -> ResultFile:
-        return await self._store.call(lambda folder: ResultFile(folder.path(id)))
-
-    async def _scan(self, file: ResultFile) -> ScannedPiece:
-        return await self._store.call(lambda _: file.scan())
-
-    async def _remove_if_empty(self, file: ResultFile) -> None:
-        if not file.num_bytes:
-            await self._store.call(lambda _: file.remove())
+    async def _scan(self, file: LineFile, start: int) -> ScannedPiece:
+        return await self._store.call(lambda _: scan(file, start))
 
     async def _run_lines(self) -> None:
         """Runs all lines without a result. Returns when no line runs any more."""
@@ -180,8 +187,7 @@ class BatchRun:
             if (answer := await self._answer(line)) is not None:
                 await self._store_answer(line, answer)
         except (RequestError, OSError) as error:
-            self._failure = error
-            self._batch.stop.set()
+            self._stop_after(error)
         finally:
             self._turns.memory.free(self._batch.record.owner, len(line.body))
             free.release()
@@ -235,7 +241,7 @@ class BatchRun:
         owner, file, num_bytes = self._batch.record.owner, self._files[errors], sum(map(len, lines))
         self._store.usage.grow(owner, num_bytes)
         try:
-            await self._store.call(lambda _: file.append(lines))
+            await self._store.call(lambda _: file.append(*lines))
         except BaseException:
             self._store.usage.grow(owner, -num_bytes)
             raise
@@ -294,12 +300,32 @@ class BatchRun:
             if size
         ]
         await self._store.change(self._batch, reached(record, status, now_s=now_s), *files)
-        for file in self._files.values():
-            await self._remove_if_empty(file)
 
     async def _close_files(self) -> None:
         def close(_: BatchFolder) -> None:
             for file in self._files.values():
-                file.close()
+                try:
+                    file.sync()
+                finally:
+                    file.close(keep_empty=False)
 
         await self._store.call(close)
+
+    async def _sync_at_intervals(self) -> None:
+        """Makes the lines of the files durable, until the task is cancelled."""
+
+        def sync(_: BatchFolder) -> None:
+            for file in self._files.values():
+                file.sync()
+
+        try:
+            while True:
+                await asyncio.sleep(SYNC_INTERVAL_S)
+                await self._store.call(sync)
+        except OSError as error:
+            self._stop_after(error)
+
+    def _stop_after(self, error: RequestError | OSError) -> None:
+        """Ends the batch, since results cannot be stored."""
+        self._failure = error
+        self._batch.stop.set()

@@ -15,11 +15,14 @@ from typing import BinaryIO
 
 from motet.api.batches.records import BatchRecord, FilePurpose, FileRecord
 from motet.api.batches.tables import SCHEMA, BatchTable, FileTable
+from motet.batch.line_file import LineFile
 from motet.errors import ConfigError
 
 DATABASE, FILES, PART = "batches.sqlite", "files", ".part"
 VERSION = 1
 """Form of the database. A server refuses a folder of another form."""
+PRIVATE = 0o600
+"""Mode of files that only the server's user can read."""
 
 
 class BatchFolder:
@@ -87,6 +90,10 @@ class BatchFolder:
         os.replace(self._part(record.id), self.path(record.id))
         sync_folder(self._contents)
         self.files.insert(record)
+
+    def open_results(self, id: str) -> LineFile:
+        """Opens or creates the output or error file of a batch that runs. The caller closes it."""
+        return LineFile(self.path(id), mode=PRIVATE)
 
     def delete_file(self, id: str) -> bool:
         """Deletes a file. Returns False if it was deleted before."""
@@ -173,4 +180,4 @@ def sync_folder(folder: Path) -> None:
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    return os.open(path, flags, PRIVATE)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from motet.api.batches.records import BatchProblem
+from motet.batch.line_reader import read_lines
 from motet.batch.lines import BatchLine, LineError, duplicate_custom_id, is_blank, parse_line
 
 PIECE_BYTES, PIECE_LINES = 256 * 1024, 256
@@ -49,20 +50,18 @@ def id_digest(custom_id: str) -> bytes:
 def read_piece(path: Path, place: Place, *, endpoint: str, max_body_bytes: int) -> InputPiece:
     """Reads the next lines. A line that is too long is an error and ends the file."""
     found: list[InputLine] = []
-    limit, number = max_body_bytes + FRAME_BYTES, place.num_lines
+    limit = max_body_bytes + FRAME_BYTES
     with path.open("rb") as content:
-        content.seek(place.offset)
-        while content.tell() < place.offset + PIECE_BYTES and number < place.num_lines + PIECE_LINES:
-            line = content.readline(limit + 1)
-            if not line:
-                return InputPiece(found, None)
-            number += 1
-            if len(line) > limit:
+        for line in read_lines(content, max_bytes=limit, start=place.offset):
+            number = place.num_lines + line.number
+            if line.text is None:
                 why = f"This line has more than {limit} bytes, the maximum of this server (--max-body-bytes)."
                 return InputPiece([*found, InputLine(number, LineError("line_too_long", why))], None)
-            if not is_blank(line):
-                found.append(InputLine(number, parse_line(line, endpoint=endpoint)))
-        return InputPiece(found, Place(content.tell(), number))
+            if not is_blank(line.text):
+                found.append(InputLine(number, parse_line(line.text, endpoint=endpoint)))
+            if line.end >= place.offset + PIECE_BYTES or line.number == PIECE_LINES:
+                return InputPiece(found, Place(line.end, number))
+    return InputPiece(found, None)
 
 
 class InputCheck:

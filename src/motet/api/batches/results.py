@@ -1,5 +1,4 @@
-"""The output and error file of a batch that runs. A line is appended completely or not at all; all lines are made
-durable at intervals. All methods block.
+"""The lines of the output and error file of a batch that runs (`batch.line_file`). All functions block.
 
 An answer with many log-probabilities has a hundred megabytes. One call that decodes or copies that much holds the GIL,
 and delays every stream, so a large answer is written in the pieces in which it was sent, and only its end is decoded.
@@ -7,22 +6,17 @@ and delays every stream, so a large answer is written in the pieces in which it 
 A server that was killed can leave a line without its end. `scan` removes it, and everything after a line that cannot be
 read, so that the lines in the files are exactly the requests that need not run again."""
 
-import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from motet.api.batches.input_lines import PIECE_BYTES, id_digest
 from motet.api.batches.line_calls import LineAnswer
 from motet.api.batches.records import BatchTokens
-from motet.batch.line_file import BINARY, append_all
+from motet.batch.line_file import LineFile
 from motet.batch.lines import BatchLine, read_result, result_line
-
-SYNC_S = 1.0
-"""Maximum time in seconds after which an appended line is made durable by a later one."""
 
 MAX_DECODED_BYTES = 2**20
 """Maximum size of an answer that is decoded as a whole."""
@@ -145,61 +139,22 @@ class ScannedPiece:
     ids: Sequence[bytes]
     """`id_digest` of each line's request."""
     tokens: BatchTokens
-    ended: bool
+    next: int | None
+    """Offset of the next line; None at the end of the file."""
 
 
-class ResultFile:
-    """One file, opened for lines that are appended. `scan` must reach the end before the first `append`."""
-
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY, 0o600)
-        self._path = path
-        self._clock = clock
-        self._scanned = 0
-        self._synced_s = clock()
-        self.num_bytes = os.fstat(self._open).st_size
-
-    def scan(self) -> ScannedPiece:
-        """Reads the next lines, and removes the rest of the file if it cannot be read."""
-        ids: list[bytes] = []
-        tokens, end = BatchTokens(), self._scanned + PIECE_BYTES
-        with self._path.open("rb") as content:
-            content.seek(self._scanned)
-            while self._scanned < end:
-                line = content.readline()
-                found = _read_line(line)
-                if found is None:
-                    os.ftruncate(self._open, self._scanned)
-                    self.num_bytes = self._scanned
-                    return ScannedPiece(ids, tokens, ended=True)
-                self._scanned += len(line)
-                ids.append(id_digest(found[0]))
-                tokens = tokens.plus(found[1])
-        return ScannedPiece(ids, tokens, ended=False)
-
-    def append(self, lines: Sequence[bytes]) -> None:
-        """Appends lines, in pieces, or nothing. Raises OSError."""
-        for piece in lines:
-            append_all(self._open, piece, size=self.num_bytes)
-        self.num_bytes += sum(map(len, lines))
-        if self._clock() - self._synced_s >= SYNC_S:
-            os.fsync(self._open)
-            self._synced_s = self._clock()
-
-    def close(self) -> None:
-        """Closes the file and makes it durable. Can be called repeatedly."""
-        if (descriptor := self._descriptor) is not None:
-            self._descriptor = None
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-    @property
-    def _open(self) -> int:
-        assert self._descriptor is not None  # it is not closed
-        return self._descriptor
-
-    def remove(self) -> None:
-        """Removes the file, which must be closed."""
-        self._path.unlink(missing_ok=True)
+def scan(file: LineFile, start: int) -> ScannedPiece:
+    """Reads the next lines from an offset, and removes the rest of the file if it cannot be read."""
+    ids: list[bytes] = []
+    tokens, end = BatchTokens(), start
+    with closing(file.read(start)) as lines:
+        for line in lines:
+            found = None if line.text is None else _read_line(line.text)
+            if found is None:
+                break
+            ids.append(id_digest(found[0]))
+            tokens, end = tokens.plus(found[1]), line.end
+            if end >= start + PIECE_BYTES:
+                return ScannedPiece(ids, tokens, end)
+    file.cut(end)
+    return ScannedPiece(ids, tokens, None)

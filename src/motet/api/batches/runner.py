@@ -1,7 +1,7 @@
 """Runs the batches of a server: one of each owner at a time, in the order in which they were created.
 
 1. validating    every line is checked; a batch with an invalid line fails
-2. in_progress   `ResultFile.scan` finds the lines that ran before a restart; all others run, each in a slot (`turns`)
+2. in_progress   `results.scan` finds the lines that ran before a restart; all others run, each in a slot (`turns`)
 3. finalizing    the files get their records, so that clients see them
 4. an end        completed, failed, expired or cancelled
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from motet.batch.id_table import IdTable
 from motet.batch.jsonl_input import JsonlInput
-from motet.batch.line_file import LineFile
+from motet.batch.output_file import OutputFile
 from motet.batch.requests import InputSurvey, survey
 from motet.batch.rows import BodyFields
 from motet.batch.run import BatchProgress
@@ -26,8 +26,8 @@ class BatchFiles:
     """The input, the output and the errors of one run."""
 
     lines: JsonlInput | TableInput
-    output: LineFile
-    errors: LineFile
+    output: OutputFile
+    errors: OutputFile
     ids: IdTable
     """The ids of the results in the output file, and of the lines."""
     survey: InputSurvey
@@ -47,8 +47,8 @@ class BatchFiles:
         lines = TableInput(input, params=params) if is_table(input) else JsonlInput(input, params=params)
         output = output.with_name(f"{output.stem}{JSONL}") if table else output
         errors = errors or errors_path(output)
-        output_file = stack.enter_context(LineFile(output))
-        errors_file = stack.enter_context(LineFile(errors, keep_empty=False))
+        output_file = stack.enter_context(OutputFile(output))
+        errors_file = stack.enter_context(OutputFile(errors, keep_empty=False))
         opened = [(input, lines.status), (output, output_file.status), (errors, errors_file.status)]
         if table and table.exists():
             opened.append((table, os.stat(table)))
