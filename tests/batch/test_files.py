@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,12 @@ async def test_an_output_that_is_cut_anywhere_is_repaired(tmp_path: Path) -> Non
     for cut in range(len(complete) + 1):
         for zeros in (b"", b"\0" * 9, b"\0\n\0")[: 1 if cut % 8 else 3]:
             scene.output.write_bytes(complete[:cut] + zeros)
-            table = IdTable()
-            with OutputFile(scene.output) as output:
+            with OutputFile(scene.output) as output, closing(IdTable()) as table:
                 output.add_finished(table)
+                num_results = len(table)
             repaired = scene.output.read_bytes()
             assert repaired == complete[: complete.rfind(b"\n", 0, cut) + 1]
-            assert len(table) == repaired.count(b"\n")
+            assert num_results == repaired.count(b"\n")
 
 
 async def test_a_run_after_a_cut_sends_only_what_is_missing(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Which lines are sent in which order, and how much of an input is in memory."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from io import BytesIO
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +13,8 @@ from motet.batch.line_reader import read_lines
 from motet.batch.lines import BATCH_URLS, BatchLine
 from motet.batch.requests import NumberedLine, beginning, windows
 from tests.property_settings import examples
+
+LINE, OTHER = BatchLine("7", BATCH_URLS[0], b"{}"), BatchLine("7", BATCH_URLS[0], b"{ }")
 
 
 class CountedInput:
@@ -26,22 +30,31 @@ class CountedInput:
             yield NumberedLine(number, BatchLine(f"{number}", BATCH_URLS[0], body))
 
 
-def test_a_window_is_bounded_by_lines_and_by_bytes() -> None:
+@pytest.fixture
+def ids() -> Iterator[IdTable]:
+    with closing(IdTable()) as table:
+        yield table
+
+
+def test_a_window_is_bounded_by_lines(ids: IdTable) -> None:
     lines = CountedInput(b"{}" for _ in range(100))
     sent = 0
-    for window in windows(lines, IdTable(), max_lines=7):
+    for window in windows(lines, ids, max_lines=7):
         sent += len(window)
         assert len(window) <= 7
         assert lines.num_read == sent
     assert sent == 100
+
+
+def test_a_window_is_bounded_by_bytes(ids: IdTable) -> None:
     large = CountedInput(b'{"x": "%s"}' % (b"x" * 1000) for _ in range(10))
-    assert [len(window) for window in windows(large, IdTable(), max_bytes=3000)] == [3, 3, 3, 1]
+    assert [len(window) for window in windows(large, ids, max_bytes=3000)] == [3, 3, 3, 1]
 
 
-def test_requests_with_equal_beginnings_are_sent_one_after_the_other() -> None:
+def test_requests_with_equal_beginnings_are_sent_one_after_the_other(ids: IdTable) -> None:
     beginnings = ("b", "a", "c", "a", "b", "a", "c")
     bodies = (b'{"seed": 1, "messages": [{"role": "system", "content": "%s"}]}' % one.encode() for one in beginnings)
-    (window,) = windows(CountedInput(bodies), IdTable())
+    (window,) = windows(CountedInput(bodies), ids)
     assert [numbered.number for numbered in window] == [2, 4, 6, 1, 5, 3, 7]
 
 
@@ -60,25 +73,25 @@ def test_a_beginning_is_what_the_prompt_starts_with() -> None:
 
 
 @examples(30)
-@given(ids=st.lists(st.text(max_size=3), max_size=40), marks=st.lists(st.sampled_from([1, 2, 4]), min_size=40))
-def test_a_table_of_ids_is_a_dictionary(ids: list[str], marks: list[int]) -> None:
-    table, model = IdTable(), dict[str, int]()
-    for one, mark in zip(ids, marks, strict=False):
-        assert table.add(one, IdMark(mark)) == model.get(one, 0)
-        model[one] = model.get(one, 0) | mark
-    assert len(table) == len(model)
+@given(texts=st.lists(st.text(max_size=3), max_size=40), marks=st.lists(st.sampled_from([1, 2, 4]), min_size=40))
+def test_a_table_of_ids_is_a_dictionary(texts: list[str], marks: list[int]) -> None:
+    model = dict[str, int]()
+    with closing(IdTable()) as table:
+        for one, mark in zip(texts, marks, strict=False):
+            assert table.add(one, IdMark(mark)) == model.get(one, 0)
+            model[one] = model.get(one, 0) | mark
+        assert len(table) == len(model)
 
 
-def test_a_table_of_many_ids_finds_all_and_no_others() -> None:
-    table = IdTable()
-    line = BatchLine("7", BATCH_URLS[0], b"{}")
-    for number in range(5000):
-        table.add(f"{number}", IdMark.FINISHED, line_id=line.id if number == 7 else None)
-    assert all(table.add(f"{number}", IdMark.SENT) == IdMark.FINISHED for number in range(5000))
-    assert all(table.add(f"{number}", IdMark.SENT) == IdMark.NONE for number in range(5000, 6000))
-    assert table.is_of("7", line.id)
-    assert not table.is_of("7", BatchLine("7", BATCH_URLS[0], b"{ }").id)
-    assert table.is_of("8", line.id)
+@pytest.mark.parametrize(
+    ("stored", "matches"),
+    [(LINE.id, True), (OTHER.id, False), (None, True), ("batch_req_123", True), (f"batch_req_{'x' * 32}", True)],
+    ids=["same", "other", "none", "short", "no digest"],
+)
+def test_a_result_is_of_a_request_unless_its_id_is_of_another(ids: IdTable, stored: str | None, matches: bool) -> None:
+    ids.add("7", IdMark.FINISHED, line_id=stored)
+    ids.add("7", IdMark.LISTED)
+    assert ids.is_of("7", LINE.id) is matches
 
 
 @examples(100)

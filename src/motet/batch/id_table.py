@@ -1,24 +1,22 @@
-"""The ids of a batch with their marks, in 24 to 48 bytes for each, for files with millions of lines.
+"""The ids of a batch with their marks, in a temporary database of SQLite: the memory does not depend on the number of
+lines, and a file can have millions."""
 
-Layout of a slot, empty if its marks are 0:
-
-    [ 0..10]   digest of the custom_id
-    [11..14]   start of the digest of the request, from the id of its result; zeros if it is not known
-    [15]       marks
-
-Collisions are resolved by linear probing. The table doubles when two thirds of its slots are used, so that a million
-ids take 32 MiB, and 48 MiB while it doubles. A dictionary of texts would take 150 MB."""
-
+import re
+import sqlite3
 from enum import IntFlag
-from hashlib import blake2b
 
 from motet.batch.lines import ID_PREFIX
+from motet.errors import BatchStoppedError
 
-SLOT_BYTES = 16
-KEY_BYTES = 11
-REQUEST_BYTES = 4
-FIRST_SLOTS = 1024
-UNKNOWN = bytes(REQUEST_BYTES)
+SCHEMA = """
+PRAGMA journal_mode = OFF;
+PRAGMA synchronous = OFF;
+PRAGMA cache_size = -32768; -- in KiB. Larger tables are in a file without a name, which ends with the process
+CREATE TABLE ids (custom_id TEXT PRIMARY KEY, marks INTEGER NOT NULL, line_id TEXT) WITHOUT ROWID;
+BEGIN;
+"""
+DIGEST_ID = re.compile(rf"{ID_PREFIX}[0-9a-f]{{32}}")
+"""Form of `BatchLine.id`. Results of other programs have other ids."""
 
 
 class IdMark(IntFlag):
@@ -32,65 +30,38 @@ class IdMark(IntFlag):
 
 
 class IdTable:
-    """A hash table from ids to marks. An id cannot be removed."""
+    """A table from ids to marks. An id cannot be removed. Threads can use it one after the other."""
 
     def __init__(self) -> None:
-        self._slots = bytearray(FIRST_SLOTS * SLOT_BYTES)
-        self._num_used = 0
+        self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._database.executescript(SCHEMA)
+        self._num_ids = 0
 
     def __len__(self) -> int:
-        return self._num_used
+        return self._num_ids
 
     def add(self, custom_id: str, mark: IdMark, *, line_id: str | None = None) -> IdMark:
-        """Adds a mark, and returns the marks that the id had before. `line_id`: id of the result, to be stored."""
-        key = _key(custom_id)
-        start = self._slot(key)
-        last = start + SLOT_BYTES - 1
-        before = self._slots[last]
-        if not before:
-            self._num_used += 1
-            self._slots[start : start + KEY_BYTES] = key
-        if line_id is not None:
-            self._slots[start + KEY_BYTES : last] = _request_part(line_id)
-        self._slots[last] = before | mark
-        if not before and self._num_used * 3 > len(self._slots) // SLOT_BYTES * 2:
-            self._double()
-        return IdMark(before)
+        """Adds a mark, and returns the marks that the id had before. `line_id`: id of the result, to be stored. Raises
+        BatchStoppedError if the disk is full."""
+        known = line_id if line_id is not None and DIGEST_ID.fullmatch(line_id) else None
+        try:
+            row = self._database.execute("SELECT marks FROM ids WHERE custom_id = ?", (custom_id,)).fetchone()
+            if row is None:
+                self._database.execute("INSERT INTO ids VALUES (?, ?, ?)", (custom_id, int(mark), known))
+                self._num_ids += 1
+                return IdMark.NONE
+            query = "UPDATE ids SET marks = ?, line_id = coalesce(?, line_id) WHERE custom_id = ?"
+            self._database.execute(query, (row[0] | mark, known, custom_id))
+        except sqlite3.Error as error:
+            raise BatchStoppedError(f"the ids of the lines cannot be stored in a temporary file: {error}") from error
+        return IdMark(row[0])
 
     def is_of(self, custom_id: str, line_id: str) -> bool:
         """Returns False if the stored result is the result of another request than `line_id`; True if its request is
         not known."""
-        start = self._slot(_key(custom_id)) + KEY_BYTES
-        stored = self._slots[start : start + REQUEST_BYTES]
-        return stored == UNKNOWN or stored == _request_part(line_id)
+        query = "SELECT line_id FROM ids WHERE custom_id = ?"
+        (stored,) = self._database.execute(query, (custom_id,)).fetchone() or (None,)
+        return stored is None or stored == line_id
 
-    def _slot(self, key: bytes) -> int:
-        """Returns the start of the slot of a key, or of the empty slot for it."""
-        slots = self._slots
-        num_slots = len(slots) // SLOT_BYTES
-        start = (int.from_bytes(key[:8]) & (num_slots - 1)) * SLOT_BYTES
-        while slots[start + SLOT_BYTES - 1] and slots[start : start + KEY_BYTES] != key:
-            start = (start + SLOT_BYTES) % len(slots)
-        return start
-
-    def _double(self) -> None:
-        former = self._slots
-        self._slots = bytearray(2 * len(former))
-        for start in range(0, len(former), SLOT_BYTES):
-            if former[start + SLOT_BYTES - 1]:
-                new = self._slot(bytes(former[start : start + KEY_BYTES]))
-                self._slots[new : new + SLOT_BYTES] = former[start : start + SLOT_BYTES]
-
-
-def _key(custom_id: str) -> bytes:
-    return blake2b(custom_id.encode(errors="surrogatepass"), digest_size=KEY_BYTES).digest()
-
-
-def _request_part(line_id: str) -> bytes:
-    """Returns the start of the digest in an id of a result; zeros for an id that Motet did not make."""
-    digits = line_id.removeprefix(ID_PREFIX)
-    try:
-        digest = bytes.fromhex(digits) if line_id.startswith(ID_PREFIX) and len(digits) == 32 else UNKNOWN
-    except ValueError:
-        return UNKNOWN
-    return digest[:REQUEST_BYTES]
+    def close(self) -> None:
+        self._database.close()

@@ -1,7 +1,7 @@
 """The files of `motet batch`, opened, locked and compared with each other before a server starts."""
 
 import os
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class BatchFiles:
             for other, other_status in opened[:number]:
                 if os.path.samestat(status, other_status):
                     raise ConfigError(f"{path} and {other} are the same file: input, output and errors must differ")
-        ids = IdTable()
+        ids = stack.enter_context(closing(IdTable()))
         takes_long = lines.status.st_size + output_file.num_bytes > NOTED_BYTES
         with terminal_progress(notice).stage(f"reading {input}") if takes_long else nullcontext():
             if removed := output_file.add_finished(ids):
