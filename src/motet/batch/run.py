@@ -211,10 +211,12 @@ class BatchFileRun:
             self.progress.num_retries += 1
             if self._stopping.is_set():
                 return
+            pause_s = attempts.pause_s(reply)
+            del reply  # its body, which can be large, is not kept during the pause
             async with self._interruptible():
                 if verdict is not ReplyVerdict.BUSY:
                     await self._watch.check()
-                await self._times.sleep(attempts.pause_s(reply))
+                await self._times.sleep(pause_s)
 
     @contextlib.asynccontextmanager
     async def _interruptible(self) -> AsyncIterator[None]:
@@ -304,7 +306,7 @@ class Attempts:
 
 def failure_line(line: BatchLine, reply: ServerReply) -> bytes:
     """Returns the line of a failed request: with the server's response, or an error if there is none in JSON."""
-    if reply.status and reply.status >= HTTPStatus.MULTIPLE_CHOICES:
+    if reply.status >= HTTPStatus.MULTIPLE_CHOICES and not reply.reason:
         return _result(line, reply)
     if reply.status:
         code, message = "invalid_response", reply.reason or "The response is not JSON."

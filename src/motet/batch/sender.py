@@ -8,7 +8,8 @@ import aiohttp
 import msgspec
 
 from motet.batch.lines import BatchLine, is_json
-from motet.engines.http import FAULTS, JSON_BODY, MAX_ANSWER_BYTES, server_client
+from motet.batch.response_memory import ArrivingBody, ResponseMemory
+from motet.engines.http import FAULTS, JSON_BODY, server_client
 from motet.engines.refusals import ReplyVerdict, error_message, seconds_in, verdict_on
 from motet.log import cut, escaped
 
@@ -61,12 +62,20 @@ class RequestSender(Protocol):
 class HttpSender:
     """Sends requests over HTTP. An asynchronous context manager, which owns its connections."""
 
-    def __init__(self, url: Callable[[], str], *, api_key: str | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: Callable[[], str],
+        *,
+        api_key: str | None,
+        timeout_s: float,
+        memory: ResponseMemory | None = None,
+    ) -> None:
         """`url`: returns the base URL, which can change when a server is started again. `timeout_s`: maximum time of a
-        request."""
+        request. `memory`: limits the responses in memory; None for the default limits."""
         self._url = url
         self._headers = {**JSON_BODY, "authorization": f"Bearer {api_key}"} if api_key else JSON_BODY
         self._timeout_s = timeout_s
+        self._memory = memory or ResponseMemory()
 
     async def __aenter__(self) -> "HttpSender":
         self._client = server_client()
@@ -76,24 +85,25 @@ class HttpSender:
         await self._client.close()
 
     async def send(self, line: BatchLine) -> ServerReply:
-        return await self._request("POST", line.url, body=line.body, timeout_s=self._timeout_s)
+        return await self._request("POST", line.url, body=line.body, timeout_s=self._timeout_s, memory=self._memory)
 
     async def probe(self) -> ServerReply:
-        return await self._request("GET", "/v1/models", body=None, timeout_s=PROBE_TIMEOUT_S)
+        return await self._request("GET", "/v1/models", body=None, timeout_s=PROBE_TIMEOUT_S, memory=ResponseMemory())
 
-    async def _request(self, method: str, path: str, *, body: bytes | None, timeout_s: float) -> ServerReply:
+    async def _request(
+        self, method: str, path: str, *, body: bytes | None, timeout_s: float, memory: ResponseMemory
+    ) -> ServerReply:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         try:
             async with self._client.request(
                 method, self._url() + path, data=body, headers=self._headers, timeout=timeout, allow_redirects=False
             ) as response:
-                received = bytearray()
-                async for part in response.content.iter_any():
-                    received += part
-                    if len(received) > MAX_ANSWER_BYTES:
-                        reason = f"the server sent a response of more than {MAX_ANSWER_BYTES} bytes"
-                        return ServerReply(response.status, reason=reason, is_json=False)
-                return _reply(response, bytes(received))
+                with ArrivingBody(memory) as arriving:
+                    async for part in response.content.iter_any():
+                        if not await arriving.add(part):
+                            reason = f"the server sent a response of more than {memory.max_response_bytes} bytes"
+                            return ServerReply(response.status, reason=reason, is_json=False)
+                    return _reply(response, bytes(arriving.received))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, *INVALID) as error:
             return ServerReply(
                 0, reason=_reason(error, late=f"no connection within {CONNECT_TIMEOUT_S:g} s"), was_sent=False
