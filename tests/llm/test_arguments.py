@@ -163,11 +163,18 @@ def test_continuations_are_a_list(values: Any) -> None:
         checked_continuations(values)
 
 
+class TorchDtype:
+    """`torch.float`, without the time to import torch."""
+
+    def __str__(self) -> str:
+        return "torch.float32"
+
+
 def test_settings_become_flags_and_secrets_stay_out_of_the_command_line() -> None:
     settings = ServerSettings(
         {
             "model": "smollm2",
-            "dtype": "float32",
+            "dtype": TorchDtype(),
             "threads": 2,
             "enable_prefix_caching": False,
             "lora_modules": [{"name": "a", "path": "/x"}, "b=/y"],

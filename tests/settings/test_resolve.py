@@ -84,6 +84,11 @@ def test_a_cell_has_a_record_of_its_own() -> None:
     assert (resolved().cell.prefill, resolved().cell.decode) == (0, 0)
 
 
+@pytest.mark.parametrize(("alias", "dtype"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")])
+def test_dtypes_have_the_aliases_of_vllm(alias: str, dtype: str) -> None:
+    assert resolved({"dtype": alias}).engine().dtype == resolved(environ={"MOTET_DTYPE": alias}).engine().dtype == dtype
+
+
 def test_prefill_servers_can_be_repeated_or_separated_by_commas() -> None:
     three = ("http://a:1", "https://b", "http://c:3/x")
     flags: dict[str, object] = {"role": "decode", "prefill_urls": ["http://a:1, https://b", "http://c:3/x"]}

@@ -92,6 +92,8 @@ _REFUSED: Final = "an LLM chooses the address and the key of its server: start `
 
 def plain_value(declared: Declaration, value: object) -> object:
     """Returns a value of Python in the form in which the command line has it: JSON for mappings, texts for paths."""
+    if declared.name == "dtype":
+        return str(value).removeprefix("torch.")
     if declared.is_list:
         items = [value] if isinstance(value, str | Mapping) else value
         if not isinstance(items, list | tuple):

@@ -13,6 +13,7 @@ from motet.settings.declaration import ENVIRONMENT_PREFIX, Mark, ServerCommand
 from motet.settings.record import DEFAULT, Setting, Settings, one_line
 from motet.settings.rules import check_rules, fit_defaults
 from motet.settings.server_config import SETTINGS
+from motet.settings.vllm_flags import VALUES
 
 CONFIG_VARIABLE = "MOTET_CONFIG"
 MIN_LIKENESS = 0.75
@@ -140,6 +141,8 @@ def converted(name: str, value: object, *, shown: str) -> object:
     """Returns the value in the setting's type. A text (from the environment) can be a number, bool or list."""
     declared = SETTINGS[name]
     kind = declared.kind
+    if isinstance(value, str):
+        value = VALUES.get(name, {}).get(value, value)
     if isinstance(value, str) and declared.is_list:
         value = [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(kind, type) and issubclass(kind, StrEnum) and value not in tuple(kind):

@@ -1,6 +1,7 @@
 """Flags of `vllm serve`, so that a command line for vLLM can stay as it is. docs/migrating.md lists them.
 
 ALIASES     other names of flags that Motet has
+VALUES      other names of their values
 UNUSED      flags that change nothing here, with the only value that is accepted, or with any number
 ADVICE      what to do instead of a flag that is refused; flags of Motet with similar names would not help"""
 
@@ -17,6 +18,8 @@ ALIASES: Final[Mapping[str, str]] = {
     "max_adapter_rank": "--max-lora-rank",
 }
 """vLLM's flags, by the names of Motet's settings."""
+VALUES: Final[Mapping[str, Mapping[str, str]]] = {"dtype": {"half": "float16", "float": "float32"}}
+"""Motet's names of values, by the names of Motet's settings and by vLLM's names."""
 SWITCH: Final = ""
 NUMBER: Final = "N"
 """Any number from 1 on."""
