@@ -1,6 +1,7 @@
 """A complete server with a scripted engine, in a thread, for clients that block or run in their own process."""
 
 import asyncio
+import contextlib
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -74,10 +75,16 @@ class FakeServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.call_soon_threadsafe(self._signals.receive)
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            self._loop.call_soon_threadsafe(self._signals.receive)
         self._thread.join()
         if error is None:
             self.engine.check()
+
+    def stop_at_once(self) -> None:
+        """Ends the server without waiting for requests in progress, which are answered with an error."""
+        for _ in range(2):
+            self._loop.call_soon_threadsafe(self._signals.receive)
 
     async def _serve(self) -> Outcome:
         self._loop = asyncio.get_running_loop()

@@ -91,6 +91,29 @@ async def test_an_error_that_does_not_pass_is_raised(
         assert raised.value.param == "top_p"
 
 
+@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), httpx.ConnectTimeout("late")], ids=repr)
+async def test_a_server_that_was_never_reached_is_given_up_soon(error: httpx.TransportError) -> None:
+    client, seen = client_of([error], retry=RetryRule(absent_s=0, first_pause_s=0.001))
+    with pytest.raises(EngineDiedError, match="http://server cannot be reached: "):
+        await client.get("/route", answer=dict)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [httpx.Response(200, content=b"{}"), httpx.Response(404), httpx.ReadError("reset")],
+    ids=["answer", "error", "broken"],
+)
+async def test_a_server_that_was_reached_has_the_time_of_a_restart(sign: httpx.Response | Exception) -> None:
+    starting = httpx.Response(503, content=error_body("engine_closed"))
+    client, seen = client_of(
+        [sign, httpx.ConnectError("refused"), starting, httpx.Response(200, content=b"{}")],
+        retry=RetryRule(absent_s=0, first_pause_s=0.001),
+    )
+    while len(seen) < 4:
+        await client.send("/route", {})
+
+
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from motet.errors import (
     RequestError,
     UnauthorizedError,
 )
+from motet.llm.client import RetryRule, ServerClient
 from motet.text.formats import ParserNames
 from motet.types import ChoiceStart, GenerateRequest
 from tests.fake_server import FakeServer
@@ -49,8 +51,13 @@ def answer_to(prompt: tuple[int, ...], index: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    folder, parsers = save_tiny_tokenizer(tmp_path_factory.mktemp("model")), ParserNames(tools="hermes")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[FakeServer]:
+    parsers = ParserNames(tools="hermes")
     with FakeServer(folder, script, api_key=KEY, max_model_len=200_000, parsers=parsers) as running:
         running.engine.scenario.gate = asyncio.Semaphore(10**9)  # lets other tasks run between two steps
         yield running
@@ -227,8 +234,22 @@ def test_calls_of_several_threads_run_at_the_same_time(server: FakeServer, llm: 
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    from motet.llm.client import RetryRule, ServerClient
-
-    client = ServerClient("http://127.0.0.1:1", retry=RetryRule(down_s=0))
-    with pytest.raises(EngineDiedError, match=r"127\.0\.0\.1:1 does not respond"):
+    client = ServerClient("http://127.0.0.1:1", retry=RetryRule(absent_s=0))
+    with pytest.raises(EngineDiedError, match=r"127\.0\.0\.1:1 cannot be reached"):
         asyncio.run(client.get("/v1/models", answer=dict))
+
+
+def test_a_batch_survives_a_restart_of_its_server(folder: Path) -> None:
+    """The bug: the answers to requests in progress, 503 `engine_closed`, ended the batch."""
+    prompts, params = [f"prompt {number}" for number in range(6)], SamplingParams(n=2, max_tokens=20)
+    outputs: list[RequestOutput] = []
+    with FakeServer(folder, script) as first:
+        first.engine.scenario.gate = asyncio.Semaphore(0)  # the first server completes no request
+        llm = LLM(url=first.url)
+        batch = threading.Thread(target=lambda: outputs.extend(llm.generate(prompts, params)))
+        batch.start()
+        asyncio.run(until(lambda: len(first.engine.open) == len(prompts)))
+        first.stop_at_once()
+    with FakeServer(folder, script, port=int(first.url.rpartition(":")[2])), llm:
+        batch.join()
+    assert texts(outputs) == [[f"{index}: {prompt}" for index in range(2)] for prompt in prompts]

@@ -6,7 +6,8 @@
 - `send` returns the response with its status, also an error, and `post` decodes the body of a success and raises the
   exception of `motet.errors` for an error. `stream` yields the data of server-sent events.
 - A request that the server refuses because it has too many (429, 503), or whose connection breaks before the response,
-  is sent again: after `Retry-After`, or after a growing pause. `RetryRule` limits the time.
+  is sent again: after `Retry-After`, or after a growing pause. `RetryRule` limits the time: a server that has never
+  been reached fails after some seconds, and a running server has a minute to restart.
 - The number of choices in progress is limited, and adapts to the server (`limit.ChoiceLimit`). Requests start in the
   order in which they were sent.
 - A cancelled request, or a stream that is left, closes its connection, and the server ends the choices at once.
@@ -30,7 +31,7 @@ import msgspec
 
 from motet.engines.openai import DONE, EventSplitter
 from motet.engines.refusals import ReplyVerdict, growing_pauses, verdict_on
-from motet.errors import ConfigError, EngineClosedError, EngineDiedError, MotetError
+from motet.errors import ConfigError, EngineDiedError, MotetError
 from motet.llm.failures import error_of
 from motet.llm.limit import ChoiceLimit
 from motet.settings.server_url import server_url
@@ -54,6 +55,8 @@ class RetryRule:
     """Maximum time from the first refusal of a request by a server that has too many requests, or is paused."""
     down_s: float = 60.0
     """Maximum time in which a server has no workers or does not respond, such as during a restart."""
+    absent_s: float = 3.0
+    """Maximum time in which a server that has never accepted a connection refuses them: its URL is probably wrong."""
     first_pause_s: float = 0.25
     """Pause after the first attempt, and minimum of all pauses. Each pause without `Retry-After` is twice as long."""
 
@@ -102,6 +105,7 @@ class ServerClient:
         self._retry = retry or RetryRule()
         self._gone = gone
         self._transport = transport or partial(ConnectionStack, self.url)
+        self._was_reached = False
         self._http: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -152,6 +156,7 @@ class ServerClient:
             while True:
                 try:
                     async with self._client().stream("POST", self.url + route, content=content) as response:
+                        self._was_reached = True
                         if response.status_code < HTTPStatus.BAD_REQUEST:
                             async with aclosing(_events(response, url=self.url)) as received:
                                 async for events in received:
@@ -173,6 +178,7 @@ class ServerClient:
             except httpx.TransportError as error:
                 await self._after_broken(pauses, error)
                 continue
+            self._was_reached = True
             answer = await _answer_of(response)
             if not await self._pause(pauses, answer):
                 return answer
@@ -181,17 +187,19 @@ class ServerClient:
         """Waits after a broken connection. Raises EngineDiedError if the server cannot come back in time."""
         if self._gone is not None and (reason := self._gone()):
             raise EngineDiedError(reason) from error
-        if not await pauses.before_next(None, is_busy=False):
-            raise EngineDiedError(f"{self.url} does not respond: {error or type(error).__name__}") from error
+        self._was_reached = self._was_reached or not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+        if not await pauses.before_next(None, is_busy=False, is_absent=not self._was_reached):
+            how = "does not respond" if self._was_reached else "cannot be reached"
+            raise EngineDiedError(f"{self.url} {how}: {error or type(error).__name__}") from error
 
     async def _pause(self, pauses: "Pauses", answer: ServerAnswer) -> bool:
         """Waits if the request should be sent again. Returns False for any other response."""
         verdict = verdict_on(answer.status, answer.body, repeat_faults=False)
-        if verdict.is_final or isinstance(error := answer.error, EngineClosedError):
+        if verdict.is_final:
             return False
         if is_busy := verdict is ReplyVerdict.BUSY:
             self.limit.refused(asyncio.get_running_loop().time())
-        return await pauses.before_next(error.retry_after_s, is_busy=is_busy)
+        return await pauses.before_next(answer.error.retry_after_s, is_busy=is_busy)
 
     def _client(self) -> httpx.AsyncClient:
         """Returns the connections of the running event loop. Connections of an earlier event loop are dropped."""
@@ -216,7 +224,7 @@ class Pauses:
         self._since_s: dict[bool, float] = {}
         """Time of the first attempt at a busy server (True) and at a server that is down (False), since the other."""
 
-    async def before_next(self, retry_after_s: int | None, *, is_busy: bool) -> bool:
+    async def before_next(self, retry_after_s: int | None, *, is_busy: bool, is_absent: bool = False) -> bool:
         """Waits before the next attempt. Returns False if the time for attempts is over."""
         now_s = asyncio.get_running_loop().time()
         self._since_s.pop(not is_busy, None)
@@ -224,7 +232,8 @@ class Pauses:
         pause_s = next(self._growing)
         if retry_after_s is not None:
             pause_s = max(retry_after_s, self._rule.first_pause_s)
-        if now_s + pause_s - since_s > (self._rule.busy_s if is_busy else self._rule.down_s):
+        down_s = min(self._rule.absent_s, self._rule.down_s) if is_absent else self._rule.down_s
+        if now_s + pause_s - since_s > (self._rule.busy_s if is_busy else down_s):
             return False
         await asyncio.sleep(pause_s)
         return True
