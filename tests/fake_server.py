@@ -12,9 +12,10 @@ from motet.deploy.cell import Cell
 from motet.deploy.server import Outcome, Serving, run_server
 from motet.deploy.server_plan import ServerPlan
 from motet.deploy.shutdown import StopSignals
-from motet.engine_orders import Done, EngineOrder, OrderAnswer
+from motet.engine_orders import AdapterOrder, Done, EngineFacts, EngineOrder, OrderAnswer
 from motet.settings.engine_config import EngineConfig
 from motet.settings.server_config import ServerConfig
+from motet.testing.fake_adapters import with_adapters
 from motet.testing.fake_engine import FakeEngine, Script, fake_info
 from motet.text.formats import ParserNames
 
@@ -22,14 +23,18 @@ MODEL = "tiny"
 
 
 class ImmortalEngine(FakeEngine):
-    """A scripted engine with the interface that a cell needs. It never dies, and orders have no effect on it."""
+    """A scripted engine with the interface that a cell needs. It never dies. Orders have no effect on it, except for
+    those about adapters."""
 
-    def __init__(self, script: Script, max_model_len: int) -> None:
-        super().__init__(script, info=fake_info(max_model_len=max_model_len))
+    def __init__(self, script: Script, *, max_model_len: int, max_adapters: int) -> None:
+        super().__init__(script, info=fake_info(max_model_len=max_model_len, max_adapters=max_adapters))
         self.died = asyncio.Event()
 
     async def send(self, order: EngineOrder) -> OrderAnswer:
-        return Done()
+        if not isinstance(order, AdapterOrder):
+            return Done()
+        self.info = with_adapters(self.info, order)
+        return EngineFacts(self.info)
 
     def kill(self) -> None:
         raise AssertionError
@@ -48,11 +53,12 @@ class FakeServer:
         name: str = MODEL,
         port: int = 0,
         max_model_len: int = 4096,
+        max_adapters: int = 0,
         parsers: ParserNames | None = None,
         **settings: Any,
     ) -> None:
         """`settings` are further fields of `ServerConfig`."""
-        self.engine = ImmortalEngine(script, max_model_len)
+        self.engine = ImmortalEngine(script, max_model_len=max_model_len, max_adapters=max_adapters)
         self._plan = ServerPlan(
             EngineConfig(model_path=str(folder), model_name=name),
             ServerConfig(port=port, served_model_name=name, api_keys=(api_key,) if api_key else (), **settings),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ToolCall,
     )
     from motet.llm.prompts import TextPrompt, TokensPrompt
+    from motet.llm.requests import LoRARequest
     from motet.llm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ _MODULES = {
     "ContinuationScore": "outputs",
     "KeptPrompt": "outputs",
     "LLM": "llm",
+    "LoRARequest": "requests",
     "Logprob": "outputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
@@ -48,6 +50,7 @@ __all__ = [
     "CompletionOutput",
     "ContinuationScore",
     "KeptPrompt",
+    "LoRARequest",
     "Logprob",
     "RequestOutput",
     "RequestOutputKind",

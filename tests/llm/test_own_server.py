@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from motet import LLM, AsyncLLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from motet import LLM, AsyncLLM, LoRARequest, RequestOutput, SamplingParams, StructuredOutputsParams
 from motet.errors import ConfigError, EngineClosedError, EngineDiedError, ModelLoadError, StartupError
 from tests.e2e.processes import wait_until_gone
+from tests.engines.native.adapter_files import save_adapter
 from tests.llm.conftest import SMALL
 from tests.patience import PATIENCE_S
 
@@ -90,6 +91,16 @@ def test_kept_prompts_have_more_choices_without_a_prefill(llm: LLM) -> None:
     assert [choice.index for choice in more.outputs] == [2, 3]
     assert output.outputs + more.outputs == together.outputs
     assert more.num_cached_tokens is not None and more.num_cached_tokens >= len(output.prompt_token_ids) - 1
+
+
+def test_an_adapter_is_loaded_for_a_request_and_then_known_by_its_name(llm: LLM, folder: Path, tmp_path: Path) -> None:
+    poet = LoRARequest("poet", 1, str(save_adapter(folder, tmp_path / "poet")))
+    params = SamplingParams(n=2, seed=4, max_tokens=12)
+    adapted = tokens_of(llm.generate(PROMPTS, params, lora_request=poet))
+    assert adapted == tokens_of(llm.generate(PROMPTS, params, adapter="poet"))
+    mixed = tokens_of(llm.generate(PROMPTS, params, lora_request=[poet, None, poet]))
+    base = tokens_of(llm.generate(PROMPTS, params))
+    assert mixed == [adapted[0], base[1], adapted[2]] and adapted[1] != base[1]
 
 
 def test_a_seed_of_the_llm_makes_its_outputs_reproducible(llm: LLM) -> None:

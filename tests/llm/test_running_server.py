@@ -2,18 +2,22 @@
 
 import asyncio
 import copy
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from motet import LLM, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
+from motet import LLM, AsyncLLM, LoRARequest, RequestOutput, RequestOutputKind, SamplingParams
 from motet.errors import (
     ConfigError,
+    ContextLengthError,
     EngineDiedError,
     ModelNotFoundError,
     NotFoundError,
@@ -21,13 +25,14 @@ from motet.errors import (
     UnauthorizedError,
 )
 from motet.llm.client import RetryRule, ServerClient
+from motet.testing.fake_adapters import make_adapter
 from motet.text.formats import ParserNames
 from motet.types import ChoiceStart, GenerateRequest
 from tests.fake_server import FakeServer
 from tests.patience import PATIENCE_S
 from tests.tiny_tokenizer import build_tiny_tokenizer, fake_answer, save_tiny_tokenizer
 
-KEY = "secret"
+KEY, ADMIN = "secret", "admin"
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 QUESTION = [{"role": "user", "content": "what is the weather?"}]
@@ -57,8 +62,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[FakeServer]:
-    parsers = ParserNames(tools="hermes")
-    with FakeServer(folder, script, api_key=KEY, max_model_len=200_000, parsers=parsers) as running:
+    with FakeServer(
+        folder,
+        script,
+        api_key=KEY,
+        admin_key=ADMIN,
+        max_model_len=200_000,
+        max_adapters=8,
+        parsers=ParserNames(tools="hermes"),
+    ) as running:
         running.engine.scenario.gate = asyncio.Semaphore(10**9)  # lets other tasks run between two steps
         yield running
 
@@ -94,7 +106,7 @@ def test_a_prompt_of_many_that_is_refused_ends_the_others(server: FakeServer, ll
     prompts: list[str | list[int]] = ["fine", "forever", [10**6], "forever"]
     with pytest.raises(RequestError, match="token id 1000000") as raised:
         llm.generate(prompts, SamplingParams(max_tokens=None))
-    assert raised.value.param is not None and raised.value.param.startswith("token_ids")
+    assert raised.value.param == "prompt_token_ids"
     assert raised.value.__notes__ == ["This was prompt 2 of 4, counted from 0."]
     asyncio.run(until(lambda: not server.engine.open))
 
@@ -203,6 +215,77 @@ def test_errors_of_the_server_have_their_classes(server: FakeServer, llm: LLM) -
         other.generate("x", SamplingParams())
     with LLM("absent", url=server.url, api_key=KEY) as other, pytest.raises(NotFoundError):
         other.get_default_sampling_params()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "param"),
+    [("hello", 10**6, "prompt"), ([5], 10**6, "prompt_token_ids"), ([10**6], 1, "prompt_token_ids")],
+    ids=str,
+)
+def test_an_error_of_a_prompt_names_the_argument(llm: LLM, prompt: Any, max_tokens: int, param: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        llm.generate([prompt], SamplingParams(max_tokens=max_tokens))
+    assert raised.value.param == param and not re.search(r"\btoken_ids\b", raised.value.message)
+
+
+@pytest.mark.anyio
+async def test_an_error_of_a_stream_names_the_argument(server: FakeServer) -> None:
+    async with AsyncLLM(url=server.url, api_key=KEY) as llm:
+        for prompt, param in (("hello", "prompt"), (QUESTION, "messages")):
+            with pytest.raises(ContextLengthError) as raised:
+                _ = [step async for step in llm.stream(prompt, SamplingParams(max_tokens=10**6))]
+            assert raised.value.param == param
+
+
+def test_an_adapter_is_loaded_when_it_is_first_used(server: FakeServer, llm: LLM, tmp_path: Path) -> None:
+    poet = LoRARequest("poet", 1, str(make_adapter(tmp_path / "poet")))
+    sql = LoRARequest("sql", 2, str(make_adapter(tmp_path / "sql", "sql")))
+    params = SamplingParams(max_tokens=20)
+    with pytest.raises(UnauthorizedError, match="admin key"):
+        llm.generate("x", params, lora_request=poet)
+    with LLM(url=server.url, api_key=KEY, admin_key=ADMIN) as admin:
+        known = len(server.engine.requests)
+        (first,) = admin.generate("x", params, lora_request=poet)
+        mixed = admin.generate(["x", "x", "x"], params, lora_request=[poet, None, sql])
+        assert sorted(request.model for request in server.engine.requests[known:]) == ["", "poet", "poet", "sql"]
+        assert texts(mixed)[0] == texts([first])[0] != texts(mixed)[1] == ["0: x"]
+        make_adapter(tmp_path / "sql", "changed")
+        again = replace(sql, load_inplace=True)
+        assert texts(admin.chat([QUESTION], params, lora_request=again))
+    assert texts(llm.generate("x", params, lora_request=poet)) == texts([first])
+    assert texts(llm.generate("x", params, adapter="poet")) == texts([first])
+    versions = {adapter.name: adapter.version for adapter in server.engine.info.adapters}
+    assert versions == {"poet": "1", "sql": "3"}
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ({"lora_request": LoRARequest("other", 1, "/absent")}, "No adapter found for /absent"),
+        ({"lora_request": LoRARequest("tiny", 1, "/absent")}, "name of a base model"),
+        ({"lora_request": [LoRARequest("a", 1, "/a"), LoRARequest("a", 2, "/b")]}, "two adapters have the same"),
+        ({"lora_request": [None]}, "has 1 values, and there are 2 prompts"),
+        ({"lora_request": "poet"}, "expected LoRARequest"),
+        ({"lora_request": LoRARequest("a", 1, "/a"), "adapter": "poet"}, "either adapter or lora_request"),
+    ],
+    ids=str,
+)
+def test_a_wrong_adapter_is_refused(server: FakeServer, call: dict[str, Any], says: str) -> None:
+    with LLM(url=server.url, api_key=KEY, admin_key=ADMIN) as llm, pytest.raises(RequestError, match=says):
+        llm.generate(["x", "y"], SamplingParams(), **call)
+
+
+def test_an_adapter_with_the_name_of_another_is_refused(server: FakeServer, tmp_path: Path) -> None:
+    with LLM(url=server.url, api_key=KEY, admin_key=ADMIN) as llm:
+        llm.generate("x", SamplingParams(), lora_request=LoRARequest("same", 1, str(make_adapter(tmp_path / "a"))))
+        with pytest.raises(RequestError, match=r"'same' from .*/a, not from .*/b: choose another name"):
+            llm.generate("x", SamplingParams(), lora_request=LoRARequest("same", 2, str(tmp_path / "b")))
+
+
+@pytest.mark.parametrize("fields", [("a", 0, "/a"), ("a", "1", "/a"), ("", 1, "/a"), ("a", 1, "")], ids=str)
+def test_a_wrong_field_of_an_adapter_is_refused(fields: tuple[Any, Any, Any]) -> None:
+    with pytest.raises(RequestError, match="Invalid 'lora_"):
+        LoRARequest(*fields)
 
 
 def test_wrong_arguments_are_refused_before_anything_is_sent(llm: LLM) -> None:

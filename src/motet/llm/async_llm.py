@@ -23,7 +23,15 @@ from motet.llm.prompts import (
     params_for_each,
     send_order,
 )
-from motet.llm.requests import PromptRequest, generate_one, stream_one
+from motet.llm.requests import (
+    LoRARequest,
+    LoRARequests,
+    PromptRequest,
+    adapters_for_each,
+    generate_one,
+    load_adapters,
+    stream_one,
+)
 from motet.llm.running import PromptRun
 from motet.llm.sampling_params import PromptSeeds, SamplingParams
 from motet.llm.tokenizers import load_tokenizer
@@ -56,19 +64,21 @@ class AsyncLLM:
         *,
         url: str | None = None,
         api_key: str | None = None,
+        admin_key: str | None = None,
         seed: int | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         **settings: object,
     ) -> None:
-        """`seed`: determines the seeds of all prompts whose `SamplingParams.seed` is None, by their order.
-        `start_timeout_s`: maximum time until the server is ready, with the download of the model."""
+        """`admin_key`: key of the server's operators, for `lora_request` on a running server with keys. `seed`:
+        determines the seeds of all prompts whose `SamplingParams.seed` is None, by their order. `start_timeout_s`:
+        maximum time until the server is ready, with the download of the model."""
         self._seeds = PromptSeeds(seed)
         self._own: LLMServer | None = None
         self._model: str | None = None
         if url is None:
             if api_key is not None:
                 raise ConfigError("api_key: it is for a running server, whose URL is missing: LLM(url=...)")
-            given = {**settings} if model is None else {**settings, "model": model}
+            given = {**settings, **({} if model is None else {"model": model}), "admin_key": admin_key}
             self._own = LLMServer(ServerSettings(given), start_timeout_s=start_timeout_s)
             self._client: ServerClient | None = None
         elif settings:
@@ -76,7 +86,7 @@ class AsyncLLM:
         else:
             self._client = ServerClient(url, api_key=api_key)
             self._model = model
-        self._api_key = api_key
+        self._api_key, self._admin_key = api_key, admin_key
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -136,18 +146,25 @@ class AsyncLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         adapter: str | None = None,
+        lora_request: LoRARequests = None,
         priority: int = 0,
         on_done: OnDone | None = None,
     ) -> list[RequestOutput]:
         """Returns the answers to one or several prompts, in the order of the prompts.
 
         `prompts`: texts, lists of token ids, or mappings (`TextPrompt`, `TokensPrompt`). `sampling_params`: for all
-        prompts, or one for each; None for the model's default values. `adapter`: name of a LoRA adapter. `priority`:
-        lower goes first. `on_done`: called with the output of each prompt when it is complete.
+        prompts, or one for each; None for the model's default values. `adapter`: name of a LoRA adapter of the server.
+        `lora_request`: an adapter that is loaded if the server does not have it, for all prompts, or one for each.
+        `priority`: lower goes first. `on_done`: called with the output of each prompt when it is complete.
 
         Raises the error of the first prompt that fails, after the others have been stopped."""
         run = await self.run(
-            checked_prompts(prompts), sampling_params, adapter=adapter, priority=priority, on_done=on_done
+            checked_prompts(prompts),
+            sampling_params,
+            adapter=adapter,
+            lora_request=lora_request,
+            priority=priority,
+            on_done=on_done,
         )
         return _complete(await run.finish())
 
@@ -157,6 +174,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         adapter: str | None = None,
+        lora_request: LoRARequests = None,
         priority: int = 0,
         on_done: OnDone | None = None,
         **chat: Unpack[ChatFields],
@@ -164,9 +182,14 @@ class AsyncLLM:
         """Returns the answers to one or several conversations: see `generate`.
 
         `messages`: a list of messages in OpenAI's form, or a list of such lists. `chat`: the fields of `ChatFields`."""
-        checked = checked_conversations(messages)
         run = await self.run(
-            checked, sampling_params, adapter=adapter, priority=priority, on_done=on_done, chat=chat_body(chat)
+            checked_conversations(messages),
+            sampling_params,
+            adapter=adapter,
+            lora_request=lora_request,
+            priority=priority,
+            on_done=on_done,
+            chat=chat_body(chat),
         )
         return _complete(await run.finish())
 
@@ -176,6 +199,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         adapter: str | None = None,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         **chat: Unpack[ChatFields],
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -187,7 +211,9 @@ class AsyncLLM:
         of `ChatFields`, for a conversation."""
         checked, fields = one_prompt(prompt), chat_body(chat)
         _check_chat(checked, fields)
-        requests = await self._requests([checked], sampling_params, adapter=adapter, priority=priority, chat=fields)
+        requests = await self._requests(
+            [checked], sampling_params, adapter=adapter, lora_request=lora_request, priority=priority, chat=fields
+        )
         async with aclosing(stream_one(await self._connected(), requests[0])) as steps:
             async for step in steps:
                 yield step
@@ -244,13 +270,16 @@ class AsyncLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         *,
         adapter: str | None = None,
+        lora_request: LoRARequests = None,
         priority: int = 0,
         on_done: OnDone | None = None,
         chat: Mapping[str, object] | None = None,
     ) -> "PromptRun[PromptRequest, RequestOutput]":
         """Returns a run of these prompts that has not started."""
         client = await self._connected()
-        requests = await self._requests(prompts, sampling_params, adapter=adapter, priority=priority, chat=chat)
+        requests = await self._requests(
+            prompts, sampling_params, adapter=adapter, lora_request=lora_request, priority=priority, chat=chat
+        )
         return PromptRun(
             requests, lambda request: generate_one(client, request), order=send_order(prompts), on_done=on_done
         )
@@ -261,16 +290,24 @@ class AsyncLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         *,
         adapter: str | None,
+        lora_request: LoRARequests,
         priority: int,
         chat: Mapping[str, object] | None,
     ) -> list[PromptRequest]:
         if sampling_params is None:
             sampling_params = await self.get_default_sampling_params()
         each = params_for_each(sampling_params, len(prompts))
-        model = adapter or self._model
+        loras = adapters_for_each(lora_request, len(prompts))
+        if any(loras):
+            if adapter is not None:
+                message = "Invalid 'adapter': give either adapter or lora_request."
+                raise RequestError(message, param="adapter", code="invalid_value")
+            admin_key = self._admin_key or self._api_key if self._own is None else self._own.admin_key
+            await load_adapters(await self._connected(), loras, base=self._model, admin_key=admin_key)
+        models = [adapter or self._model if lora is None else lora.lora_name for lora in loras]
         return [
             PromptRequest(prompt=prompt, params=self._seeds.next(params), model=model, priority=priority, chat=chat)
-            for prompt, params in zip(prompts, each, strict=True)
+            for prompt, params, model in zip(prompts, each, models, strict=True)
         ]
 
     async def _connected(self) -> ServerClient:

@@ -25,6 +25,7 @@ from motet.llm.prompts import (
     checked_conversations,
     checked_prompts,
 )
+from motet.llm.requests import LoRARequests
 from motet.llm.sampling_params import SamplingParams
 
 Result = TypeVar("Result")
@@ -48,11 +49,20 @@ class LLM:
         *,
         url: str | None = None,
         api_key: str | None = None,
+        admin_key: str | None = None,
         seed: int | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         **settings: object,
     ) -> None:
-        self._core = AsyncLLM(model, url=url, api_key=api_key, seed=seed, start_timeout_s=start_timeout_s, **settings)
+        self._core = AsyncLLM(
+            model,
+            url=url,
+            api_key=api_key,
+            admin_key=admin_key,
+            seed=seed,
+            start_timeout_s=start_timeout_s,
+            **settings,
+        )
         if (own := self._core.own_server) is not None:
             own.start()
             self._core.connect()
@@ -92,6 +102,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         adapter: str | None = None,
+        lora_request: LoRARequests = None,
         priority: int = 0,
     ) -> list[RequestOutput]:
         """Returns the answers to one or several prompts, in the order of the prompts: see `AsyncLLM.generate`.
@@ -100,8 +111,14 @@ class LLM:
 
         Ctrl-C ends the prompts that are not done. The result then has their outputs with `finished` False and without
         choices. If none is done, or on a second Ctrl-C, KeyboardInterrupt is raised."""
-        checked = checked_prompts(prompts)
-        return self._run(checked, sampling_params, use_tqdm=use_tqdm, adapter=adapter, priority=priority)
+        return self._run(
+            checked_prompts(prompts),
+            sampling_params,
+            use_tqdm=use_tqdm,
+            adapter=adapter,
+            lora_request=lora_request,
+            priority=priority,
+        )
 
     def chat(
         self,
@@ -110,12 +127,20 @@ class LLM:
         *,
         use_tqdm: bool = True,
         adapter: str | None = None,
+        lora_request: LoRARequests = None,
         priority: int = 0,
         **chat: Unpack[ChatFields],
     ) -> list[RequestOutput]:
         """Returns the answers to one or several conversations: see `AsyncLLM.chat` and `generate`."""
-        checked, fields = checked_conversations(messages), chat_body(chat)
-        return self._run(checked, sampling_params, use_tqdm=use_tqdm, adapter=adapter, priority=priority, chat=fields)
+        return self._run(
+            checked_conversations(messages),
+            sampling_params,
+            use_tqdm=use_tqdm,
+            adapter=adapter,
+            lora_request=lora_request,
+            priority=priority,
+            chat=chat_body(chat),
+        )
 
     def score(
         self,
@@ -143,6 +168,7 @@ class LLM:
         *,
         use_tqdm: bool,
         adapter: str | None,
+        lora_request: LoRARequests,
         priority: int,
         chat: Mapping[str, object] | None = None,
     ) -> list[RequestOutput]:
@@ -150,7 +176,15 @@ class LLM:
         with PromptProgress(len(prompts)) if shows else nullcontext() as progress:
             on_done = None if progress is None else progress.add
             run = self._wait(
-                self._core.run(prompts, sampling_params, adapter=adapter, priority=priority, on_done=on_done, chat=chat)
+                self._core.run(
+                    prompts,
+                    sampling_params,
+                    adapter=adapter,
+                    lora_request=lora_request,
+                    priority=priority,
+                    on_done=on_done,
+                    chat=chat,
+                )
             )
             running = self._start(run.finish())
             try:

@@ -157,8 +157,8 @@ class LLMServer:
 
     def __init__(self, settings: ServerSettings, *, start_timeout_s: float = START_TIMEOUT_S) -> None:
         self.api_key = secrets.token_urlsafe(32)
-        self.admin_key = secrets.token_urlsafe(32)
-        environ = settings.environ(api_key=self.api_key, admin_key=self.admin_key)
+        environ = settings.environ(api_key=self.api_key, admin_key=secrets.token_urlsafe(32))
+        self.admin_key = environ[SETTINGS["admin_key"].variable]
         self._child = ChildServer(
             settings.arguments(), environ=environ, start_timeout_s=start_timeout_s, timeout_name="start_timeout_s"
         )

@@ -1,13 +1,16 @@
 """The bodies of requests, and the steps of one prompt: tokens of the prompt, then the answers.
 
-A text is tokenised by `/tokenize`, and a conversation is rendered by `/v1/chat/completions/render`, as the server does
-for its own routes of texts and chats. Both then generate with `/inference/v1/generate`, whose log-probabilities have
-token ids and ranks."""
+The adapters of `LoRARequest`s are loaded before the prompts of a call, unless the server has them. A text is tokenised
+by `/tokenize`, and a conversation is rendered by `/v1/chat/completions/render`, as the server does for its own routes
+of texts and chats. Both then generate with `/inference/v1/generate`, whose log-probabilities have token ids and ranks.
+Errors about the tokens of a prompt name the argument that the program has given."""
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+import re
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -17,14 +20,97 @@ from motet.llm.client import ServerClient
 from motet.llm.outputs import KeptPrompt, RequestOutput
 from motet.llm.prompts import CheckedPrompt
 from motet.llm.sampling_params import GENERATE_ONLY, RequestOutputKind, SamplingParams, sampling_body
-from motet.llm.wire import DetokenizedText, GeneratedAnswer, GrowingOutput, TokenizedText, request_output
+from motet.llm.wire import DetokenizedText, GeneratedAnswer, GrowingOutput, ModelList, TokenizedText, request_output
 
 GENERATE: Final = "/inference/v1/generate"
+TOKEN_IDS: Final = "token_ids"
+"""Field of the prompt in a request."""
+PROMPT_TOKEN_IDS: Final = "prompt_token_ids"
+"""Name of token ids in a program."""
 RENDER: Final = "/v1/chat/completions/render"
 NOT_SENT: Final = frozenset({"request_id", "stream", "stream_options", "token_offsets", "sampling_params"})
 """Members of a rendered conversation that a request has with its own values, or without."""
 
 _decode_event = msgspec.json.Decoder(GeneratedAnswer).decode
+
+
+@dataclass(frozen=True)
+class LoRARequest:
+    """A LoRA adapter for the prompts of a call, with vLLM's fields. The server loads it when it is first used.
+
+    Raises RequestError for a wrong value."""
+
+    lora_name: str
+    """Name of the adapter on the server. Two adapters cannot have the same name."""
+    lora_int_id: int
+    """Number from 1 on, which identifies an adapter in vLLM and has no effect here."""
+    lora_path: str
+    """Folder in PEFT's layout, on the machine of the server."""
+    base_model_name: str | None = None
+    """Base model of the adapter; None for the model of the `LLM`."""
+    load_inplace: bool = False
+    """True to load the adapter again at each call, in place of an adapter with this name."""
+
+    def __post_init__(self) -> None:
+        if type(self.lora_int_id) is not int or self.lora_int_id < 1:
+            raise _wrong_adapter("lora_int_id", f"it must be a whole number from 1 on, not {self.lora_int_id!r}")
+        for name in ("lora_name", "lora_path"):
+            if not isinstance(value := getattr(self, name), str) or not value:
+                raise _wrong_adapter(name, f"it must be a text with at least one character, not {value!r}")
+
+    @property
+    def folder(self) -> Path:
+        """Absolute path of the adapter."""
+        return Path(self.lora_path).expanduser().absolute()
+
+    def is_in(self, root: str) -> bool:
+        """Returns True if `root` is the folder of the adapter."""
+        return Path(root).resolve() == self.folder.resolve()
+
+
+LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
+"""The adapter of all prompts of a call, or one for each prompt; None for the base model."""
+
+
+def adapters_for_each(adapters: LoRARequests, count: int) -> list[LoRARequest | None]:
+    """Returns the adapter of each prompt. Raises RequestError for another type or number of values, and for different
+    adapters with the same name."""
+    each = [*adapters] if isinstance(adapters, Sequence) else [adapters] * count
+    if wrong := [one for one in each if not isinstance(one, LoRARequest | None)]:
+        raise _wrong_adapter("lora_request", f"expected LoRARequest, or one for each prompt, not {repr(wrong[0])[:60]}")
+    if len(each) != count:
+        raise _wrong_adapter("lora_request", f"it has {len(each)} values, and there are {count} prompts")
+    distinct = {one for one in each if one is not None}
+    if len({one.lora_name for one in distinct}) < len({(one.lora_name, one.folder) for one in distinct}):
+        raise _wrong_adapter("lora_request", "two adapters have the same lora_name")
+    return each
+
+
+async def load_adapters(
+    client: ServerClient, adapters: Iterable[LoRARequest | None], *, base: str | None, admin_key: str | None
+) -> None:
+    """Loads adapters that the server does not have. `base`: base model of adapters that do not name it. Raises
+    RequestError if the server refuses an adapter, or has another one with the same name."""
+    models = (await client.get("/v1/models", answer=ModelList)).data
+    roots = {model.id: model.root for model in models if model.parent is not None}
+    async with ServerClient(client.url, api_key=admin_key) as admin:
+        for adapter in dict.fromkeys(one for one in adapters if one is not None):
+            name, folder = adapter.lora_name, adapter.folder
+            if name in roots and not adapter.load_inplace:
+                if not adapter.is_in(roots[name] or ""):
+                    why = f"the server has loaded {name!r} from {roots[name]}, not from {folder}: choose another name"
+                    raise _wrong_adapter("lora_name", why)
+                continue
+            fields = {"lora_name": name, "lora_path": str(folder), "load_inplace": adapter.load_inplace}
+            if named := adapter.base_model_name or base:
+                fields["base_model_name"] = named
+            answer = await admin.send("/v1/load_lora_adapter", fields)
+            if not answer.is_success and (error := answer.error).code != "adapter_exists":  # by a call at the same time
+                raise error
+
+
+def _wrong_adapter(param: str, why: str) -> RequestError:
+    return RequestError(f"Invalid '{param}': {why}.", param=param, code="invalid_value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +185,24 @@ def _named(request: PromptRequest) -> dict[str, str]:
     return {} if request.model is None else {"model": request.model}
 
 
+@contextmanager
+def errors_of(prompt: CheckedPrompt) -> Iterator[None]:
+    """Renames the field `token_ids` in errors of the server to the argument from which its value comes."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param is None or not error.param.startswith(TOKEN_IDS):
+            raise
+        name = "messages" if prompt.messages is not None else "prompt" if prompt.token_ids is None else PROMPT_TOKEN_IDS
+        message = re.sub(rf"\b{TOKEN_IDS}\b", name, error.message)
+        raise error.reworded(message, param=error.param.replace(TOKEN_IDS, name, 1), others=error.others) from None
+
+
 async def generate_one(client: ServerClient, request: PromptRequest) -> RequestOutput:
     """Returns the complete answers to one prompt."""
     body = await body_of(client, request)
-    answer = await client.post(GENERATE, body.fields, answer=GeneratedAnswer, num_choices=request.params.n)
+    with errors_of(request.prompt):
+        answer = await client.post(GENERATE, body.fields, answer=GeneratedAnswer, num_choices=request.params.n)
     output = request_output(answer, prompt=body.text, prompt_token_ids=body.token_ids)
     return with_kept(output, client, keep_s=request.params.keep_s)
 
@@ -130,13 +230,14 @@ async def stream_one(client: ServerClient, request: PromptRequest) -> AsyncGener
     fields.pop("parse_context", None)
     growing = GrowingOutput(prompt=body.text, prompt_token_ids=body.token_ids, keep=not is_delta)
     held: RequestOutput | None = None
-    async with aclosing(client.stream(GENERATE, fields, num_choices=request.params.n)) as received:
-        async for events in received:
-            step = growing.add([*map(_decode_event, events)])
-            if growing.num_ended >= request.params.n:
-                held = _merged(held, step)  # the usage, which comes at the end, belongs to the last step
-            elif step.outputs and not is_final:
-                yield step if is_delta else growing.so_far(finished=False)
+    with errors_of(request.prompt):
+        async with aclosing(client.stream(GENERATE, fields, num_choices=request.params.n)) as received:
+            async for events in received:
+                step = growing.add([*map(_decode_event, events)])
+                if growing.num_ended >= request.params.n:
+                    held = _merged(held, step)  # the usage, which comes at the end, belongs to the last step
+                elif step.outputs and not is_final:
+                    yield step if is_delta else growing.so_far(finished=False)
     if is_delta:
         last = replace(growing.add([]), outputs=[] if held is None else held.outputs, finished=True)
     else:
