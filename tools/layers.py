@@ -231,7 +231,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "__main__": ("cli",),
     "inspect_provider": (),
-    "llm": ("deploy.child", "engines.openai", "engines.refusals", "models.model_source", "models.smollm2"),
+    "llm": (
+        "deploy.child",
+        "engines.openai",
+        "engines.refusals",
+        "models.model_source",
+        "models.progress",
+        "models.progress_bars",
+        "models.smollm2",
+    ),
     "weights": ("models.adapter_file", "models.checkpoint", "models.memory_file"),
     "testing": ("engine", "engine_orders", "transfer", "kv_events", "models.adapter_file", "models.checkpoint"),
     "cli": (
@@ -268,7 +276,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "psutil": ("system.machine",),
     "uvicorn": ("deploy",),
     "typer": ("cli",),
-    "rich": ("cli", "llm.progress_bar"),
+    "rich": ("cli", "llm.progress_bar", "models.progress_bars"),
     "prompt_toolkit": ("cli",),
 }
 

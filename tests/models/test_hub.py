@@ -1,5 +1,6 @@
 """Models with a name on the hub: on a machine that cannot reach the hub, and from a hub on loopback."""
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 
 from motet.errors import ModelLoadError
 from motet.models import hub
@@ -54,6 +56,16 @@ def test_the_error_names_the_defect_of_a_model_in_the_hubs_cache(tmp_path: Path)
     broken = pull("org/kept", tmp_path, HF_HUB_OFFLINE="1")
     assert broken.returncode == 3
     assert "has no weights" in broken.stderr
+
+
+def test_the_hubs_client_shows_other_downloads_of_the_process_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug: after an `LLM` had started, downloads of data sets had no progress bar."""
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
+    enable_progress_bars()
+    with pytest.raises(ModelLoadError, match="is not in the cache"):
+        hub.fetch("org/absent", revision=None, patterns=hub.MODEL_PATTERNS)
+    assert not are_progress_bars_disabled()
+    assert logging.getLogger("huggingface_hub").level < logging.ERROR
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -28,11 +28,11 @@ from motet.cli.conversation import (
     default_temperature,
     stream_answers,
 )
-from motet.cli.progress import terminal_progress
 from motet.deploy.child import ChildServer
 from motet.errors import MotetError
 from motet.log import escaped, failure, notice
 from motet.models.model_source import resolve
+from motet.models.progress_bars import terminal_progress
 from motet.models.smollm2 import DEFAULT_MODEL
 from motet.settings.server_config import cache_folder, environment
 

@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from motet.cli.progress import terminal_progress
 from motet.log import notice
 from motet.models.model_source import kept_models, resolve
 from motet.models.progress import size_text
+from motet.models.progress_bars import terminal_progress
 from motet.models.smollm2 import DEFAULT_MODEL
 from motet.settings.server_config import cache_folder, environment
 

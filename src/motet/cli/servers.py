@@ -11,7 +11,6 @@ import typer
 
 from motet.cli.help import wants_color
 from motet.cli.interrupts import end_at_interrupts
-from motet.cli.progress import terminal_progress
 from motet.cli.start_lines import Start, cell_lines, gateway_lines, ray_lines
 from motet.deploy.cell import Cell
 from motet.deploy.gateway import Gateway
@@ -22,6 +21,7 @@ from motet.engines.native.client import NativeEngine
 from motet.errors import ConfigError
 from motet.log import LogFormat, notice, setup_logging
 from motet.models.progress import Lines, Progress
+from motet.models.progress_bars import terminal_progress
 from motet.settings.record import Settings
 from motet.settings.server_config import ServerConfig, cache_folder, environment
 from motet.tracing.sender import trace_variables

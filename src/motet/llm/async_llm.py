@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from motet.errors import ConfigError, EngineError, ModelNotFoundError, RequestError
+from motet.llm.background import in_daemon_thread
 from motet.llm.client import ServerClient
 from motet.llm.outputs import RequestOutput, ScoreOutput
 from motet.llm.own_server import START_TIMEOUT_S, LLMServer, ServerSettings
@@ -71,7 +72,7 @@ class AsyncLLM:
     ) -> None:
         """`admin_key`: key of the server's operators, for `lora_request` on a running server with keys. `seed`:
         determines the seeds of all prompts whose `SamplingParams.seed` is None, by their order. `start_timeout_s`:
-        maximum time until the server is ready, with the download of the model."""
+        maximum time until the server is ready, after the download of the model."""
         self._seeds = PromptSeeds(seed)
         self._own: LLMServer | None = None
         self._model: str | None = None
@@ -115,12 +116,10 @@ class AsyncLLM:
     async def start(self) -> None:
         """Starts the server, unless it runs already. Raises StartupError."""
         if self._own is not None and self._client is None:
-            starting = asyncio.create_task(asyncio.to_thread(self._own.start))
             try:
-                await asyncio.shield(starting)
+                await in_daemon_thread(self._own.start)
             except asyncio.CancelledError:
                 await asyncio.to_thread(self._own.close)
-                await asyncio.gather(starting, return_exceptions=True)
                 raise
             self.connect()
 

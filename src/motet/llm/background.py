@@ -9,6 +9,21 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
+async def in_daemon_thread(work: Callable[[], Result]) -> Result:
+    """Runs a function in a thread that does not delay the end of the process, and waits for its result."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
 class LoopThread:
     """An event loop that runs in a daemon thread until `close`."""
 

@@ -1,25 +1,31 @@
 """The server that an `LLM` starts for itself: its settings as keyword arguments, and its process.
 
 The settings of `motet serve` have the names of docs/settings.md, of their flags, or of the flags of `vllm serve` that
-Motet knows (`settings.vllm_flags`). All are checked before the process starts."""
+Motet knows (`settings.vllm_flags`). All are checked before the process starts. This process downloads the model, so
+that it can show the progress: on a terminal, or as lines of the log at the level INFO."""
 
 import difflib
 import json
+import logging
 import os
 import secrets
+import sys
 import threading
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from motet.deploy.child import ChildServer
 from motet.errors import ConfigError, StartupError
-from motet.models.model_source import check_download_name
+from motet.models.model_source import check_download_name, local_folder, resolve
+from motet.models.progress import Lines, Progress
+from motet.models.progress_bars import terminal_progress
 from motet.settings.declaration import Declaration, ServerCommand
 from motet.settings.record import Settings
 from motet.settings.resolve import MIN_LIKENESS, arguments_of, converted, names_of, resolve_settings, secrets_of
-from motet.settings.server_config import SETTINGS, environment
+from motet.settings.server_config import SETTINGS, cache_folder, environment
 from motet.settings.vllm_flags import ADVICE, ALIASES, NUMBER, SWITCH, UNUSED, listed
 from motet.system.machine import described_end
 
@@ -31,7 +37,9 @@ QUIET: Final[Mapping[str, object]] = {"log_level": "warning", "trust_request_cha
 """Defaults that differ from `motet serve`: the log is only read after a failure, and the only client of the server can
 choose the chat template."""
 START_TIMEOUT_S: Final = 900.0
-"""Maximum time until the server is ready, which includes the download of the model."""
+"""Maximum time from the download of the model until the server is ready."""
+
+logger = logging.getLogger(__name__)
 
 _running: "weakref.WeakSet[LLMServer]" = weakref.WeakSet()
 """The servers of this process, which a forked process must release."""
@@ -54,12 +62,21 @@ class ServerSettings:
             if value is not None and not is_unused(keyword, value):
                 self._choose(keyword, value)
         resolved = resolve_settings(self._chosen, environ=self._environ, file=self._config)
+        self.model, self._revision = resolved.model.model, resolved.model.revision
+        self.shows_start = resolved.rows["log_level"].value in ("debug", "info")
+        """True if a terminal shows how the server starts."""
         self._add_quiet(resolved)
-        if not Path(resolved.model.model).expanduser().is_dir():
-            check_download_name(resolved.model.model)
+        if not Path(self.model).expanduser().is_dir():
+            check_download_name(self.model)
         for name in RESERVED:
             if name in ("uds", "ssl_certfile") and resolved.rows[name].value is not None:
                 raise ConfigError(f"{resolved.rows[name].as_given}: {_REFUSED}")
+
+    def download(self, progress: Progress) -> None:
+        """Downloads the model if it is not on this machine. Raises ModelLoadError."""
+        cache = cache_folder(self._environ)
+        if self._revision is not None or local_folder(self.model, cache=cache) is None:
+            resolve(self.model, cache=cache, revision=self._revision, progress=progress)
 
     def arguments(self) -> list[str]:
         """Returns the command line after `motet serve`, without secrets."""
@@ -155,11 +172,18 @@ _KEYWORDS: Final[Mapping[str, str]] = {
 class LLMServer:
     """`motet serve` as a child process that ends with this process. Can be started and closed from any thread."""
 
-    def __init__(self, settings: ServerSettings, *, start_timeout_s: float = START_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+        child: Callable[..., ChildServer] = ChildServer,
+    ) -> None:
+        self._settings = settings
         self.api_key = secrets.token_urlsafe(32)
         environ = settings.environ(api_key=self.api_key, admin_key=secrets.token_urlsafe(32))
         self.admin_key = environ[SETTINGS["admin_key"].variable]
-        self._child = ChildServer(
+        self._child = child(
             settings.arguments(), environ=environ, start_timeout_s=start_timeout_s, timeout_name="start_timeout_s"
         )
         self._lock = threading.Lock()
@@ -177,14 +201,22 @@ class LLMServer:
         return self._child.pid
 
     def start(self) -> None:
-        """Starts the server and waits until it is ready. Does nothing if it has started. Raises StartupError."""
+        """Downloads the model, starts the server and waits until it is ready. Does nothing if the server has started.
+        Raises StartupError."""
+        is_shown = self._settings.shows_start and sys.stderr is not None and sys.stderr.isatty()
+        progress = terminal_progress(logger.info) if is_shown else Lines(logger.info)
+        if not (self._has_started or self._is_closed):
+            self._settings.download(progress)
         with self._lock:
             if self._is_closed:
                 raise StartupError("the LLM is closed")
             if not self._has_started:
-                self._child.__enter__()
+                started_s = time.monotonic()
+                with progress.stage(f"loading {self._settings.model}"):
+                    self._child.__enter__()
                 self._has_started = True
                 _running.add(self)
+                logger.info("%s is ready after %.1f s", self._settings.model, time.monotonic() - started_s)
 
     def gone(self) -> str:
         """Returns why the server cannot respond again; empty if it runs."""

@@ -7,11 +7,12 @@
 
 The hub's client is imported where it is used: the import takes 0.2 s, and a local folder does not need it."""
 
+import contextlib
 import difflib
 import logging
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,17 +33,17 @@ SPARE_BYTES = 100 * 2**20
 def fetch(name: str, *, revision: str | None, patterns: tuple[str, ...], progress: Progress = SILENT) -> Path:
     """Returns a folder with a model's files of these patterns; downloads missing ones. Raises ModelLoadError."""
     from huggingface_hub import constants, errors, get_token, snapshot_download
-    from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    disable_progress_bars()  # `progress` shows the download
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a connection that resumes needs no warning
     http_error: type[Exception] = errors.HfHubHTTPError.__mro__[1]
     shown = name if revision is None else f"{name} at {revision}"
     login = "the token of HF_TOKEN or `hf auth login`" + (" has no access to it" if get_token() else " is needed")
     online = is_reachable()
     snapshot = partial(snapshot_download, name, revision=revision, allow_patterns=list(patterns))
     try:
-        folder = download(snapshot, name, shown=shown, progress=progress) if online else snapshot(local_files_only=True)
+        with _silent_client():
+            folder = (
+                download(snapshot, name, shown=shown, progress=progress) if online else snapshot(local_files_only=True)
+            )
     except errors.GatedRepoError as exc:
         raise ModelLoadError(f"{shown} is gated: accept its terms on {constants.ENDPOINT}/{name}; {login}") from exc
     except errors.RepositoryNotFoundError as exc:
@@ -68,6 +69,24 @@ def fetch(name: str, *, revision: str | None, patterns: tuple[str, ...], progres
             f"{shown} could not be downloaded: {constants.ENDPOINT} sent an invalid answer ({_reason(exc)})"
         ) from exc
     return Path(folder)
+
+
+@contextlib.contextmanager
+def _silent_client() -> Iterator[None]:
+    """Silences the hub's client, since `progress` shows the download and a connection that resumes needs no warning.
+    Afterwards, other downloads of this process have their bars again."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    log, were_disabled = logging.getLogger("huggingface_hub"), are_progress_bars_disabled()
+    level = log.level
+    disable_progress_bars()
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        if not were_disabled:
+            enable_progress_bars()
 
 
 def download(snapshot: Callable[..., Any], name: str, *, shown: str, progress: Progress) -> str:

@@ -1,6 +1,6 @@
 """Reports the slow stages of getting a model: downloads, with their bytes, and other work.
 
-`Lines` prints lines, for pipes and logs. `motet.cli.progress` shows bars and spinners on a terminal."""
+`Lines` prints lines, for pipes and logs. `progress_bars` shows bars and spinners on a terminal."""
 
 import contextlib
 import threading

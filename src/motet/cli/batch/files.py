@@ -12,9 +12,9 @@ from motet.batch.requests import InputSurvey, survey
 from motet.batch.rows import BodyFields
 from motet.batch.run import BatchProgress
 from motet.batch.table_files import TableInput, is_table, write_table
-from motet.cli.progress import terminal_progress
 from motet.errors import ConfigError
 from motet.log import notice
+from motet.models.progress_bars import terminal_progress
 
 JSONL = ".jsonl"
 NOTED_BYTES = 64 * 2**20

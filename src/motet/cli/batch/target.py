@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from motet.batch.run import BatchProgress
-from motet.cli.progress import terminal_progress
 from motet.deploy.child import SHOWN_LOG_LINES, START_TIMEOUT_S, ChildServer
 from motet.errors import BatchStoppedError, ConfigError
 from motet.log import notice
 from motet.models.model_source import resolve
+from motet.models.progress_bars import terminal_progress
 from motet.settings.declaration import Panel
 from motet.settings.resolve import arguments_of, resolve_settings, secrets_of
 from motet.settings.server_config import SETTINGS, cache_folder, environment

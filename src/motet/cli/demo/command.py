@@ -21,11 +21,11 @@ from motet.cli.columns import activity, show
 from motet.cli.conversation import ChatQuestion, Conversation, StreamedChoice, connect, stream_answers
 from motet.cli.demo.engine_kill import EngineKill
 from motet.cli.demo.receipt import Receipt, count
-from motet.cli.progress import terminal_progress
 from motet.deploy.child import ChildServer, read_block_size, read_figures
 from motet.errors import ConfigError
 from motet.log import notice
 from motet.models.model_source import resolve
+from motet.models.progress_bars import terminal_progress
 from motet.models.smollm2 import DEFAULT_MODEL
 from motet.settings.server_config import cache_folder, environment
 

@@ -1,4 +1,4 @@
-"""Shows the slow stages of a command on standard error: bars and spinners on a terminal, lines elsewhere."""
+"""Shows slow stages on standard error: bars and spinners on a terminal, lines elsewhere."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -1,12 +1,12 @@
-"""Stages of a command on a terminal and in a pipe."""
+"""Slow stages on a terminal and in a pipe."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from motet.cli.progress import Bars, terminal_progress
 from motet.models.progress import Lines
+from motet.models.progress_bars import Bars, terminal_progress
 
 
 def test_a_download_has_a_bar_with_bytes_and_a_conversion_a_spinner() -> None:
