@@ -181,6 +181,7 @@ def test_settings_become_flags_and_secrets_stay_out_of_the_command_line() -> Non
             "default_chat_template_kwargs": {"enable_thinking": False},
             "queue_timeout_s": 5,
             "cluster_key": "hidden",
+            "admin_key": "chosen",
             "tensor_parallel_size": 1,
             "load_format": "auto",
             "disable_log_stats": True,
@@ -198,7 +199,7 @@ def test_settings_become_flags_and_secrets_stay_out_of_the_command_line() -> Non
     assert settings.environ(api_key="k", admin_key="a") == {
         "HOME": "/home",
         "MOTET_API_KEYS": "k",
-        "MOTET_ADMIN_KEY": "a",
+        "MOTET_ADMIN_KEY": "chosen",
         "MOTET_CLUSTER_KEY": "hidden",
     }
 

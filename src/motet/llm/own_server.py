@@ -83,8 +83,8 @@ class ServerSettings:
         return arguments_of({"host": HOST, **self._chosen}, config=self._config)
 
     def environ(self, *, api_key: str, admin_key: str) -> dict[str, str]:
-        """Returns the environment of the server, with the secrets."""
-        return {**self._environ, **secrets_of({**self._chosen, "api_keys": api_key, "admin_key": admin_key})}
+        """Returns the environment of the server, with the secrets. `admin_key`: used if the program has chosen none."""
+        return {**self._environ, **secrets_of({"api_keys": api_key, "admin_key": admin_key, **self._chosen})}
 
     def _choose(self, keyword: str, value: object) -> None:
         name = setting_named(keyword)
