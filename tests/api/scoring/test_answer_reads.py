@@ -46,7 +46,7 @@ def replies(model: Model, tokens: Tokens = (), probability: float = 1.0) -> Mapp
 def read(reads: Sequence[Sequence[Read]], model: Model) -> Mapping[Tokens, Mapping[int, float]]:
     known: dict[Tokens, dict[int, float]] = {}
     for one in (one for own in reads for one in own):
-        known.setdefault(one.place, {}).update({token: model[one.place][token] for token in one.token_ids})
+        known.setdefault(one.prefix, {}).update({token: model[one.prefix][token] for token in one.token_ids})
     return known
 
 
@@ -57,13 +57,13 @@ def test_probabilities_are_those_of_all_replies_that_give_an_answer(seed: int) -
     model = small_model(rng, longest=4)
     texts = [tuple(rng.choices(TEXT_TOKENS, k=rng.randint(1, 3))) for _ in range(6)]
     answers = list(dict.fromkeys(texts))
-    reads = AnswerReads(answers, ends=(END,))
+    reads = AnswerReads(answers, end_token_ids=(END,))
     found = reads.distribution(read([*reads.groups(max_reads=3)], model))
 
     exact = dict.fromkeys(answers, 0.0)
     for reply, probability in replies(model).items():
         for answer in answers:
-            if reply == answer if answer in reads.unfinished else reply[: len(answer)] == answer:
+            if reply == answer if answer in reads.prefix_answers else reply[: len(answer)] == answer:
                 exact[answer] += probability
     total = sum(exact.values())
     assert found.probabilities == pytest.approx([exact[answer] / total for answer in answers])
@@ -74,15 +74,15 @@ def test_probabilities_are_those_of_all_replies_that_give_an_answer(seed: int) -
 
 def test_groups_have_few_tokens_and_few_reads() -> None:
     answers = [*((token,) for token in range(40)), (50, 51, 52), (50, 53)]
-    groups = [*AnswerReads(answers, ends=(END,)).groups(max_reads=2)]
+    groups = [*AnswerReads(answers, end_token_ids=(END,)).groups(max_reads=2)]
     assert all(len({token for one in own for token in one.token_ids}) <= MAX_READ_TOKENS for own in groups)
     assert all(1 <= len(own) <= 2 for own in groups)
-    known = {(one.place, token) for own in groups for one in own for token in one.token_ids}
+    known = {(one.prefix, token) for own in groups for one in own for token in one.token_ids}
     assert known == {*(((), token) for token in (*range(40), 50)), ((50,), 51), ((50,), 53), ((50, 51), 52)}
 
 
 def test_impossible_answers_have_probabilities() -> None:
-    lowest = AnswerReads([(1,), (2,)], ends=()).distribution({(): {1: -9999.0, 2: -9999.0}})
+    lowest = AnswerReads([(1,), (2,)], end_token_ids=()).distribution({(): {1: -9999.0, 2: -9999.0}})
     assert (lowest.probabilities, lowest.confidence) == ([0.5, 0.5], 0.0)
     assert Distribution([0.25, 0.5, 0.25], 1.0).mean == 1.0
     assert Distribution([0.5, 0.5], 1.0).best == 0
@@ -95,9 +95,9 @@ def test_an_engine_reads_what_transformers_computes_in_any_batch_and_from_the_ca
     ends = (0, 2)
     answers = [(5,), (5, 6), (5, 6, 7), (8, 9), (10,)]
     questions = [
-        AnswerReads(answers, ends=ends),
-        AnswerReads([(7,), (8,)], ends=ends),
-        AnswerReads(answers[2:], ends=()),
+        AnswerReads(answers, end_token_ids=ends),
+        AnswerReads([(7,), (8,)], end_token_ids=ends),
+        AnswerReads(answers[2:], end_token_ids=()),
     ]
     trunk = prompt_of(200)
     prompts = [trunk + prompt_of(20 + number, number + 1) for number in range(15)]
@@ -119,7 +119,8 @@ def test_an_engine_reads_what_transformers_computes_in_any_batch_and_from_the_ca
             for index, one in enumerate(reads.reads):
                 (entry,) = outcomes[name].logprobs[index]  # type: ignore[attr-defined]
                 values = dict(entry.top)
-                known[reads.number].setdefault(one.place, {}).update({token: values[token] for token in one.token_ids})
+                values = {token: values[token] for token in one.token_ids}
+                known[reads.question].setdefault(one.prefix, {}).update(values)
         return [one.distribution(values) for (_, _, one), values in zip(asked, known, strict=True)]
 
     core = make_core(folder)
@@ -138,7 +139,7 @@ def test_an_engine_reads_what_transformers_computes_in_any_batch_and_from_the_ca
         for answer in one.answers:
             logprobs = reference.logits(prompt + answer).log_softmax(-1)[len(prompt) - 1 :]
             total = sum(float(logprobs[place, token]) for place, token in enumerate(answer))
-            ended = float(logprobs[-1][list(ends)].logsumexp(0)) if answer in one.unfinished else 0.0
+            ended = float(logprobs[-1][list(ends)].logsumexp(0)) if answer in one.prefix_answers else 0.0
             sums.append(total + ended)
         weights = [math.exp(value - max(sums)) for value in sums]
         assert own.probabilities == pytest.approx([weight / sum(weights) for weight in weights], abs=1e-5)

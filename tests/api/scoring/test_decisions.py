@@ -10,7 +10,7 @@ import pytest
 
 from motet.api.scoring import continuations, decision_plan
 from motet.api.scoring.answer_reads import AnswerReads
-from motet.api.scoring.decision_prompts import MARK
+from motet.api.scoring.decision_prompts import PLACEHOLDER
 from motet.api.scoring.decisions import DecisionRequest
 from motet.api.scoring.scores import NOT_SAMPLED
 from motet.errors import EngineError
@@ -101,7 +101,7 @@ async def test_prompts_are_the_tokens_of_the_chat_with_the_question_at_its_end(s
 
 
 async def test_each_choice_of_a_group_reads_one_place_of_the_answers(served: Served) -> None:
-    """Answers can have several tokens, and be the beginning of others."""
+    """Answers can have several tokens, and be prefixes of others."""
     question = {**CHOICE, "choices": [{"value": "b"}, {"value": "bc"}, {"value": "the"}]}
     response = await decide(served, question, return_token_ids=True, priority=2, keep_s=5)
     (answer,) = answers_of(response)
@@ -198,7 +198,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, object], str, str]] = {
     "unknown field": ({"nonsense": 1}, "nonsense", "unknown_parameter"),
     "template": ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages", "unsupported_parameter"),
     "ticket": ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params", "unsupported_parameter"),
-    "mark": ({"input": f"{INPUT}{MARK}"}, "input", "unsupported_value"),
+    "mark": ({"input": f"{INPUT}{PLACEHOLDER}"}, "input", "unsupported_value"),
     "too long": ({"input": "x" * 5000}, "input", "context_length_exceeded"),
     "model": ({"model": "other"}, "model", "model_not_found"),
 }

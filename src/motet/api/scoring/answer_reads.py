@@ -1,14 +1,14 @@
-"""The probabilities of the answers to a question, from reads of the model's distribution.
+"""The probabilities of the answers to a question, from reads of the model's next-token distribution.
 
-An answer is a sequence of tokens. Each read is for one place, after the prompt and some tokens of an answer. It has the
-log-probabilities of the tokens that answers have there:
+An answer is a sequence of tokens. A read gives the log-probabilities of some next tokens after the prompt and a prefix
+of an answer:
 
     answers        yes: [5]     no: [6]     maybe: [7, 8]
     reads          () -> 5, 6, 7            (7,) -> 8
 
-The sum of the log-probabilities of an answer's tokens is the logarithm of the probability that a reply starts with
-these tokens. If another answer starts with them too, the end is read as well: the logarithm of the total
-probability of the tokens that end a reply is added. So no reply counts for two answers.
+The sum of the log-probabilities of an answer's tokens is the log-probability that a reply starts with these tokens. If
+the answer is a prefix of another answer, the log-probability that the reply ends there, with any end-of-sequence token,
+is added. Otherwise a reply could count for both answers.
 
     answers        1: [5]       10: [5, 6]
     reads          () -> 5      (5,) -> 6, end-of-sequence
@@ -20,19 +20,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 MAX_READ_TOKENS = 16
-"""Maximum number of tokens of the reads of one group: vLLM's servers report at most 19 named tokens. Groups with the
-same prompt share it."""
+"""Maximum number of different tokens in the reads of one group: vLLM reports at most 19 tokens by their ids. A question
+with more tokens needs several groups, which share the KV of their prompt."""
 
 Tokens = tuple[int, ...]
-Known = Mapping[Tokens, Mapping[int, float]]
-"""Place -> token -> log-probability."""
+ReadLogprobs = Mapping[Tokens, Mapping[int, float]]
+"""Prefix -> next token -> log-probability."""
 
 
 class Read(NamedTuple):
-    """One place, and the tokens whose log-probabilities are read there."""
+    """A prefix of answers, and the next tokens whose log-probabilities are read after it."""
 
-    place: Tokens
-    """The tokens of answers before it."""
+    prefix: Tokens
     token_ids: Tokens
 
 
@@ -42,43 +41,43 @@ class Distribution(NamedTuple):
     probabilities: Sequence[float]
     """One for each answer; they add up to 1."""
     confidence: float
-    """The probability of the most likely answer among all replies, not only the answers."""
+    """Probability of the most likely answer among all replies, before the division by the sum."""
 
     @property
     def best(self) -> int:
-        """Number of the most likely answer."""
+        """Index of the most likely answer."""
         return max(range(len(self.probabilities)), key=self.probabilities.__getitem__)
 
     @property
     def mean(self) -> float:
-        """The expected number of the answer."""
-        return math.fsum(number * probability for number, probability in enumerate(self.probabilities))
+        """Expected value of the answer's index."""
+        return math.fsum(index * probability for index, probability in enumerate(self.probabilities))
 
 
 class AnswerReads:
     """The reads for the answers to one question."""
 
-    def __init__(self, answers: Sequence[Tokens], *, ends: Tokens) -> None:
-        """`answers`: different sequences with at least one token. `ends`: the tokens that end a reply."""
+    def __init__(self, answers: Sequence[Tokens], *, end_token_ids: Tokens) -> None:
+        """`answers`: different sequences of at least one token. `end_token_ids`: the tokens that end a reply."""
         self.answers = answers
-        self._ends = ends
-        self._next: dict[Tokens, dict[int, None]] = {}
-        """Place -> the tokens to read there, in the order of the answers."""
+        self._end_token_ids = end_token_ids
+        self._next_tokens: dict[Tokens, dict[int, None]] = {}
+        """Prefix -> the tokens to read after it, in the order of the answers."""
         for tokens in answers:
-            for place in range(len(tokens)):
-                self._next.setdefault(tokens[:place], {})[tokens[place]] = None
-        for tokens in self.unfinished:
-            self._next[tokens] |= dict.fromkeys(ends)
+            for length in range(len(tokens)):
+                self._next_tokens.setdefault(tokens[:length], {})[tokens[length]] = None
+        for tokens in self.prefix_answers:
+            self._next_tokens[tokens] |= dict.fromkeys(end_token_ids)
 
     @property
-    def num_places(self) -> int:
-        """Number of places. A place needs at least one read."""
-        return len(self._next)
+    def num_prefixes(self) -> int:
+        """Number of different prefixes, each of which needs at least one read."""
+        return len(self._next_tokens)
 
     @property
-    def unfinished(self) -> list[Tokens]:
-        """The answers that are the beginning of another answer."""
-        return [tokens for tokens in self.answers if tokens in self._next]
+    def prefix_answers(self) -> list[Tokens]:
+        """The answers that are a prefix of another answer."""
+        return [tokens for tokens in self.answers if tokens in self._next_tokens]
 
     def groups(self, *, max_reads: int) -> Iterator[list[Read]]:
         """Yields lists of at most `max_reads` reads that have at most `MAX_READ_TOKENS` different tokens together."""
@@ -92,28 +91,29 @@ class AnswerReads:
         yield group
 
     def _reads(self) -> Iterator[Read]:
-        for place, found in self._next.items():
-            token_ids = tuple(found)
+        for prefix, next_tokens in self._next_tokens.items():
+            token_ids = tuple(next_tokens)
             for start in range(0, len(token_ids), MAX_READ_TOKENS):
-                yield Read(place, token_ids[start : start + MAX_READ_TOKENS])
+                yield Read(prefix, token_ids[start : start + MAX_READ_TOKENS])
 
-    def distribution(self, known: Known) -> Distribution:
-        """Returns the probabilities of the answers. `known`: the finite results of all reads."""
-        logprobs = [math.fsum(self._terms(tokens, known)) for tokens in self.answers]
-        highest = max(logprobs)
-        weights = [math.exp(logprob - highest) for logprob in logprobs]
+    def distribution(self, logprobs: ReadLogprobs) -> Distribution:
+        """Returns the probabilities of the answers. `logprobs`: the finite results of all reads."""
+        answer_logprobs = [math.fsum(self._terms(tokens, logprobs)) for tokens in self.answers]
+        highest = max(answer_logprobs)
+        weights = [math.exp(logprob - highest) for logprob in answer_logprobs]
         total = math.fsum(weights)
         return Distribution([weight / total for weight in weights], min(1.0, math.exp(highest)))
 
-    def _terms(self, tokens: Tokens, known: Known) -> Iterator[float]:
-        for place, token in enumerate(tokens):
-            yield known[tokens[:place]][token]
-        if tokens in self._next:
-            yield log_of_sum(known[tokens][token] for token in self._ends)
+    def _terms(self, tokens: Tokens, logprobs: ReadLogprobs) -> Iterator[float]:
+        """Yields the log-probabilities whose sum is the log-probability of an answer."""
+        for length, token in enumerate(tokens):
+            yield logprobs[tokens[:length]][token]
+        if tokens in self._next_tokens:
+            yield logsumexp(logprobs[tokens][token] for token in self._end_token_ids)
 
 
-def log_of_sum(logarithms: Iterable[float]) -> float:
-    """Returns the logarithm of the sum of numbers, from their logarithms. There is at least one."""
-    given = [*logarithms]
-    highest = max(given)
-    return highest + math.log(math.fsum(math.exp(one - highest) for one in given))
+def logsumexp(values: Iterable[float]) -> float:
+    """Returns log(sum(exp(value))) of at least one value."""
+    values = [*values]
+    highest = max(values)
+    return highest + math.log(math.fsum(math.exp(value - highest) for value in values))

@@ -1,8 +1,8 @@
-"""The groups that read the answers to the questions of a request.
+"""The groups of a request to `/v1/decisions`.
 
-Each question has a prompt and answers, which are sequences of tokens (`TokenizedQuestion`). Each choice of a group
-reads one place: it starts with the tokens of an answer before this place, and generates one token. Log-probabilities
-are reported for the tokens that answers have at this place."""
+The prompt and the answers of a question are sequences of tokens (`TokenizedQuestion`). Each choice of a group performs
+one read: its output starts with a prefix of an answer, and it generates one token, with the log-probabilities of the
+tokens that follow this prefix in the answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from motet.types import ChoiceStart, GenerateRequest, LogprobsMode
 PARAM = "questions"
 INPUT = "input"
 MAX_ANSWER_TOKENS = 64
-"""Maximum number of tokens of an answer. Each token but the first needs a read."""
+"""Maximum number of tokens of an answer. Each token but the first needs a read of its own."""
 MAX_PROMPT_TOKENS = 2_000_000
 """Maximum number of tokens of all prompts together. Every prompt contains the input."""
 
@@ -46,37 +46,38 @@ class TokenizedQuestion(NamedTuple):
 class ReadGroup(NamedTuple):
     """The reads of one group."""
 
-    number: int
-    """Number of the question."""
+    question: int
+    """Index of the question."""
     reads: Sequence[Read]
     """One for each choice."""
 
     @property
-    def deepest(self) -> int:
-        """The largest number of tokens of an answer before a place."""
-        return max(len(read.place) for read in self.reads)
+    def longest_prefix(self) -> int:
+        """Number of tokens of the longest prefix."""
+        return max(len(read.prefix) for read in self.reads)
 
     def applied_to(self, group: GenerateRequest) -> GenerateRequest:
-        """Returns a group with a choice for each read. Whatever token a choice generates ends it."""
+        """Returns the group with a choice for each read. Each choice ends after one token."""
         token_ids = tuple(dict.fromkeys(token for read in self.reads for token in read.token_ids))
-        only = token_ids if self.deepest else ()  # without answers of several tokens, `max_tokens` is 1
+        # `max_tokens` counts the prefix too: choices with shorter prefixes need another reason to end.
+        only = token_ids if self.longest_prefix else ()
         sampling = msgspec.structs.replace(
             group.sampling,
-            max_tokens=self.deepest + 1,
+            max_tokens=self.longest_prefix + 1,
             logprob_token_ids=token_ids,
             allowed_token_ids=only,
             stop_token_ids=only,
         )
         seed = group.choices[0].seed
-        starts = tuple(ChoiceStart(index, seed, read.place) for index, read in enumerate(self.reads))
+        starts = tuple(ChoiceStart(index, seed, read.prefix) for index, read in enumerate(self.reads))
         return msgspec.structs.replace(group, choices=starts, sampling=sampling)
 
 
 async def tokenized_questions(
     service: Service, questions: Sequence[AnyQuestion], *, chat: Callable[[], ChatPrompt], context: RequestContext
 ) -> list[TokenizedQuestion]:
-    """Returns questions with their tokens. `chat`: makes the chat of the input, with a mark in place of a question.
-    Raises `RequestError` for an input, an answer, or a number of tokens that the model or the server cannot take."""
+    """Returns questions with their tokens. `chat`: returns the chat of the input, with a placeholder for the question.
+    Raises `RequestError` for an input or an answer that cannot be used, and for too many tokens."""
     check_size(service, len(questions), options=_options(context))
     served, caller, config = context.served, context.caller, service.config
     if served.formats.harmony:
@@ -92,7 +93,7 @@ async def tokenized_questions(
         first = prompts.start(texts[0])
         thinking = served.formats.thinking(first)
         if thinking is not None and thinking.opened:
-            why = "the model's chat template starts answers with reasoning; turn it off, if the template can"
+            why = "the chat template starts answers with reasoning; turn it off, if the template has a variable for it"
             raise invalid_value("chat_template_kwargs", why)
         _check_tokens(prompts.num_shared * len(texts))
         return prompts
@@ -100,16 +101,16 @@ async def tokenized_questions(
     prompts = await caller.in_thread_if_long(started, max(caller.work_size, len(rendered.text)))
     sizes = [prompts.num_chars(text, question.answers) for text, question in zip(texts, questions, strict=True)]
     if (total := sum(sizes)) > MAX_JOINED_CHARS:
-        why = f"{total} characters must be tokenised for them, and they can have at most {MAX_JOINED_CHARS}"
+        why = f"{total} characters must be tokenised for them; the maximum is {MAX_JOINED_CHARS}"
         raise invalid_value(PARAM, f"{why}; send fewer questions")
-    ends, tokenized, num_reads = _ends(served), list[TokenizedQuestion](), 0
+    end_token_ids, tokenized, num_reads = _end_token_ids(served), list[TokenizedQuestion](), 0
     for piece in work_pieces(sizes):
 
         def add_piece(piece: range = piece) -> None:
             nonlocal num_reads
             for number in piece:
-                tokenized.append(_tokenized(number, questions[number], prompts=prompts, ends=ends))
-                num_reads += tokenized[-1].reads.num_places
+                tokenized.append(_tokenized(number, questions[number], prompts=prompts, end_token_ids=end_token_ids))
+                num_reads += tokenized[-1].reads.num_prefixes
                 _check_reads(num_reads, config.max_choices)  # reads of long answers take megabytes
 
         await caller.in_thread_if_long(add_piece, total)
@@ -118,40 +119,43 @@ async def tokenized_questions(
     return tokenized
 
 
-def _ends(served: ServedModel) -> Tokens:
-    """Returns the tokens that end a reply. vLLM's servers do not report them; the tokenizer then names one."""
+def _end_token_ids(served: ServedModel) -> Tokens:
+    """Returns the tokens that end a reply. For vLLM's servers, which do not report them, this is `eos_token` of the
+    tokenizer."""
     named = served.tokenizer.special_tokens.get(served.tokenizer.named_tokens.get("eos_token", ""))
     return served.info.eos_token_ids or (() if named is None else (named,))
 
 
-def _tokenized(number: int, question: AnyQuestion, *, prompts: QuestionPrompts, ends: Tokens) -> TokenizedQuestion:
-    """Returns a question with its tokens. Raises `RequestError` for answers that have no probabilities of their own."""
-    answers, numbers = list[Tokens](), dict[Tokens, int]()
-    for place, answer in enumerate(question.answers):
-        param = f"{PARAM}[{number}].{question.answer_param(place)}"
+def _tokenized(
+    number: int, question: AnyQuestion, *, prompts: QuestionPrompts, end_token_ids: Tokens
+) -> TokenizedQuestion:
+    """Returns a question with its tokens. Raises `RequestError` for answers that cannot be told apart."""
+    answers, index_of = list[Tokens](), dict[Tokens, int]()
+    for index, answer in enumerate(question.answers):
+        param = f"{PARAM}[{number}].{question.answer_param(index)}"
         ids = prompts.answer(answer, param=param)
         if len(ids) > MAX_ANSWER_TOKENS:
-            raise invalid_value(param, f"it has {len(ids)} tokens, and an answer can have at most {MAX_ANSWER_TOKENS}")
-        if (other := numbers.setdefault(ids, place)) != place:
+            raise invalid_value(param, f"it has {len(ids)} tokens; an answer can have at most {MAX_ANSWER_TOKENS}")
+        if (other := index_of.setdefault(ids, index)) != index:
             raise invalid_value(param, f"it has the same tokens as '{PARAM}[{number}].{question.answer_param(other)}'")
         answers.append(ids)
-    reads = AnswerReads(answers, ends=ends)
-    if reads.unfinished and not ends:
-        param = f"{PARAM}[{number}].{question.answer_param(numbers[reads.unfinished[0]])}"
+    reads = AnswerReads(answers, end_token_ids=end_token_ids)
+    if reads.prefix_answers and not end_token_ids:
+        param = f"{PARAM}[{number}].{question.answer_param(index_of[reads.prefix_answers[0]])}"
         raise invalid_value(param, "another answer starts with its tokens, and the model has no end-of-sequence token")
     return TokenizedQuestion(question, prompts.prompt(question.prompt), reads)
 
 
 def _check_tokens(num_tokens: int) -> None:
     if num_tokens > MAX_PROMPT_TOKENS:
-        why = f"the input in each of them has {num_tokens} tokens, and a request can have {MAX_PROMPT_TOKENS}"
+        why = f"their prompts have {num_tokens} tokens, with the input in each; the maximum is {MAX_PROMPT_TOKENS}"
         raise invalid_value(PARAM, f"{why}; send fewer questions")
 
 
 def _check_reads(num_reads: int, maximum: int) -> None:
     if num_reads > maximum:
-        numbers = f"their answers need at least {num_reads} reads, while one request can have at most {maximum}"
-        message = f"Too many choices: {numbers} (--max-choices). Send fewer questions, or shorter answers."
+        why = f"the answers need at least {num_reads} reads, each of them a choice; a request can have {maximum}"
+        message = f"Too many choices: {why} (--max-choices). Send fewer questions, or shorter answers."
         raise RequestError(message, param=PARAM, code="too_many_choices")
 
 
@@ -170,9 +174,9 @@ async def decision_plan(
     check_size(service, len(groups), options=options)
     options = replace(options, prompt_param=INPUT)
     sampling = SamplingFields.model_validate(
-        {"max_tokens": 1 + max(group.deepest for group in groups), "temperature": 0.0}
+        {"max_tokens": 1 + max(group.longest_prefix for group in groups), "temperature": 0.0}
     )
-    prompts = [questions[group.number].prompt for group in groups]
+    prompts = [questions[group.question].prompt for group in groups]
 
     def made() -> Plan:
         plan = make_plan(service, prompts, sampling=sampling, request=request, options=options)

@@ -1,13 +1,13 @@
-"""The prompts of questions about one input: the chat template is rendered once, with a mark in place of the question.
+"""The prompts of questions about one input: the chat template is rendered once, with a placeholder for the question.
 
-    rendered   <|im_start|>user\\nThe parcel arrived late and\\n\\nMARK<|im_end|>\\n<|im_start|>assistant\\n
-               '------------- head --------------'    '---------------- tail ----------------'
-    prompts    head + question + tail
-    answers    the tokens that a text adds to the tail
+    rendered   <|im_start|>user\\nThe parcel arrived late and\\n\\nPLACEHOLDER<|im_end|>\\n<|im_start|>assistant\\n
+               '------------- before ------------'           '--------------- after ----------------'
+    prompts    before + question + after
+    answers    the tokens that a text adds at the end of a prompt
 
-All prompts start with the tokens of the head up to a space between two of its last words, which are tokenised once. The
-rest of the head is tokenised with each question, since tokens can reach across their border. The first prompt is also
-tokenised as one text: if its tokens are not the same, all prompts are tokenised as one text."""
+The text before the question is tokenised once, up to a space between two of its last words. The rest of it is tokenised
+with each question, because one token can contain the end of it and the start of the question. The first prompt is also
+tokenised as one text: if its tokens differ, all prompts are tokenised as one text."""
 
 from collections.abc import Sequence, Set
 from typing import NamedTuple
@@ -18,37 +18,38 @@ from motet.text.prepare import PromptPreparer
 from motet.text.rendering.client_texts import RenderedPrompt
 from motet.text.rendering.control_tokens import ControlTexts
 
-MARK = '\ue000MOTET-"QUESTION"-HERE\ue000'
-"""Stands for the question while the template is rendered. The first character is for private use. A template that
-changes quotes in messages is refused, because it would change quotes in questions too, and so is an input with the
-mark."""
-SEPARATED_CHARS = 64
-"""Number of characters at the end of the head that are tokenised with each question at least."""
+PLACEHOLDER = '\ue000MOTET-"QUESTION"-HERE\ue000'
+"""Replaced by the questions after the template is rendered. The first and the last character are for private use. The
+quotes detect templates that escape messages, which would escape quotes in questions too: they are refused. So are
+inputs that contain the placeholder."""
+MIN_RETOKENIZED_CHARS = 64
+"""Minimum number of characters before the question that are tokenised with each question."""
 MAX_SPACES = 1000
-"""Maximum number of spaces that are tried as the end of the shared part."""
+"""Maximum number of spaces that are tried as the end of the part that is tokenised once."""
 
 
-class MarkedText(NamedTuple):
-    """A text, and the starts of the texts of control tokens in it that are only text. None if none is only text."""
+class PromptText(NamedTuple):
+    """A text, and the positions in it at which the text of a control token is plain text. None if all such texts are
+    control tokens."""
 
     text: str
     as_text: Set[int] | None
 
-    def part(self, start: int, end: int | None = None) -> "MarkedText":
+    def part(self, start: int, end: int | None = None) -> "PromptText":
         """Returns the text [start, end)."""
         end = len(self.text) if end is None else end
         inside = None if self.as_text is None else {at - start for at in self.as_text if start <= at < end}
-        return MarkedText(self.text[start:end], inside)
+        return PromptText(self.text[start:end], inside)
 
 
-def joined(*parts: MarkedText) -> MarkedText:
+def joined(*parts: PromptText) -> PromptText:
     """Returns the texts as one text."""
     as_text, length = set[int](), 0
     for part in parts:
         as_text.update(length + at for at in part.as_text or ())
         length += len(part.text)
     text = "".join(part.text for part in parts)
-    return MarkedText(text, None if all(part.as_text is None for part in parts) else as_text)
+    return PromptText(text, None if all(part.as_text is None for part in parts) else as_text)
 
 
 class QuestionPrompts:
@@ -57,32 +58,33 @@ class QuestionPrompts:
     def __init__(
         self, preparer: PromptPreparer, rendered: RenderedPrompt, *, control: ControlTexts | None, param: str
     ) -> None:
-        """`control`: the texts of control tokens, which are only text in questions; None if they are control tokens
-        there. `param`: the field with the input. Raises `RequestError` if the template changes the mark."""
-        whole = MarkedText(*rendered)
-        start = whole.text.find(MARK)
-        if whole.text.count(MARK) != 1:
+        """`control`: the texts of control tokens, which are plain text in questions; None if they are control tokens
+        there. `param`: the field with the input. Raises `RequestError` if the template changes the placeholder."""
+        full = PromptText(*rendered)
+        start = full.text.find(PLACEHOLDER)
+        if full.text.count(PLACEHOLDER) != 1:
             why = "the model's chat template changes or repeats the texts of messages, so no question can be added"
             raise RequestError(f"Invalid '{param}': {why}.", param=param, code="unsupported_value")
         self._preparer = preparer
         self._param = param
         self._control = control
-        self._none_marked: Set[int] | None = None if whole.as_text is None else frozenset()
-        self._head, self._tail = whole.part(0, start), whole.part(start + len(MARK))
-        self._rest = self._head
-        """The end of the head, which is tokenised with each question."""
+        self._no_positions: Set[int] | None = None if full.as_text is None else frozenset()
+        self._before, self._after = full.part(0, start), full.part(start + len(PLACEHOLDER))
+        self._rest = self._before
+        """The end of the text before the question, which is tokenised with each question."""
         self._shared: list[int] = []
-        """The tokens of the head before it."""
-        self._tail_ids = self._tokens(self._tail)
-        self._known: dict[str, Tokens] = {}
+        """The tokens of the text before `_rest`."""
+        self._after_ids = self._tokens(self._after)
+        self._answer_ids: dict[str, Tokens] = {}
         """The tokens of answers, by their texts."""
 
     def start(self, first: str) -> list[int]:
-        """Finds the part of the head that is tokenised once. Returns the tokens of the prompt for a first question."""
-        complete = self._tokens(joined(self._head, self._marked(first), self._tail))
-        if cut := shared_length(self._head.text):
-            shared, rest = self._tokens(self._head.part(0, cut)), self._head.part(cut)
-            if shared + self._tokens(joined(rest, self._marked(first), self._tail)) == complete:
+        """Finds the part of the prompts that is tokenised once. Returns the tokens of the prompt for a first
+        question."""
+        complete = self._tokens(joined(self._before, self._client_text(first), self._after))
+        if cut := shared_length(self._before.text):
+            shared, rest = self._tokens(self._before.part(0, cut)), self._before.part(cut)
+            if shared + self._tokens(joined(rest, self._client_text(first), self._after)) == complete:
                 self._shared, self._rest = shared, rest
         return complete
 
@@ -93,52 +95,52 @@ class QuestionPrompts:
 
     def num_chars(self, question: str, answers: Sequence[str]) -> int:
         """Returns the number of characters that are tokenised for a question and its answers."""
-        tail, answered = len(self._tail.text), sum(map(len, answers))
-        return len(self._rest.text) + len(question) + answered + tail * (1 + len(answers))
+        after, answered = len(self._after.text), sum(map(len, answers))
+        return len(self._rest.text) + len(question) + answered + after * (1 + len(answers))
 
     def prompt(self, question: str) -> Tokens:
         """Returns the tokens of the prompt for a question."""
-        rest = self._tokens(joined(self._rest, self._marked(question), self._tail))
-        return (*self._shared, *rest)  # each number is an object, so prompts do not copy the shared ones
+        rest = self._tokens(joined(self._rest, self._client_text(question), self._after))
+        return (*self._shared, *rest)  # all prompts refer to the same int objects
 
     def answer(self, text: str, *, param: str) -> Tokens:
-        """Returns the tokens of an answer: the tokens that it adds to the tail. If it changes tokens of the tail, which
-        the model has read already, it is tokenised alone. `param`: the field with the answer. Raises `RequestError` for
-        tokens that the model does not have."""
-        if (known := self._known.get(text)) is None:
-            ids, length = self._tokens(joined(self._tail, self._marked(text))), len(self._tail_ids)
-            added = ids[length:] if ids[:length] == self._tail_ids else self._tokens(self._marked(text))
+        """Returns the tokens that an answer adds at the end of a prompt. If it would change the last tokens of the
+        prompt, it is tokenised alone. `param`: the field with the answer. Raises `RequestError` for tokens that the
+        model does not have."""
+        if (answer := self._answer_ids.get(text)) is None:
+            ids, length = self._tokens(joined(self._after, self._client_text(text))), len(self._after_ids)
+            added = ids[length:] if ids[:length] == self._after_ids else self._tokens(self._client_text(text))
             self._preparer.check_prompt(added, param=param)
-            known = self._known[text] = tuple(added)
-        return known
+            answer = self._answer_ids[text] = tuple(added)
+        return answer
 
-    def _tokens(self, marked: MarkedText) -> list[int]:
-        return self._preparer.text_prompt(marked.text, False, param=self._param, as_text=marked.as_text)
+    def _tokens(self, part: PromptText) -> list[int]:
+        return self._preparer.text_prompt(part.text, False, param=self._param, as_text=part.as_text)
 
-    def _marked(self, text: str) -> MarkedText:
-        """Returns a client's text with the texts of control tokens in it marked as text."""
+    def _client_text(self, text: str) -> PromptText:
+        """Returns a client's text, in which the texts of control tokens are plain text."""
         starts = frozenset(start for start, _ in self._control.find(text)) if self._control is not None else None
-        return MarkedText(text, starts or self._none_marked)
+        return PromptText(text, starts or self._no_positions)
 
 
-def shared_length(head: str) -> int:
-    """Returns the position of a space between two words near the end of a text; 0 if there is none. Tokenizers divide
-    texts there: no token has an end of a word and the space after it."""
-    end = max(0, len(head) - SEPARATED_CHARS)
+def shared_length(text: str) -> int:
+    """Returns the position of a space between two words near the end of a text; 0 if there is none. Tokenizers split
+    texts there: no token contains the end of a word and the space after it."""
+    end = max(0, len(text) - MIN_RETOKENIZED_CHARS)
     for _ in range(MAX_SPACES):
-        end = head.rfind(" ", 1, end)
+        end = text.rfind(" ", 1, end)
         if end < 1:
             return 0
-        if head[end - 1].isalnum() and head[end + 1].isalnum():
+        if text[end - 1].isalnum() and text[end + 1].isalnum():
             return end
     return 0
 
 
-def with_mark(turns: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-    """Returns the turns of a chat with the mark for the question at the end of the user's last turn, or in a new turn
-    of the user if the last turn is not the user's."""
-    last = turns[-1]
+def with_placeholder(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """Returns the messages of a chat with the placeholder at the end of the last one, or in a new message of the user
+    if the last one is not the user's."""
+    last = messages[-1]
     if last["role"] != "user":
-        return [*turns, {"role": "user", "content": MARK}]
-    content = f"{last['content']}\n\n{MARK}" if last["content"] else MARK
-    return [*turns[:-1], {**last, "content": content}]
+        return [*messages, {"role": "user", "content": PLACEHOLDER}]
+    content = f"{last['content']}\n\n{PLACEHOLDER}" if last["content"] else PLACEHOLDER
+    return [*messages[:-1], {**last, "content": content}]

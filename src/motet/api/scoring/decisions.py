@@ -1,11 +1,11 @@
 """`POST /v1/decisions`: the probabilities of the answers to several questions about one input.
 
 1. `DecisionRequest`   the checked body. Sampling fields are refused: nothing is sampled
-2. `QuestionPrompts`   renders the input once, and makes the tokens of each question's prompt and answers
-3. `AnswerReads`       the places at which the model's distribution is read for the answers
-4. `decision_plan`     groups whose choices each read one place. The engine computes the common beginning of their
+2. `QuestionPrompts`   renders the input once, and tokenises each question's prompt and answers
+3. `AnswerReads`       the reads of the model's next-token distribution that the answers need
+4. `decision_plan`     groups whose choices each perform one read. The engine computes the common prefix of their
                        prompts once
-5. `DecisionWriter`    keeps the log-probabilities, and writes the answers
+5. `DecisionWriter`    collects the log-probabilities, and writes the answers
 """
 
 from array import array
@@ -40,8 +40,9 @@ from motet.api.openai.chat_schema import ChatPrompt
 from motet.api.openai.converted_chat import RESPONSE_NAMES
 from motet.api.openai.responses import messages
 from motet.api.openai.responses_schema import InputItem, as_items, read_item
+from motet.api.scoring.answer_reads import Tokens
 from motet.api.scoring.decision_plan import PARAM, ReadGroup, TokenizedQuestion, decision_plan, tokenized_questions
-from motet.api.scoring.decision_prompts import with_mark
+from motet.api.scoring.decision_prompts import with_placeholder
 from motet.api.scoring.questions import AnyQuestion, as_text_parts, read_question
 from motet.api.scoring.scores import NOT_SAMPLED
 from motet.api.service import Service
@@ -52,11 +53,11 @@ from motet.types import Usage
 
 MAX_QUESTIONS = 200
 READ_CHARS = 64
-"""Number of characters of a text that take as long to encode as the result of one read."""
+"""Time to encode the result of one read, as the number of characters of a text that takes as long."""
 READ_BYTES = 300
 """Approximate memory of the result of one read."""
 NAMES: Names = [*names_table([(r"(?:allowed|logprob|stop)_token_ids", PARAM)]), *RESPONSE_NAMES]
-"""The client's names of the fields of a chat and of a group."""
+"""Names of fields of a chat or a group in the client's request, for errors."""
 
 
 def _as_input(value: object) -> object:
@@ -96,9 +97,10 @@ class DecisionRequest(NamedRequest, RequestFields):
     """True if the answer has the tokens of the prompts and of the answers."""
 
     def chat(self) -> ChatPrompt:
-        """Returns the chat with a mark in place of a question, without reasoning in the answer if the template allows
-        that. Raises the errors of the chat's schema."""
-        fields = {"messages": with_mark(messages(None, self.input)), "chat_template_kwargs": self.chat_template_kwargs}
+        """Returns the chat with a placeholder for the question. Reasoning is turned off if the template can do that.
+        Raises the errors of the chat's schema."""
+        listed = with_placeholder(messages(None, self.input))
+        fields = {"messages": listed, "chat_template_kwargs": self.chat_template_kwargs}
         try:
             return ChatPrompt.model_validate({**fields, "reasoning_effort": "none"})
         except ValidationError as error:
@@ -126,7 +128,7 @@ def decision_router(service: Service) -> APIRouter:
 
 
 class DecisionWriter(GroupsWriter):
-    """Keeps the log-probabilities of the reads, and writes the answers."""
+    """Collects the log-probabilities of the reads, and writes the answers."""
 
     content_type = "application/json"
     streams = False
@@ -140,17 +142,17 @@ class DecisionWriter(GroupsWriter):
         self._questions = questions
         self._groups = groups
         self._shows_tokens = shows_tokens
-        self._found: list[list[array[float] | None]] = [[None] * len(group.reads) for group in groups]
-        """The log-probabilities of the tokens of each read of each group."""
+        self._logprobs: list[list[array[float] | None]] = [[None] * len(group.reads) for group in groups]
+        """For each read of each group, the log-probabilities of its tokens once they have arrived."""
 
     def feed(self, steps: Sequence[GroupStep], usage: Callable[[], Usage]) -> bytes:
         for step in steps:
-            found, reads = self._found[step.group], self._groups[step.group].reads
+            logprobs, reads = self._logprobs[step.group], self._groups[step.group].reads
             for event in step.events:
-                if event.logprobs and found[event.index] is None:
-                    known, read = dict(event.logprobs[0].top), reads[event.index]
-                    if known.keys() >= {*read.token_ids}:
-                        found[event.index] = array("d", [max(known[token], LOWEST) for token in read.token_ids])
+                if event.logprobs and logprobs[event.index] is None:
+                    top, read = dict(event.logprobs[0].top), reads[event.index]
+                    if top.keys() >= {*read.token_ids}:
+                        logprobs[event.index] = array("d", [max(top[token], LOWEST) for token in read.token_ids])
         return b""
 
     @property
@@ -168,15 +170,15 @@ class DecisionWriter(GroupsWriter):
         return encode_answer(b'{"answers":[', self._answers(), closing=[b"],", rest[1:]])
 
     def _answers(self) -> Iterator[object]:
-        known: list[dict[tuple[int, ...], dict[int, float]]] = [{} for _ in self._questions]
-        for group, found in zip(self._groups, self._found, strict=True):
-            for read, values in zip(group.reads, found, strict=True):
+        results: list[dict[Tokens, dict[int, float]]] = [{} for _ in self._questions]
+        for group, logprobs in zip(self._groups, self._logprobs, strict=True):
+            for read, values in zip(group.reads, logprobs, strict=True):
                 if values is None:
                     raise EngineError("The engine did not report the log-probabilities of an answer.")
-                known[group.number].setdefault(read.place, {}).update(zip(read.token_ids, values, strict=True))
-        for one, values_of in zip(self._questions, known, strict=True):
-            question, found_of = one.question, one.reads.distribution(values_of)
-            fields = {"type": question.type, "name": question.name, **question.result(found_of)}
+                results[group.question].setdefault(read.prefix, {}).update(zip(read.token_ids, values, strict=True))
+        for one, result in zip(self._questions, results, strict=True):
+            question, distribution = one.question, one.reads.distribution(result)
+            fields = {"type": question.type, "name": question.name, **question.result(distribution)}
             yield {**fields, **self._tokens(one)} if self._shows_tokens else fields
 
     def _tokens(self, one: TokenizedQuestion) -> dict[str, object]:

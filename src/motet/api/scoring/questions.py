@@ -1,10 +1,10 @@
-"""The questions of `POST /v1/decisions`, in the shape of OpenAI's Decisions API. Each has a fixed set of answers:
+"""The questions of `POST /v1/decisions`, in the shape of OpenAI's Decisions API. The type determines the answers:
 
-    predicate   a condition: `yes` or `no`
-    choice      one of several values: the values themselves
-    score       one of several levels, in their order: the number of the level, from 0
+    predicate   a condition                          `yes` and `no`
+    choice      one of several values                the values
+    score       one of several levels, in order      the numbers of the levels, from 0
 
-`prompt` is the question as the model reads it, and `answers` are the texts from which the model chooses."""
+`prompt` is the text that is added to the input, and `answers` are the texts whose probabilities are read."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -75,15 +75,15 @@ class Question(Schema):
     @property
     @abstractmethod
     def prompt(self) -> str:
-        """The question for the model. It has no white space at its start and at its end."""
+        """The question as the model gets it, without white space at its start and end."""
 
     @abstractmethod
     def answer_param(self, number: int) -> str:
-        """Returns the field with the answer of this number, for errors."""
+        """Returns the name of the field with an answer, for errors. `number`: index of the answer."""
 
     @abstractmethod
-    def result(self, found: Distribution) -> Mapping[str, object]:
-        """Returns the fields of the answer after its type and its name. `found`: the probabilities of `answers`."""
+    def result(self, distribution: Distribution) -> Mapping[str, object]:
+        """Returns the fields of the answer after its type and its name, from the probabilities of `answers`."""
 
     @property
     def text(self) -> str:
@@ -104,8 +104,8 @@ class PredicateQuestion(Question):
     def answer_param(self, number: int) -> str:
         return "type"
 
-    def result(self, found: Distribution) -> Mapping[str, object]:
-        return {"probability": found.probabilities[0]}
+    def result(self, distribution: Distribution) -> Mapping[str, object]:
+        return {"probability": distribution.probabilities[0]}
 
 
 def _check_value(value: object) -> object:
@@ -147,13 +147,13 @@ class ChoiceQuestion(Question):
     def answer_param(self, number: int) -> str:
         return f"choices[{number}].value"
 
-    def result(self, found: Distribution) -> Mapping[str, object]:
+    def result(self, distribution: Distribution) -> Mapping[str, object]:
         values = [choice.value for choice in self.choices]
-        listed = zip(values, found.probabilities, strict=True)
+        listed = zip(values, distribution.probabilities, strict=True)
         return {
-            "choice": values[found.best],
+            "choice": values[distribution.best],
             "probabilities": [{"value": value, "probability": probability} for value, probability in listed],
-            "confidence": found.confidence,
+            "confidence": distribution.confidence,
         }
 
 
@@ -183,15 +183,15 @@ class ScoreQuestion(Question):
     def answer_param(self, number: int) -> str:
         return f"levels[{number}]"
 
-    def result(self, found: Distribution) -> Mapping[str, object]:
-        listed = enumerate(zip(self.levels, found.probabilities, strict=True))
+    def result(self, distribution: Distribution) -> Mapping[str, object]:
+        listed = enumerate(zip(self.levels, distribution.probabilities, strict=True))
         return {
-            "score": found.mean,
+            "score": distribution.mean,
             "probabilities": [
                 {"value": number, "label": level.label, "probability": probability}
                 for number, (level, probability) in listed
             ],
-            "confidence": found.confidence,
+            "confidence": distribution.confidence,
         }
 
 

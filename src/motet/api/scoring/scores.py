@@ -1,10 +1,10 @@
 """`POST /v1/score`: the log-probabilities of continuations of one prompt.
 
 1. `ScoreRequest`      the checked body. Sampling fields are refused: nothing is sampled
-2. `scored_prompts`    joins the tokens of the prompt with the tokens of each continuation
-3. `make_plan`         one group for each continuation, with the log-probabilities of its prompt and no output. The
-                       engine computes their common beginning once, and cached blocks keep their scores
-4. `ScoreWriter`       keeps the scores of the continuations, and writes the answer
+2. `scored_prompts`    tokenises the prompt with each continuation
+3. `make_plan`         one group for each continuation, whose prompt is scored and whose output is not sent. The engine
+                       computes the common prefix of the prompts once, and cached blocks keep their scores
+4. `ScoreWriter`       collects the scores of the continuations, and writes the answer
 """
 
 import math
@@ -55,16 +55,16 @@ NOT_SAMPLED = frozenset(
         *("ebnf", "regex", "response_format", "structured_outputs"),
     }
 )
-"""Fields that only routes which sample tokens have."""
-OF_OTHER_ROUTES = frozenset(
+"""Fields of routes that sample tokens."""
+OTHER_SERVERS_FIELDS = frozenset(
     {
         *("text_1", "text_2", "data_1", "data_2", "queries"),  # vLLM's route for pairs of texts
         *("query", "items", "label_token_ids", "apply_softmax", "item_first"),  # SGLang's route
     }
 )
-"""Fields of the routes that have the same path in other servers and another meaning."""
+"""Fields of routes with the same path in other servers, which compare texts."""
 ONE_TOKEN = SamplingFields.model_validate({"max_tokens": 1, "temperature": 0.0})
-"""Output tokens of each group: engines generate at least one. It is not sent."""
+"""Sampling of each group: engines generate at least one token, which is not sent."""
 
 
 class ScoreRequest(ChatPrompt, NamedRequest, RequestFields):
@@ -73,15 +73,15 @@ class ScoreRequest(ChatPrompt, NamedRequest, RequestFields):
     has_token_ids = True
     aliases: ClassVar[Mapping[str, str]] = {**ChatPrompt.aliases, "rid": "request_id"}
     ignored = IGNORED_FIELDS
-    refused = (NOT_SAMPLED - {"n", "stream"}) | OF_OTHER_ROUTES
+    refused = (NOT_SAMPLED - {"n", "stream"}) | OTHER_SERVERS_FIELDS
     neutral: ClassVar[Neutral] = {"n": (1,), "stream": (False,)}
     advice: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(NOT_SAMPLED, "'continuations' are scored, and nothing is sampled"),
-        **dict.fromkeys(OF_OTHER_ROUTES, "it scores 'continuations' of a 'prompt'"),
+        **dict.fromkeys(OTHER_SERVERS_FIELDS, "it scores 'continuations' of a 'prompt'"),
     }
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(parse_prompts)] | None = None
-    """One text, for which None as `add_special_tokens` means True, or token ids."""
+    """One text or the token ids of one prompt. `add_special_tokens` is True by default for a text."""
     continuations: Annotated[
         tuple[Prompt, ...],
         PlainValidator(parse_continuations, json_schema_input_type=list[str | list[Annotated[int, Field(ge=0)]]]),
@@ -160,14 +160,14 @@ async def _prompt(service: Service, body: ScoreRequest, *, context: RequestConte
 
 
 class ScoreWriter(GroupsWriter):
-    """Keeps the scores of the continuations, without the scores of the prompt, and writes the answer."""
+    """Collects the scores of the continuations, without the scores of the prompt, and writes the answer."""
 
     content_type = "application/json"
     streams = False
     keeps_answer = True
 
     def __init__(self, plan: Plan, firsts: Sequence[int]) -> None:
-        """`firsts`: place of the first token of each continuation."""
+        """`firsts`: index of the first token of each continuation."""
         self._plan = plan
         self._firsts = firsts
         self._scores: list[PromptScores | None] = [None] * len(plan.groups)
@@ -195,7 +195,7 @@ class ScoreWriter(GroupsWriter):
     def _score(self, number: int) -> dict[str, object]:
         ids = self._plan.groups[number].prompt[self._firsts[number] :]
         logprobs, greedy = array("d"), True
-        for score in self._of_tokens(number, ids):
+        for score in self._token_scores(number, ids):
             logprobs.append(max(score.logprob, LOWEST))
             greedy = greedy and score.rank == 1
         total = math.fsum(logprobs)
@@ -209,7 +209,7 @@ class ScoreWriter(GroupsWriter):
             **{name: entries.json() for name, entries in arrays.items()},
         }
 
-    def _of_tokens(self, number: int, ids: Sequence[int]) -> Iterator[TokenLogprob]:
+    def _token_scores(self, number: int, ids: Sequence[int]) -> Iterator[TokenLogprob]:
         """Yields the score of each token of a continuation. Raises EngineError if the engine did not report them."""
         scores = iter(self._scores[number] or ())
         for token in ids:
