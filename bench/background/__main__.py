@@ -1,12 +1,12 @@
-"""Measures the time to the first token of a client next to a running batch (`--batch-dir`), the time for each further
-token, and the rate of the batch.
+"""Measures how a running batch (`--batch-dir`) affects the latency of a client: the time to the first token, the time
+per further token, and the lines of the batch per second.
 
 In each round, the client sends a few requests, one after the other with a pause before each: first while a batch runs,
-then after the batch has been cancelled. The lines of the batch and the requests have prompts of their own, which no
-cache contains. Before the requests that count, the batch fills the engine. The ratio of a round is the median time with
-the batch divided by the median time without it; the ratio of the measurement is the median of all rounds.
+then after the batch has been cancelled. No prompt is cached. The first request is sent after the batch has filled the
+engine. The ratio of a round is the median time to the first token with the batch divided by the median without it, and
+the ratio of the measurement is the median of all rounds.
 
-Floor (`--check` fails if it is missed): 1.2 times the time without the batch.
+Floor (`--check` fails if it is missed): a ratio of at most 1.2.
 
 Run: python -m bench.background [--prompt-tokens 256] [--line-tokens 256] [--rounds 5] [--requests 10] [--check]
 """
@@ -31,9 +31,9 @@ from bench.servers.motet_server import motet_server
 
 MAX_RATIO = 1.2
 LINES = 2_000
-"""Number of lines of a batch: more than can run in a round."""
+"""Number of lines of a batch, more than complete in a round."""
 PAUSE_S, FILL_S = 0.3, 3.0
-"""Time before each request, and before the first request next to a batch."""
+"""Pause before each request, and between the start of a batch and the first request, in seconds."""
 
 
 class _Id(msgspec.Struct):
@@ -91,7 +91,7 @@ class BackgroundSetup:
 
 
 class Batches:
-    """Batches of completions, one at a time."""
+    """Starts and cancels batches of completions, one at a time."""
 
     def __init__(self, client: httpx.AsyncClient, fresh: FreshPrompts, setup: BackgroundSetup) -> None:
         self._client = client

@@ -1,9 +1,9 @@
 """Measures offline generation of many prompts: `LLM`, HTTP with 64 clients, `motet batch`, and vLLM's `LLM` class.
 
 All modes generate the same prompts (token ids of mixed lengths, each with n choices of a fixed length) with the same
-settings. "engine" is one engine process without router, HTTP and texts: the floor of all others. Each mode loads the
-model again. The time starts when the model is ready. The output of `motet batch` does not show this moment: its time
-contains the start, which is measured with one line and subtracted.
+settings. "engine" is one engine process without router, HTTP and texts: the lower bound of all other times. Each mode
+loads the model again, and the time starts when the model is loaded. `motet batch` does not report this moment: its time
+includes the start, which is measured with a file of one line and subtracted.
 
 With `--kill-every`, `motet batch` is also run with SIGKILL after each period of this length, and started again until it
 ends by itself; each line must then be in the output exactly once. This time contains the starts.

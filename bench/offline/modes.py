@@ -26,7 +26,7 @@ from motet.types import SamplingParams as EngineParams
 
 SEED = 1
 IN_PROGRESS = 512
-"""Number of choices that the mode `engine` has in progress."""
+"""Maximum number of concurrent choices in the mode `engine`."""
 NAME = "bench"
 
 # No seeds: vLLM 0.32's CPU build ends when it computes the prompt of a seeded request in chunks.
@@ -91,7 +91,7 @@ async def _run_engine(setup: OfflineSetup, work: OfflineWork) -> Measured:
         model_path=str(setup.folder), model_name=NAME, kv_cache_gb=setup.kv_cache_gb, num_threads=setup.threads
     )
     engine = await NativeEngine.start(config)
-    places = asyncio.Semaphore(max(1, IN_PROGRESS // work.n))
+    limit = asyncio.Semaphore(max(1, IN_PROGRESS // work.n))
 
     async def group(number: int) -> int:
         request = GenerateRequest(
@@ -100,7 +100,7 @@ async def _run_engine(setup: OfflineSetup, work: OfflineWork) -> Measured:
             choices=choice_starts(work.n, SEED),
             sampling=EngineParams(max_tokens=work.max_tokens[number], ignore_eos=True),
         )
-        async with places:
+        async with limit:
             return sum([sum(len(one.token_ids) for one in delta.choices) async for delta in engine.generate(request)])
 
     try:
@@ -132,7 +132,7 @@ def bodies(work: OfflineWork) -> list[dict[str, Any]]:
 
 
 def run_http(setup: OfflineSetup, work: OfflineWork) -> Measured:
-    """Generates with clients that each have one request at a time."""
+    """Generates with concurrent clients, each of which sends one request at a time."""
     with ChildServer(setup.arguments) as server:
         return asyncio.run(_run_http(server.url, setup.clients, work=work))
 
@@ -199,7 +199,7 @@ def _ended(command: Sequence[str], kill_s: float | None) -> bool:
 
 
 def run_vllm(venv: Path) -> Run:
-    """Returns the mode that generates with vLLM's `LLM` class in a process of this virtual environment."""
+    """Returns the mode that generates with vLLM's `LLM` class, in a process with this virtual environment."""
 
     def run(setup: OfflineSetup, work: OfflineWork) -> Measured:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,20 +1,20 @@
-"""Measures requests that read log-probabilities of given tokens: on Motet, and on other servers.
+"""Measures requests for log-probabilities of given tokens: on Motet, and on other servers.
 
-    few-shot        multiple choice: questions after one long beginning, each option a prompt with `echo`
-    different       as many prompts of the same length that have nothing in common
+    few-shot        multiple choice: questions with a long common prefix, each option a prompt with `echo`
+    different       prompts of the same number and length without a common prefix
     perplexity      a long text in overlapping windows, each with `prompt_logprobs`; only new tokens are scored
     decisions       questions about one long input, each answered by one of a few tokens
 
-All servers get the same prompts in turn: Motet, `--vllm` (vLLM's CPU build with its prefix cache), `--llama`
-(llama.cpp's server, which refuses `echo` and so has decisions only), and `--before`, a running server, for example of
-an older version. No prompt is cached when it is sent. Motet's decisions are one request to /v1/decisions; other
-servers get Motet's prompts one by one, and report the log-probabilities of the options as next tokens (vLLM) or
-generate one of them (llama.cpp), both with prefix caches.
+Each server gets the same prompts: Motet, `--vllm` (vLLM's CPU build with its prefix cache), `--llama` (llama.cpp's
+server, only for decisions, because it refuses `echo`), and `--before`, a running server, for example of an older
+version. No prompt is cached when it is sent. Motet's decisions are one request to /v1/decisions. Other servers get
+Motet's prompts one by one, and report the log-probabilities of the options as next tokens (vLLM) or generate one of
+them (llama.cpp), both with prefix caches.
 
-Prints a table, and JSON on the last line. "computed" is the number of prompt tokens that a server reports as
-computed. The log-probabilities of each server are compared with Motet's: "difference" is the largest difference, "same
-best" the share of questions whose most likely option is the same. If vLLM is measured in another dtype than float32,
-the servers are started once more in float32 for a part of the requests.
+Prints a table, and JSON on the last line. "computed" is the number of prompt tokens that were not in a server's prefix
+cache, according to its metrics. The log-probabilities of each server are compared with Motet's: "difference" is the
+largest difference, "same best" the share of questions with the same most likely option. If vLLM is measured in another
+dtype than float32, the servers are started again in float32 for a part of the requests.
 
 Floors (`--check` fails if one is missed): Motet has 10 times vLLM's prompts per second for few-shot questions, 1.2
 times for different prompts and 1.5 times for perplexity; in float32, log-probabilities differ by at most 0.001, and all
@@ -39,13 +39,13 @@ from bench.program.command_line import add_check, benchmark_parser, progress
 from bench.program.report import machine, print_report, table
 from bench.scoring.cases import (
     CASES,
-    WITHOUT_ECHO,
+    CASES_WITHOUT_ECHO,
     ScoringRound,
     ScoringSizes,
     make_requests,
     run_round,
 )
-from bench.scoring.requests import Dialect, ScoringTarget
+from bench.scoring.requests import Dialect, ScoringClient
 from bench.scoring.results import BEFORE, FLOAT32, LLAMA, MOTET, VLLM, ScoringRow, floors, rows_of
 from bench.servers.compared_server import RequestStyle, connect_server
 from bench.servers.llama import LlamaSetup
@@ -90,9 +90,9 @@ class ScoringPlan:
 
 @dataclass(frozen=True)
 class ScoringBench:
-    """Sends the requests of each case to all servers in turn."""
+    """Sends the requests of each case to one server after the other."""
 
-    targets: Mapping[str, ScoringTarget]
+    clients: Mapping[str, ScoringClient]
     fresh: FreshPrompts
     dtype: str
 
@@ -108,14 +108,14 @@ class ScoringBench:
         """Returns the result of each server. A server other than Motet is missing if it fails."""
         requests = make_requests(case, self.fresh, sizes)
         results = {}
-        for name, target in self.targets.items():
-            if case not in WITHOUT_ECHO.get(target.dialect, CASES):
+        for name, client in self.clients.items():
+            if case not in CASES_WITHOUT_ECHO.get(client.dialect, CASES):
                 continue
-            if target.dialect is not Dialect.MOTET:
+            if client.dialect is not Dialect.MOTET:
                 for request in requests:
-                    await request.prepare(self.targets[MOTET])
+                    await request.prepare(self.clients[MOTET])
             try:
-                results[name] = await run_round(target, requests)
+                results[name] = await run_round(client, requests)
             except* (EngineError, httpx.HTTPError, OSError) as errors:
                 if name == MOTET:
                     raise
@@ -127,16 +127,16 @@ async def measure(urls: Mapping[str, str], plan: ScoringPlan) -> tuple[list[Scor
     """Measures all cases after a short round that is not timed. Returns the rows, and the versions of the servers."""
     async with AsyncExitStack() as stack:
         style = RequestStyle(settle_s=plan.settle_s)
-        targets = {}
+        clients = {}
         for name, url in urls.items():
             server = await stack.enter_async_context(connect_server(name, url, style))
-            targets[name] = ScoringTarget(server, DIALECTS[name], asyncio.Semaphore(plan.sizes.concurrency))
-        text = await targets[MOTET].server.load(1).tokens_of(TEXT)
-        bench = ScoringBench(targets, FreshPrompts(text, seed=new_seed()), plan.dtype)
+            clients[name] = ScoringClient(server, DIALECTS[name], asyncio.Semaphore(plan.sizes.concurrency))
+        text = await clients[MOTET].server.load(1).tokens_of(TEXT)
+        bench = ScoringBench(clients, FreshPrompts(text, seed=new_seed()), plan.dtype)
         for case in plan.cases:
             await bench.send(case, SMALL)
         rows = await bench.measure(plan.cases, plan.sizes, plan.repeats)
-        return rows, {f"{name} server": target.server.version for name, target in targets.items()}
+        return rows, {f"{name} server": client.server.version for name, client in clients.items()}
 
 
 def urls_of(arguments: argparse.Namespace, plan: ScoringPlan, stack: ExitStack) -> dict[str, str]:
@@ -153,7 +153,7 @@ def urls_of(arguments: argparse.Namespace, plan: ScoringPlan, stack: ExitStack) 
 
 
 def peers_of(arguments: argparse.Namespace, plan: ScoringPlan) -> dict[str, PeerSetup]:
-    """Returns the third-party servers to start. llama.cpp's dtype is the one of its file, so float32 leaves it out."""
+    """Returns the third-party servers to start. llama.cpp is left out in float32: its file determines its dtype."""
     found: dict[str, PeerSetup] = {}
     if arguments.vllm:
         model = resolve(arguments.model, cache=cache_folder(environment()), progress=Lines(progress))
@@ -168,7 +168,7 @@ def peers_of(arguments: argparse.Namespace, plan: ScoringPlan) -> dict[str, Peer
 
 
 def plans_of(arguments: argparse.Namespace) -> list[ScoringPlan]:
-    """Returns the timed requests, and those that compare log-probabilities in float32 if they need other servers."""
+    """Returns the timed run, and a smaller run in float32 if the timed servers have another dtype."""
     base = asdict(SMALL if arguments.small else FULL)
     given = {name: getattr(arguments, name) for name in base if getattr(arguments, name) is not None}
     sizes = ScoringSizes(**base | given)

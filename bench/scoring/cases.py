@@ -11,17 +11,17 @@ from bench.scoring.requests import (
     Dialect,
     EchoedPrompts,
     ReadScores,
+    ScoringClient,
     ScoringRequest,
-    ScoringTarget,
     TextWindow,
 )
 from bench.servers.computed_tokens import computed_by
 
 FEW_SHOT, DIFFERENT, PERPLEXITY, DECISIONS = CASES = ("few-shot", "different", "perplexity", "decisions")
-WITHOUT_ECHO = {Dialect.LLAMA: (DECISIONS,)}
-"""The cases of a server that reports no log-probabilities of prompts."""
+CASES_WITHOUT_ECHO = {Dialect.LLAMA: (DECISIONS,)}
+"""The cases of servers that do not report log-probabilities of prompts."""
 TEMPLATE_TOKENS = 1024
-"""Tokens that the instructions and the chat template add to a decision, at most."""
+"""Maximum number of tokens that the instructions and the chat template add to a decision."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ScoringSizes:
     """Numbers of tokens, questions and options."""
 
     beginning: int
-    """Tokens that all questions of the few-shot case start with."""
+    """Tokens of the common prefix of all questions in the few-shot case."""
     question: int
     option: int
     questions: int
@@ -70,8 +70,8 @@ def make_requests(case: str, fresh: FreshPrompts, sizes: ScoringSizes) -> list[S
     """Returns the requests of a case with new prompts."""
     match case:
         case "few-shot":
-            beginning = fresh.next(sizes.beginning)
-            return [_question(beginning, fresh, sizes) for _ in range(sizes.questions)]
+            prefix = fresh.next(sizes.beginning)
+            return [_question(prefix, fresh, sizes) for _ in range(sizes.questions)]
         case "different":
             return [_separate(fresh, sizes) for _ in range(sizes.questions)]
         case "perplexity":
@@ -86,8 +86,8 @@ def make_requests(case: str, fresh: FreshPrompts, sizes: ScoringSizes) -> list[S
 def windows(tokens: list[int], window: int, stride: int) -> list[TextWindow]:
     """Returns the windows of a text. Each token but the first is scored in exactly one of them.
 
-    tokens     0 ... 2048                      window 0: scores 1 ... 2047
-               512 ... 2560                    window 1: scores 2048 ... 2559
+    window 0    tokens [0, 2048)        scores [1, 2048)
+    window 1    tokens [512, 2560)      scores [2048, 2560)
     """
     found = [TextWindow(tokens[:window], first=1)]
     scored = window
@@ -98,26 +98,26 @@ def windows(tokens: list[int], window: int, stride: int) -> list[TextWindow]:
     return found
 
 
-async def run_round(to: ScoringTarget, requests: Sequence[ScoringRequest]) -> ScoringRound:
-    """Sends all requests, as many at a time as the target allows, and counts the prompt tokens that are computed."""
-    before = await computed_by(to.server)
+async def run_round(client: ScoringClient, requests: Sequence[ScoringRequest]) -> ScoringRound:
+    """Sends all requests within the client's limit, and counts the prompt tokens that the server computes."""
+    before = await computed_by(client.server)
     begin = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
-        sent = [tasks.create_task(request.send(to)) for request in requests]
+        sent = [tasks.create_task(request.send(client)) for request in requests]
     total_s = time.perf_counter() - begin
-    after = await computed_by(to.server)
+    after = await computed_by(client.server)
     computed = None if before is None or after is None else after - before
     prompts = sum(request.num_prompts for request in requests)
     return ScoringRound(prompts, total_s, [task.result() for task in sent], computed)
 
 
-def _question(beginning: list[int], fresh: FreshPrompts, sizes: ScoringSizes) -> EchoedPrompts:
-    """Returns a question after the common beginning, with each of its options."""
-    before = [*beginning, *fresh.next(sizes.question)]
+def _question(prefix: list[int], fresh: FreshPrompts, sizes: ScoringSizes) -> EchoedPrompts:
+    """Returns the prompts of a question: the common prefix, the question and one of its options."""
+    before = [*prefix, *fresh.next(sizes.question)]
     return EchoedPrompts([[*before, *fresh.next(sizes.option)] for _ in range(sizes.options)], len(before))
 
 
 def _separate(fresh: FreshPrompts, sizes: ScoringSizes) -> EchoedPrompts:
-    """Returns as many prompts as a question has options, of the same length, which have nothing in common."""
+    """Returns prompts like the prompts of a question, but without a common prefix."""
     length = sizes.beginning + sizes.question + sizes.option
     return EchoedPrompts([fresh.next(length) for _ in range(sizes.options)], length - sizes.option)

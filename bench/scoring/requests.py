@@ -1,10 +1,10 @@
-"""Requests that read log-probabilities, in the form that each server has for them.
+"""Requests for log-probabilities, in the form that each server accepts.
 
     EchoedPrompts       prompts in one completions request with `echo`, as lm-evaluation-harness sends them
     TextWindow          one window of a text; only its last tokens are scored
     Decisions           questions about one input
 
-Each `send` returns the log-probabilities that a client of the request reads, so that servers can be compared.
+`send` returns the log-probabilities that a client of the request needs, so that servers can be compared.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from motet.errors import EngineError
 
 COMPLETIONS, DECISIONS = "/v1/completions", "/v1/decisions"
 OPTION_BIAS = 1000.0
-"""Bias of the options of a decision on llama.cpp's server, which generates one of them."""
+"""Logit bias with which llama.cpp's server generates one of the options of a decision."""
 
 
 class Dialect(Enum):
-    """The form of the requests that a server accepts for scores."""
+    """The API of a server for log-probabilities."""
 
     MOTET = "motet"
     VLLM = "vllm"
@@ -67,16 +67,16 @@ class _LlamaAnswer(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class ScoringTarget:
-    """A server, and the number of requests that it gets at a time."""
+class ScoringClient:
+    """Sends requests to a server, with a limit of concurrent requests."""
 
     server: ComparedServer
     dialect: Dialect
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))
+    limit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(8))
 
     async def post(self, path: str, body: Mapping[str, object]) -> bytes:
         named = {**body, "model": self.server.model}
-        async with self.places:
+        async with self.limit:
             response = await self.server.client.post(path, json=named)
         if response.status_code != httpx.codes.OK:
             raise EngineError(f"{response.status_code}: {response.text}")
@@ -89,25 +89,25 @@ class ScoringTarget:
 
 @dataclass(frozen=True)
 class ReadScores:
-    """What a client reads from the answer to one request."""
+    """The results that a client reads from the response to one request."""
 
     logprobs: Sequence[Sequence[float]]
     """For each prompt or option, the log-probabilities of its scored tokens. Empty if the server does not report
     them."""
     best: int | None = None
-    """Number of the most likely option. None if the request has no options."""
+    """Index of the most likely option. None if the request has no options."""
 
 
 class ScoringRequest(Protocol):
-    """One request, or its equivalent on a server that needs another form."""
+    """One request to Motet, or its equivalent for another server."""
 
     @property
     def num_prompts(self) -> int: ...
 
-    async def prepare(self, motet: ScoringTarget) -> None:
-        """Called when Motet has answered, before the request is sent to another server."""
+    async def prepare(self, motet: ScoringClient) -> None:
+        """Called after Motet has responded, before the request is sent to another server."""
 
-    async def send(self, to: ScoringTarget) -> ReadScores: ...
+    async def send(self, client: ScoringClient) -> ReadScores: ...
 
 
 @dataclass(frozen=True)
@@ -116,17 +116,17 @@ class EchoedPrompts:
 
     prompts: Sequence[list[int]]
     first: int
-    """The first token of each prompt whose log-probability the client uses."""
+    """Index of the first token of each prompt whose log-probability is used."""
 
     @property
     def num_prompts(self) -> int:
         return len(self.prompts)
 
-    async def prepare(self, motet: ScoringTarget) -> None:
-        """Needs nothing from Motet."""
+    async def prepare(self, motet: ScoringClient) -> None:
+        """Does nothing."""
 
-    async def send(self, to: ScoringTarget) -> ReadScores:
-        choices = await to.complete(prompt=[*self.prompts], echo=True, logprobs=1, max_tokens=0)
+    async def send(self, client: ScoringClient) -> ReadScores:
+        choices = await client.complete(prompt=[*self.prompts], echo=True, logprobs=1, max_tokens=0)
         scored = []
         for choice in choices:
             if choice.logprobs is None:
@@ -141,18 +141,18 @@ class TextWindow:
 
     tokens: list[int]
     first: int
-    """The first token that is scored. The tokens before it are scored in earlier windows."""
+    """Index of the first scored token. The tokens before it are scored in earlier windows."""
 
     @property
     def num_prompts(self) -> int:
         return 1
 
-    async def prepare(self, motet: ScoringTarget) -> None:
-        """Needs nothing from Motet."""
+    async def prepare(self, motet: ScoringClient) -> None:
+        """Does nothing."""
 
-    async def send(self, to: ScoringTarget) -> ReadScores:
-        only_new = {"prompt_logprobs_from": self.first} if to.dialect is Dialect.MOTET else {}
-        (choice,) = await to.complete(prompt=self.tokens, prompt_logprobs=0, max_tokens=1, **only_new)
+    async def send(self, client: ScoringClient) -> ReadScores:
+        only_new = {"prompt_logprobs_from": self.first} if client.dialect is Dialect.MOTET else {}
+        (choice,) = await client.complete(prompt=self.tokens, prompt_logprobs=0, max_tokens=1, **only_new)
         entries = choice.prompt_logprobs or []
         entries = entries[-(len(self.tokens) - self.first) :]
         found = [
@@ -164,13 +164,13 @@ class TextWindow:
 
 @dataclass
 class Decisions:
-    """Questions about one input that are answered with yes or no: one request on Motet, one per question elsewhere.
+    """Questions about one input that are answered with yes or no.
 
-    Motet renders the questions with the model's chat template. Other servers get the tokens of Motet's prompts.
+    Motet gets one request, and renders the questions with the model's chat template. Other servers get a request for
+    each question, with the tokens of Motet's prompt.
     """
 
-    source: str
-    """The text that all questions are about."""
+    input: str
     questions: Sequence[str]
     prompts: Sequence["_DecisionPrompt"] = ()
     """The tokens of each question, after `prepare`."""
@@ -179,29 +179,29 @@ class Decisions:
     def num_prompts(self) -> int:
         return len(self.questions)
 
-    async def prepare(self, motet: ScoringTarget) -> None:
-        """Reads the tokens from Motet, which has answered the questions before."""
+    async def prepare(self, motet: ScoringClient) -> None:
+        """Gets the tokens from Motet, which has cached the prompts of the questions."""
         answer = msgspec.json.decode(await motet.post(DECISIONS, self._body(return_token_ids=True)), type=_Decided)
         self.prompts = [
             _DecisionPrompt(one.prompt_token_ids, [tokens[0] for tokens in one.answer_token_ids])
             for one in answer.answers
         ]
 
-    async def send(self, to: ScoringTarget) -> ReadScores:
-        match to.dialect:
+    async def send(self, client: ScoringClient) -> ReadScores:
+        match client.dialect:
             case Dialect.MOTET:
-                answer = msgspec.json.decode(await to.post(DECISIONS, self._body()), type=_Decided)
+                answer = msgspec.json.decode(await client.post(DECISIONS, self._body()), type=_Decided)
                 return ReadScores([[math.log(one.probability)] for one in answer.answers])
             case Dialect.VLLM:
-                found = await asyncio.gather(*(_next_token(to, prompt) for prompt in self.prompts))
+                found = await asyncio.gather(*(_option_logprobs(client, prompt) for prompt in self.prompts))
                 return ReadScores([[yes - math.log(math.exp(yes) + math.exp(no))] for yes, no in found])
             case Dialect.LLAMA:
-                await asyncio.gather(*(_generated(to, prompt) for prompt in self.prompts))
+                await asyncio.gather(*(_generate_option(client, prompt) for prompt in self.prompts))
                 return ReadScores([])
 
     def _body(self, **options: object) -> dict[str, object]:
         questions = [{"type": "predicate", "instructions": question} for question in self.questions]
-        return {"input": self.source, "questions": questions, **options}
+        return {"input": self.input, "questions": questions, **options}
 
 
 @dataclass(frozen=True)
@@ -211,9 +211,9 @@ class _DecisionPrompt:
     """The first tokens of yes and no."""
 
 
-async def _next_token(to: ScoringTarget, prompt: _DecisionPrompt) -> list[float]:
-    """Returns the log-probabilities of the options as the next token. The prompt is not scored, so it can be cached."""
-    (choice,) = await to.complete(
+async def _option_logprobs(client: ScoringClient, prompt: _DecisionPrompt) -> list[float]:
+    """Returns the log-probabilities of the options as the next token, with a prompt that can be cached."""
+    (choice,) = await client.complete(
         prompt=prompt.tokens,
         max_tokens=1,
         logprobs=len(prompt.options),
@@ -226,8 +226,8 @@ async def _next_token(to: ScoringTarget, prompt: _DecisionPrompt) -> list[float]
     return [tops[f"token_id:{option}"] for option in prompt.options]
 
 
-async def _generated(to: ScoringTarget, prompt: _DecisionPrompt) -> None:
-    """Lets llama.cpp's server generate the most likely option. It reports no log-probabilities of given tokens."""
+async def _generate_option(client: ScoringClient, prompt: _DecisionPrompt) -> None:
+    """Makes llama.cpp's server, which reports no log-probabilities of given tokens, generate the most likely option."""
     body = {
         "prompt": prompt.tokens,
         "n_predict": 1,
@@ -236,13 +236,13 @@ async def _generated(to: ScoringTarget, prompt: _DecisionPrompt) -> None:
         "return_tokens": True,
         "cache_prompt": True,
     }
-    (token,) = msgspec.json.decode(await to.post("/completion", body), type=_LlamaAnswer).tokens
+    (token,) = msgspec.json.decode(await client.post("/completion", body), type=_LlamaAnswer).tokens
     if token not in prompt.options:
         raise EngineError(f"the server generated {token}, not one of {prompt.options}")
 
 
 def best_of(options: Sequence[Sequence[float]]) -> int:
-    """Returns the option with the highest sum of log-probabilities."""
+    """Returns the index of the option with the highest sum of log-probabilities."""
     sums = [sum(option) for option in options]
     return sums.index(max(sums))
 

@@ -10,7 +10,7 @@ from bench.scoring.cases import DIFFERENT, FEW_SHOT, PERPLEXITY, ScoringRound
 MOTET, BEFORE, VLLM, LLAMA = "motet", "before", "vllm", "llama.cpp"
 FLOAT32 = "float32"
 MIN_SPEEDS = {FEW_SHOT: 10.0, DIFFERENT: 1.2, PERPLEXITY: 1.5}
-"""Prompts per second of Motet relative to vLLM's, at least."""
+"""Minimum prompts per second of Motet, relative to vLLM's."""
 MAX_DIFFERENCE = 0.001
 """Maximum difference between log-probabilities of two servers in float32, in nats."""
 
@@ -20,7 +20,7 @@ class Agreement:
     """Log-probabilities of two servers for the same tokens."""
 
     difference: float | None
-    """The largest absolute difference. None if one of the servers reports none."""
+    """The largest absolute difference. None if one of the servers reports no log-probabilities."""
     same_best: float | None
     """Share of the questions whose most likely option is the same. None if there are no questions."""
 
@@ -34,7 +34,7 @@ class ScoringRow:
     total_s: float
     prompts_per_s: float
     computed: int | None
-    share: float | None
+    ratio: float | None
     """Prompts per second divided by vLLM's. None if vLLM was not measured."""
     agreement: Agreement
 
@@ -49,7 +49,7 @@ class ScoringRow:
             ("prompts", self.prompts, ""),
             ("s", self.total_s, ".2f"),
             ("prompts/s", self.prompts_per_s, ".2f"),
-            ("/ vLLM's", self.share, ".2f"),
+            ("/ vLLM's", self.ratio, ".2f"),
             ("computed", self.computed, ""),
             ("difference", self.agreement.difference, ".6f"),
             ("same best", self.agreement.same_best, ".3f"),
@@ -57,13 +57,13 @@ class ScoringRow:
 
 
 def rows_of(rounds: Mapping[tuple[str, str], Sequence[ScoringRound]], dtype: str) -> list[ScoringRow]:
-    """Returns a row for each server and case, with medians over the rounds. The agreement is the worst one."""
+    """Returns a row for each server and case, with the medians of the rounds and their worst agreement."""
     rows = []
     speeds = {key: median(result.prompts_per_s for result in results) for key, results in rounds.items()}
     for (name, case), results in sorted(rounds.items(), key=lambda item: item[0][1]):
         peer = speeds.get((VLLM, case))
         computed = [result.computed for result in results if result.computed is not None]
-        # A server that failed in some rounds has fewer of them, and its rounds cannot be matched with Motet's.
+        # The rounds of a server that failed in some of them cannot be matched with Motet's.
         own = rounds.get((MOTET, case), [])
         pairs = [agreement(*pair) for pair in zip(own, results, strict=True)] if len(own) == len(results) else []
         rows.append(
@@ -75,7 +75,7 @@ def rows_of(rounds: Mapping[tuple[str, str], Sequence[ScoringRound]], dtype: str
                 total_s=median(result.total_s for result in results),
                 prompts_per_s=speeds[name, case],
                 computed=round(median(computed)) if computed else None,
-                share=speeds[name, case] / peer if peer else None,
+                ratio=speeds[name, case] / peer if peer else None,
                 agreement=Agreement(
                     max((one.difference for one in pairs if one.difference is not None), default=None),
                     min((one.same_best for one in pairs if one.same_best is not None), default=None),
@@ -99,13 +99,13 @@ def agreement(one: ScoringRound, other: ScoringRound) -> Agreement:
 
 
 def floors(rows: Sequence[ScoringRow]) -> list[Floor]:
-    """Returns the floors of the measured cases. Only the first dtype has floors of speed; others repeat a part."""
+    """Returns the floors of the measured cases. Only the first dtype has floors of speed."""
     found = []
     timed = rows[0].dtype if rows else FLOAT32
     for row in rows:
-        if row.server == MOTET and row.dtype == timed and row.share is not None and row.case in MIN_SPEEDS:
+        if row.server == MOTET and row.dtype == timed and row.ratio is not None and row.case in MIN_SPEEDS:
             limit = MIN_SPEEDS[row.case]
-            found.append(Floor(f"{row.case}: prompts/s / vLLM's", row.share, limit, Bound.AT_LEAST))
+            found.append(Floor(f"{row.case}: prompts/s / vLLM's", row.ratio, limit, Bound.AT_LEAST))
         if row.server == VLLM and row.dtype == FLOAT32:
             worst = row.agreement.difference
             thousandths = None if worst is None else 1000 * worst

@@ -15,8 +15,8 @@ from bench.scoring.requests import (
     Dialect,
     EchoedPrompts,
     ReadScores,
+    ScoringClient,
     ScoringRequest,
-    ScoringTarget,
     TextWindow,
 )
 from bench.scoring.results import agreement, floors, rows_of
@@ -73,8 +73,8 @@ async def test_every_server_is_read_in_its_own_form(
 ) -> None:
     async with httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(answer)) as client:
         server = ComparedServer("server", client, "model", "1", None, RequestStyle())
-        await request_.prepare(ScoringTarget(server, Dialect.MOTET, asyncio.Semaphore(1)))
-        read = await request_.send(ScoringTarget(server, dialect, asyncio.Semaphore(1)))
+        await request_.prepare(ScoringClient(server, Dialect.MOTET, asyncio.Semaphore(1)))
+        read = await request_.send(ScoringClient(server, dialect, asyncio.Semaphore(1)))
     reported = [] if dialect is Dialect.LLAMA and isinstance(request_, Decisions) else logprobs
     assert read.best == best
     for row, expected in zip(read.logprobs, reported, strict=True):
