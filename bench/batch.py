@@ -4,7 +4,7 @@ The server runs in a separate process: the API over a scripted engine (`bench.fr
 many choices at once as a real engine, or with `--real` over the default model. One request is not streamed, one is
 streamed; both request token ids and log-probabilities. "peak" is the maximum memory of the API process during the
 answer. "lag" is how late the event loop wakes a task that sleeps for a millisecond, as in `bench.hostile`. Prints a
-table, the floor, and JSON on the last line.
+table, the target, and JSON on the last line.
 
 Run: python -m bench.batch [--sizes 512x16,2048x8] [--prompt-tokens 200] [--max-tokens 32] [--repeats 3] [--real]
     [--check]
@@ -28,7 +28,7 @@ from bench.frontend.measured_server import Limits, serve, serve_real
 from bench.frontend.scripted_engine import VOCAB_SIZE
 from bench.hostile.loop_lag import MAX_LAG_MS, LagServer, lag_server, print_lags
 from bench.program.command_line import add_check, benchmark_parser
-from bench.program.report import Cells, Floor, machine, print_report, table
+from bench.program.report import Cells, Target, machine, print_report, table
 
 LIMITS = Limits(max_choices=2**16, max_waiting_groups=2**13, queue_timeout_s=3600.0, max_num_seqs=256)
 READ_BYTES = 1 << 20
@@ -151,10 +151,10 @@ def main(argv: Sequence[str]) -> int:
                 with lag_server("bench.batch", "--serve", *(["--real"] if arguments.real else [])) as server:
                     costs.append(measure(server, body=body))
             found[f"{size}, {'streamed' if stream else 'not streamed'}"] = least_disturbed(costs)
-    worst = Floor("maximum lag, ms", max(cost.lag_max_ms for cost in found.values()), MAX_LAG_MS)
+    worst = Target("maximum lag, ms", max(cost.lag_max_ms for cost in found.values()), MAX_LAG_MS)
     shown = table(cost.cells(name) for name, cost in found.items())
     record = {name: asdict(cost) for name, cost in found.items()}
-    return print_report(record, shown, conditions=machine(), floors=[worst], check=arguments.check)
+    return print_report(record, shown, conditions=machine(), targets=[worst], check=arguments.check)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 For n = 1, 2, 4 ... 64 it sends one request with n choices of a prompt that is not cached. It sends the same choices as
 n separate requests at once to a server without prefix cache. Prints a table, and JSON on the last line.
 
-Floors (`--check` fails if one is missed): at n = 32 the last choice has its first token within 1.3 times the time at
+Targets (`--check` fails if one is missed): at n = 32 the last choice has its first token within 1.3 times the time at
 n = 1; the total time is within 4 times the total at n = 1, and within half of the total of 32 separate requests.
 
 Run: make bench, or python -m bench.fork [--ns 1,8,32] [--repeats 3] [--url URL --separate-url URL] [--check]
@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
 from bench.client.load import LoadSetup, TimedLoad, Timing, load_parser, median_timing, open_client
 from bench.program.command_line import numbers, progress
-from bench.program.report import Cells, Floor, machine, print_report, table
+from bench.program.report import Cells, Target, machine, print_report, table
 from bench.servers.motet_server import counters, motet_server
 from motet.deploy.child import CounterSnapshot
 
 NS = (1, 2, 4, 8, 16, 32, 64)
-FLOOR_N = 32
+TARGET_N = 32
 MIB = 2**20
 
 
@@ -103,18 +103,18 @@ def measure(setup: LoadSetup, arguments: argparse.Namespace) -> list[ForkRow]:
     return [ForkRow(n, timing, spent, separate.get(n)) for n, (timing, spent) in groups.items()]
 
 
-def floors(rows: Sequence[ForkRow]) -> list[Floor]:
-    """Returns the floors for which there are rows."""
+def targets(rows: Sequence[ForkRow]) -> list[Target]:
+    """Returns the targets for which there are rows."""
     by_n = {row.n: row for row in rows}
-    one, many = by_n.get(1), by_n.get(FLOOR_N)
+    one, many = by_n.get(1), by_n.get(TARGET_N)
     found = []
     if one and many:
         last_first = many.group.last_first_s / one.group.last_first_s
-        found.append(Floor(f"last first token at n={FLOOR_N} / at n=1", last_first, 1.3))
-        found.append(Floor(f"total at n={FLOOR_N} / at n=1", many.group.total_s / one.group.total_s, 4.0))
+        found.append(Target(f"last first token at n={TARGET_N} / at n=1", last_first, 1.3))
+        found.append(Target(f"total at n={TARGET_N} / at n=1", many.group.total_s / one.group.total_s, 4.0))
     if many and many.separate:
         ratio = many.group.total_s / many.separate.total_s
-        found.append(Floor(f"total at n={FLOOR_N} / of {FLOOR_N} separate requests", ratio, 0.5))
+        found.append(Target(f"total at n={TARGET_N} / of {TARGET_N} separate requests", ratio, 0.5))
     return found
 
 
@@ -134,7 +134,7 @@ def main(argv: Sequence[str]) -> int:
     line = f"prompt of {arguments.prompt_tokens} tokens, {arguments.max_tokens} tokens per choice"
     shown = (line, table(row.cells() for row in rows))
     record = {**lengths, "rows": [row.record() for row in rows]}
-    return print_report(record, *shown, conditions=conditions, floors=floors(rows), check=arguments.check)
+    return print_report(record, *shown, conditions=conditions, targets=targets(rows), check=arguments.check)
 
 
 if __name__ == "__main__":

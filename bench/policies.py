@@ -7,7 +7,7 @@
    with a policy; a client that applies the same rule to requests with n = 1, sends several at a time, and cancels the
    rest when the rule is met. Seeds are the same, and so are the answers. The engine counts the generated tokens.
 
-Floors (`--check` fails if one is missed): a policy that never ends a choice keeps 0.99 of the tokens per second; a
+Targets (`--check` fails if one is missed): a policy that never ends a choice keeps 0.99 of the tokens per second; a
 decision costs at most two tokens per choice; a group generates no more tokens than the client's loop, and takes less
 time.
 
@@ -28,7 +28,7 @@ import msgspec
 from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
 from bench.client.load import LoadSetup, TimedLoad, load_parser, open_client
 from bench.program.command_line import progress
-from bench.program.report import Bound, Cells, Floor, machine, print_report, table
+from bench.program.report import Bound, Cells, Target, machine, print_report, table
 from bench.servers.motet_server import counters, motet_server
 from examples.self_consistency.questions import make_questions
 from motet.deploy.child import CounterSnapshot
@@ -288,17 +288,17 @@ async def measure(url: str, setup: LoadSetup) -> tuple[list[PolicyOverhead], flo
         return rows, beyond, [all_answers, await votes.with_policy(majorities), await votes.by_client(majorities)]
 
 
-def floors(rows: Sequence[PolicyOverhead], beyond: float, votes: Sequence[VoteCost]) -> list[Floor]:
+def targets(rows: Sequence[PolicyOverhead], beyond: float, votes: Sequence[VoteCost]) -> list[Target]:
     _, group, loop = votes
     return [
         *(
-            Floor(f"tokens/s with {row.policy} / without", row.share, 0.99, Bound.AT_LEAST)
+            Target(f"tokens/s with {row.policy} / without", row.share, 0.99, Bound.AT_LEAST)
             for row in rows
             if row.policy in FREE
         ),
-        Floor("tokens per choice after the decision", beyond, 2.0),
-        Floor("tokens of a group / of a client's loop", group.tokens / loop.tokens, 1.0),
-        Floor("seconds of a group / of a client's loop", group.seconds / loop.seconds, 1.0),
+        Target("tokens per choice after the decision", beyond, 2.0),
+        Target("tokens of a group / of a client's loop", group.tokens / loop.tokens, 1.0),
+        Target("seconds of a group / of a client's loop", group.seconds / loop.seconds, 1.0),
     ]
 
 
@@ -320,7 +320,7 @@ def main(argv: Sequence[str]) -> int:
         table(vote.cells() for vote in votes),
         f"tokens per choice after the decision: {beyond:.2f}",
         conditions=conditions,
-        floors=floors(rows, beyond, votes),
+        targets=targets(rows, beyond, votes),
         check=arguments.check,
     )
 

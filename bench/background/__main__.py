@@ -6,7 +6,7 @@ then after the batch has been cancelled. No prompt is cached. The first request 
 engine. The ratio of a round is the median time to the first token with the batch divided by the median without it, and
 the ratio of the measurement is the median of all rounds.
 
-Floor (`--check` fails if it is missed): a ratio of at most 1.2.
+Target (`--check` fails if it is missed): a ratio of at most 1.2.
 
 Run: python -m bench.background [--prompt-tokens 256] [--line-tokens 256] [--rounds 5] [--requests 10] [--check]
 """
@@ -26,7 +26,7 @@ import msgspec
 from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
 from bench.client.load import PATH, TimedLoad, load_parser, open_client
 from bench.program.command_line import progress
-from bench.program.report import Cells, Floor, machine, print_report, table
+from bench.program.report import Cells, Target, machine, print_report, table
 from bench.servers.motet_server import motet_server
 
 MAX_RATIO = 1.2
@@ -184,7 +184,7 @@ def main(argv: Sequence[str]) -> int:
         {"rounds": [msgspec.to_builtins(each) | {"ratio": each.ratio} for each in found]},
         table(each.cells(number) for number, each in enumerate(found)),
         conditions=conditions,
-        floors=[Floor("time to the first token next to a batch / alone", ratio, MAX_RATIO)],
+        targets=[Target("time to the first token next to a batch / alone", ratio, MAX_RATIO)],
         check=arguments.check,
     )
 

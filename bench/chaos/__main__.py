@@ -30,7 +30,7 @@ from bench.chaos.mixed_requests import RepeatedRequest, mixed_requests
 from bench.chaos.received_answers import ComparedAnswers, ReceivedAnswer, receive_answer
 from bench.chaos.restarted_servers import restarted_servers
 from bench.program.command_line import add_check, benchmark_parser
-from bench.program.report import Bound, Floor, labelled, machine, print_report
+from bench.program.report import Bound, Target, labelled, machine, print_report
 from bench.soak.policy_groups import message_requests, steered_requests
 from motet.deploy.child import ChildServer
 
@@ -59,15 +59,15 @@ class ChaosReport:
     """Longest pause of every stream that moved, by cause."""
 
     @property
-    def floors(self) -> list[Floor]:
+    def targets(self) -> list[Target]:
         outcome = self.outcome
         return [
-            Floor("requests with an error", len(outcome.errors), 0),
-            Floor("requests with another answer", len(outcome.different), 0),
-            Floor("choices duplicated", outcome.duplicates, 0),
-            Floor("choices lost", outcome.lost, 0),
-            Floor("blocks, leases and groups left", sum(self.left_behind.values()), 0),
-            Floor("faults per minute", sum(self.injected_faults.values()) / self.minutes, 6, Bound.AT_LEAST),
+            Target("requests with an error", len(outcome.errors), 0),
+            Target("requests with another answer", len(outcome.different), 0),
+            Target("choices duplicated", outcome.duplicates, 0),
+            Target("choices lost", outcome.lost, 0),
+            Target("blocks, leases and groups left", sum(self.left_behind.values()), 0),
+            Target("faults per minute", sum(self.injected_faults.values()) / self.minutes, 6, Bound.AT_LEAST),
         ]
 
     def print(self, *, check: bool) -> int:
@@ -81,7 +81,7 @@ class ChaosReport:
             **{f"pause, {cause}": described(pauses) for cause, pauses in sorted(self.pauses_s.items())},
         }
         record = {name: value for name, value in asdict(self).items() if name != "machine"}
-        return print_report(record, *labelled(lines), conditions=self.machine, floors=self.floors, check=check)
+        return print_report(record, *labelled(lines), conditions=self.machine, targets=self.targets, check=check)
 
 
 def described(pauses: Sequence[float]) -> str:

@@ -11,7 +11,7 @@ With --rate, requests with mixed n and lengths arrive as a Poisson process, the 
 
 Prints a table, and JSON on the last line.
 
-Floors (--check fails if one is missed), for prompts of 1340 tokens and 64 tokens per choice: decode tokens/s at least
+Targets (--check fails if one is missed), for prompts of 1340 tokens and 64 tokens per choice: decode tokens/s at least
 1.2 times the peer's at n = 1, and 1.4 times at n = 8 and 32; at n = 32 the first token of the last choice within half
 of the peer's time, and within 1.1 times Motet's time at n = 1; the total at n = 32 within 0.65 of the peer's.
 
@@ -33,7 +33,7 @@ import uvloop
 from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
 from bench.client.load import load_parser
 from bench.compare.arrivals import RequestMix, measure_rate, rate_cells, schedule
-from bench.compare.grid import QUICK, Grid, GridBench, GridRow, floors
+from bench.compare.grid import QUICK, Grid, GridBench, GridRow, targets
 from bench.program.command_line import numbers
 from bench.program.report import machine, print_report, table
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server, rounded
@@ -101,9 +101,9 @@ def print_grid(rows: Sequence[GridRow], conditions: ComparisonConditions, argume
     if arguments.plot:
         plot(rows, arguments.plot)
     record = {"conditions": asdict(conditions), "rows": [asdict(row.shape) | row.pair.record() for row in rows]}
-    checked = floors(rows) if arguments.check else []
+    checked = targets(rows) if arguments.check else []
     shown = table(row.cells() for row in rows)
-    return print_report(record, shown, conditions=conditions.printed, floors=checked, check=arguments.check)
+    return print_report(record, shown, conditions=conditions.printed, targets=checked, check=arguments.check)
 
 
 async def facts_of(server: ComparedServer, idle_s: float) -> ServerFacts:
@@ -161,7 +161,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     ours.add_argument("--start-ours", nargs="?", const="", metavar="ARGS", help="start Motet: --start-ours=--max-n=256")
     peer.add_argument("--peer", metavar="URL", help="a running server of the same model")
     peer.add_argument("--start-peer", type=Path, metavar="VENV", help="start vLLM from its virtual environment")
-    parser.add_argument("--quick", action="store_true", help="only the shapes with floors, unless other flags are set")
+    parser.add_argument("--quick", action="store_true", help="only the shapes with targets, unless other flags are set")
     parser.add_argument("--seed", type=int, default=new_seed(), help="seed of prompts and arrivals")
     parser.add_argument("--seeded", action="store_true", help="send a seed with each request")
     parser.add_argument("--settle", type=float, default=0.5, help="pause before each request in seconds")

@@ -6,9 +6,9 @@ completions requests, which ignore the end of an answer: one request with n choi
 for each of several adapters at the same time. Requests for the base model and for adapters alternate. Tokens per second
 are all tokens divided by the time of the requests, the best of the runs.
 
-Floors (`--check` fails if one is missed, for Motet only): an adapter has 0.85 of its base model's tokens per second for
-each n, several adapters in one batch have 0.7 of the base model's at the same number of choices, and loads and unloads
-add no descriptor and at most `MAX_LEAKED_MB` to the memory of the server's processes.
+Targets (`--check` fails if one is missed, for Motet only): an adapter has 0.85 of its base model's tokens per second
+for each n, several adapters in one batch have 0.7 of the base model's at the same number of choices, and loads and
+unloads add no descriptor and at most `MAX_LEAKED_MB` to the memory of the server's processes.
 
 Run: python -m bench.compare.adapters [MODEL] [--ns 1,8,32] [--adapters 8] [--batch 32] [--rank 16] [--tokens 128]
     [--loads 100] [--runs 3] [--vllm VENV] [--check]
@@ -32,7 +32,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from bench.program.command_line import progress
-from bench.program.report import Bound, Floor, machine, print_report, table
+from bench.program.report import Bound, Target, machine, print_report, table
 from bench.servers.motet_server import motet_server
 from bench.servers.peer_server import all_cores, peer_server
 from bench.servers.vllm import MODEL_NAME, VLLMSetup
@@ -179,16 +179,16 @@ def footprint(pid: int) -> tuple[int, int]:
     return sum(one.num_fds() for one in processes), sum(one.memory_full_info().uss for one in processes)
 
 
-def floors(rows: Sequence[AdapterRow], left: Leaks) -> list[Floor]:
+def targets(rows: Sequence[AdapterRow], left: Leaks) -> list[Target]:
     own = [row for row in rows if row.server == "motet"]
     return [
         *(
-            Floor(f"{row.case}: of the base model's tokens/s", row.speed, limit, Bound.AT_LEAST)
+            Target(f"{row.case}: of the base model's tokens/s", row.speed, limit, Bound.AT_LEAST)
             for row in own
             for limit in [MIN_SPEED if row.case.startswith("n =") else MIN_MIXED_SPEED]
         ),
-        Floor(f"descriptors after {left.loads} loads and unloads", float(left.descriptors), 0.0),
-        Floor("MB of memory after them", left.memory_mb, MAX_LEAKED_MB),
+        Target(f"descriptors after {left.loads} loads and unloads", float(left.descriptors), 0.0),
+        Target("MB of memory after them", left.memory_mb, MAX_LEAKED_MB),
     ]
 
 
@@ -226,9 +226,9 @@ async def run(args: argparse.Namespace) -> int:
     cycles = f"{left.loads} loads and unloads, {left.load_s:.3f} s each with a request: "
     cycles += f"{left.descriptors:+d} descriptors, {left.memory_mb:+.1f} MB"
     record = {"rows": [asdict(row) | {"speed": row.speed} for row in rows], "leaks": asdict(left)}
-    limits = floors(rows, left)
-    print_report(record, shown, cycles, conditions=machine(), floors=limits)
-    return int(args.check and not all(floor.met for floor in limits))
+    limits = targets(rows, left)
+    print_report(record, shown, cycles, conditions=machine(), targets=limits)
+    return int(args.check and not all(target.met for target in limits))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -238,7 +238,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name, default in (("adapters", 8), ("batch", 32), ("rank", 16), ("tokens", 128), ("loads", 100), ("runs", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--vllm", type=Path, metavar="VENV", help="virtual environment with vLLM")
-    parser.add_argument("--check", action="store_true", help="fail if a floor is missed")
+    parser.add_argument("--check", action="store_true", help="fail if a target is missed")
     return parser.parse_args(arguments)
 
 

@@ -137,7 +137,7 @@ def main(argv: Sequence[str]) -> int:
     line = f"prompt of {arguments.prompt_tokens} tokens, {arguments.max_tokens} tokens per choice"
     record = {**sizes, "rows": [row.record() for row in rows]}
     shown = (line, table(row.cells() for row in rows))
-    return print_report(record, *shown, conditions={**conditions, **sizes}, floors=(), check=False)
+    return print_report(record, *shown, conditions={**conditions, **sizes}, targets=(), check=False)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bench.client.fresh_prompts import FreshPrompts
 from bench.program.command_line import progress
-from bench.program.report import Bound, Cells, Floor
+from bench.program.report import Bound, Cells, Target
 from bench.servers.compared_server import ComparedServer, FigurePair, FiguresByName, TimedSample, median_sample
 from motet.errors import EngineError
 
@@ -43,9 +43,9 @@ class Grid:
         return itertools.starmap(RequestShape, itertools.product(self.prompt_tokens, self.max_tokens, self.ns))
 
 
-FLOOR_PROMPT, FLOOR_TOKENS, FLOOR_NS = 1340, 64, (1, 8, 32)
-QUICK = Grid((FLOOR_PROMPT,), (FLOOR_TOKENS,), FLOOR_NS)
-"""The shapes that have floors."""
+TARGET_PROMPT, TARGET_TOKENS, TARGET_NS = 1340, 64, (1, 8, 32)
+QUICK = Grid((TARGET_PROMPT,), (TARGET_TOKENS,), TARGET_NS)
+"""The shapes that have targets."""
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,17 @@ def figures_of(samples: Sequence[TimedSample | None]) -> FiguresByName:
     }
 
 
-def floors(rows: Sequence[GridRow]) -> list[Floor]:
-    """Returns the floors for Motet against vLLM 0.32 on two cores."""
+def targets(rows: Sequence[GridRow]) -> list[Target]:
+    """Returns the targets for Motet against vLLM 0.32 on two cores."""
     at = {row.shape.n: row.pair for row in rows if row.shape in set(QUICK.shapes())}
     nothing = FigurePair({}, {})
-    one, eight, many = (at.get(n, nothing) for n in FLOOR_NS)
+    one, eight, many = (at.get(n, nothing) for n in TARGET_NS)
     own_growth = FigurePair(many.ours, one.ours).ratio("last_first_s")
     return [
-        Floor("decode tokens/s / peer's, n=1", one.ratio("decode_tokens_per_s"), 1.2, Bound.AT_LEAST),
-        Floor("decode tokens/s / peer's, n=8", eight.ratio("decode_tokens_per_s"), 1.4, Bound.AT_LEAST),
-        Floor("decode tokens/s / peer's, n=32", many.ratio("decode_tokens_per_s"), 1.4, Bound.AT_LEAST),
-        Floor("last first token / peer's, n=32", many.ratio("last_first_s"), 0.5),
-        Floor("last first token, n=32 / Motet's at n=1", own_growth, 1.1),
-        Floor("total / peer's, n=32", many.ratio("total_s"), 0.65),
+        Target("decode tokens/s / peer's, n=1", one.ratio("decode_tokens_per_s"), 1.2, Bound.AT_LEAST),
+        Target("decode tokens/s / peer's, n=8", eight.ratio("decode_tokens_per_s"), 1.4, Bound.AT_LEAST),
+        Target("decode tokens/s / peer's, n=32", many.ratio("decode_tokens_per_s"), 1.4, Bound.AT_LEAST),
+        Target("last first token / peer's, n=32", many.ratio("last_first_s"), 0.5),
+        Target("last first token, n=32 / Motet's at n=1", own_growth, 1.1),
+        Target("total / peer's, n=32", many.ratio("total_s"), 0.65),
     ]

@@ -10,7 +10,7 @@ send their next request at the same moment: times to the first token are measure
 servers take turns in each repeat. Each figure is the best of the repeats, because other programs on the machine can
 only make it worse. Prints a table, and JSON on the last line.
 
-Floors (`--check` fails if one is missed): at n = 1 and 64 clients at most 1.5 times the bare application; at n = 64 at
+Targets (`--check` fails if one is missed): at n = 1 and 64 clients at most 1.5 times the bare application; at n = 64 at
 most 3 us per token; with 16 clients, 99 of 100 first tokens within 15 ms; 99 of 100 gaps in a burst within 20 ms.
 
 Run: python -m bench.frontend [--ns 1,64] [--clients 1,64] [--repeats 5] [--tokens 100000] [--check]

@@ -1,9 +1,9 @@
-"""The results of `bench.frontend`: rows, floors and the report."""
+"""The results of `bench.frontend`: rows, targets and the report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from bench.program.report import Cells, Floor, print_report, table
+from bench.program.report import Cells, Target, print_report, table
 
 MAX_CLIENTS = 64
 
@@ -90,18 +90,18 @@ class FrontendReport:
     """CPU microseconds per token of each part that is measured alone."""
 
     @property
-    def floors(self) -> list[Floor]:
+    def targets(self) -> list[Target]:
         found = [
-            Floor(f"CPU per token / of bare ASGI, n=1, {row.clients} clients, {row.route}", row.ratio, 1.5)
+            Target(f"CPU per token / of bare ASGI, n=1, {row.clients} clients, {row.route}", row.ratio, 1.5)
             for row in self.streamed
             if (row.n, row.clients) == (1, MAX_CLIENTS)
         ]
         many = [row.motet.us_per_token for row in self.streamed if row.n == 64]
-        found.append(Floor("CPU microseconds per token, n=64", max(many, default=None), 3.0))
+        found.append(Target("CPU microseconds per token, n=64", max(many, default=None), 3.0))
         found.append(
-            Floor(f"first token with {self.first.clients} clients, p99, ms", self.first.motet.first_p99_ms, 15.0)
+            Target(f"first token with {self.first.clients} clients, p99, ms", self.first.motet.first_p99_ms, 15.0)
         )
-        found.append(Floor("gap between two parts of a burst, p99, ms", self.burst.p99_ms, 20.0))
+        found.append(Target("gap between two parts of a burst, p99, ms", self.burst.p99_ms, 20.0))
         return found
 
     def print(self, *, check: bool) -> int:
@@ -112,7 +112,7 @@ class FrontendReport:
             f"longest of {self.burst.number} gaps inside bursts: {self.burst.longest_ms:.2f} ms",
             *(f"{part}: {cost_us:.2f} us per token" for part, cost_us in self.parts.items()),
             conditions=self.machine,
-            floors=self.floors,
+            targets=self.targets,
             check=check,
         )
 

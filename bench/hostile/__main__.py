@@ -4,7 +4,7 @@ A server with an engine that takes a step every 10 ms runs in a separate process
 then while hostile clients send the requests of `bench.hostile.large_requests` and run `bench.hostile.courses`, in turn.
 "lag" is how late the event loop of the server wakes a task that sleeps for a millisecond (`bench.hostile.loop_lag`);
 "step" is the mean time between two tokens of the stream. No answer must have the status 500, and after the hostile
-clients have left, none of their choices and tasks must remain. Prints a table, the floors, and JSON on the last line.
+clients have left, none of their choices and tasks must remain. Prints a table, the targets, and JSON on the last line.
 
 With `--each`, every request is sent alone, three times, and every course runs once. The lag of a request is the maximum
 lag until its answer ended; the lowest of the three counts, because other work on the machine can only add to it.
@@ -38,7 +38,7 @@ from bench.hostile.courses import COURSES
 from bench.hostile.large_requests import ANSWERED, MESSAGE, REFUSED
 from bench.hostile.loop_lag import MAX_LAG_MS, LagServer, lag_server, print_lags
 from bench.program.command_line import add_check, benchmark_parser
-from bench.program.report import Cells, Floor, machine, print_report, table
+from bench.program.report import Cells, Target, machine, print_report, table
 
 JSON = {"content-type": "application/json"}
 STEP_S = 0.01
@@ -201,26 +201,26 @@ def report_each(*, check: bool) -> int:
     shown = table(
         [("request", name, "<"), ("status", status, "d"), ("lag ms", lag, ".1f")] for name, status, lag in each
     )
-    floors = [
-        Floor("maximum lag of a request, ms", each[0][2], MAX_LAG_MS),
-        Floor("requests with status 500", sum(status == 500 for _, status, _ in each), 0),
+    targets = [
+        Target("maximum lag of a request, ms", each[0][2], MAX_LAG_MS),
+        Target("requests with status 500", sum(status == 500 for _, status, _ in each), 0),
     ]
-    return print_report({"each": each}, shown, conditions=machine(), floors=floors, check=check)
+    return print_report({"each": each}, shown, conditions=machine(), targets=targets, check=check)
 
 
 def report(*, clients: int, seconds: float, check: bool) -> int:
     found, left = measure(clients=clients, seconds=seconds)
     alone, under_attack = found.values()
-    floors = [
-        Floor("lag p99.9 with hostile clients, ms", under_attack.lag_p999_ms, MAX_LAG_MS),
-        Floor("step with hostile clients / alone", under_attack.step_ms / alone.step_ms, MAX_STEP_RATIO),
-        Floor("answers with status 500", left.failures, 0),
-        Floor("choices left", left.choices, 0),
-        Floor("tasks left", left.tasks, SPARE_TASKS),
+    targets = [
+        Target("lag p99.9 with hostile clients, ms", under_attack.lag_p999_ms, MAX_LAG_MS),
+        Target("step with hostile clients / alone", under_attack.step_ms / alone.step_ms, MAX_STEP_RATIO),
+        Target("answers with status 500", left.failures, 0),
+        Target("choices left", left.choices, 0),
+        Target("tasks left", left.tasks, SPARE_TASKS),
     ]
     shown = table(share.cells(name) for name, share in found.items())
     record = {name: asdict(share) for name, share in found.items()} | {"left": asdict(left)}
-    return print_report(record, shown, conditions=machine(), floors=floors, check=check)
+    return print_report(record, shown, conditions=machine(), targets=targets, check=check)
 
 
 def main(argv: Sequence[str]) -> int:

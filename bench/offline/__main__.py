@@ -8,7 +8,7 @@ includes the start, which is measured with a file of one line and subtracted.
 With `--kill-every`, `motet batch` is also run with SIGKILL after each period of this length, and started again until it
 ends by itself; each line must then be in the output exactly once. This time contains the starts.
 
-Floor (`--check` fails if it is missed): `LLM` takes at most 1.03 times as long as the engine.
+Target (`--check` fails if it is missed): `LLM` takes at most 1.03 times as long as the engine.
 
 Run: python -m bench.offline [--model FOLDER] [--prompts 200] [--n 8] [--modes engine,llm,http,batch]
     [--vllm VENV] [--kill-every 30] [--repeats 1] [--check]
@@ -24,7 +24,7 @@ from statistics import median
 from bench.offline.modes import MODES, Measured, OfflineSetup, run_killed_batch, run_vllm
 from bench.offline.work import OfflineWork
 from bench.program.command_line import add_check, benchmark_parser, progress
-from bench.program.report import Cells, Floor, machine, print_report, table
+from bench.program.report import Cells, Target, machine, print_report, table
 from motet.models.model_source import resolve
 from motet.models.smollm2 import DEFAULT_MODEL
 from motet.settings.server_config import cache_folder, environment
@@ -82,10 +82,10 @@ def main(argv: Sequence[str]) -> int:
     ratio = None
     if engine_s is not None and "llm" in found:
         ratio = median(time.total_s for time in found["llm"]) / engine_s
-    floor = Floor("time of LLM / time of the engine", ratio, MAX_RATIO)
+    target = Target("time of LLM / time of the engine", ratio, MAX_RATIO)
     shown = table(cells(name, times, engine_s) for name, times in found.items())
     record = {name: [asdict(time) for time in times] for name, times in found.items()}
-    return print_report(record, shown, conditions=machine(), floors=[floor], check=arguments.check)
+    return print_report(record, shown, conditions=machine(), targets=[target], check=arguments.check)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ def benchmark_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--check", action="store_true", help="exit with code 1 if a floor is missed")
+    parser.add_argument("--check", action="store_true", help="exit with code 1 if a target is missed")
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Prints the results of a benchmark: machine, versions, command, tables for people, floors, and JSON on the last line.
+"""Prints the results of a benchmark: machine, versions, command, tables for people, targets, and JSON on the last line.
 
 A table is made from rows of cells, and each cell has its heading, its value and its format together:
 
@@ -34,12 +34,12 @@ class Bound(StrEnum):
 
 
 @dataclass(frozen=True)
-class Floor:
-    """A figure and the limit that a benchmark promises for it."""
+class Target:
+    """A figure and its limit: a maximum, or a minimum (`Bound.AT_LEAST`)."""
 
     what: str
     value: float | None
-    """The figure. None if it was not measured; the floor is then missed."""
+    """The figure. None if it was not measured, which misses the target."""
     limit: float
     bound: Bound = Bound.AT_MOST
 
@@ -117,22 +117,22 @@ def print_report(
     record: Mapping[str, object],
     *shown: Table | str,
     conditions: Mapping[str, str],
-    floors: Sequence[Floor] = (),
+    targets: Sequence[Target] = (),
     check: bool = False,
 ) -> int:
-    """Prints the machine and the other conditions, tables and lines, the floors, and on the last line `record` as JSON.
+    """Prints the machine and other conditions, tables and lines, the targets, and `record` as JSON on the last line.
 
-    Returns the exit code of the benchmark: 1 if `check` is set and a floor is missed, otherwise 0.
+    Returns the exit code of the benchmark: 1 if `check` is set and a target is missed, otherwise 0.
     """
-    for line in (*labelled(conditions), *shown, *(floor.line() for floor in floors)):
+    for line in (*labelled(conditions), *shown, *(target.line() for target in targets)):
         print(line)
-    print(json_of(record, conditions, floors))
-    return int(check and not all(floor.met for floor in floors))
+    print(json_of(record, conditions, targets))
+    return int(check and not all(target.met for target in targets))
 
 
-def json_of(record: Mapping[str, object], conditions: Mapping[str, str], floors: Sequence[Floor] = ()) -> str:
+def json_of(record: Mapping[str, object], conditions: Mapping[str, str], targets: Sequence[Target] = ()) -> str:
     """Returns the last line of a report."""
-    return json.dumps({"machine": conditions, **record, "floors": [floor.record() for floor in floors]})
+    return json.dumps({"machine": conditions, **record, "targets": [target.record() for target in targets]})
 
 
 def _lines(heading: str, height: int) -> list[str]:

@@ -14,8 +14,9 @@ four answers, and multiplied), and an update.
 
 Prints tables, and JSON on the last line.
 
-Floors (--check fails if one is missed): in bf16 1.3 times vLLM's tokens/s; in float32 a mean distance of at most 0.0001
-nats at the start and after every update, and in bf16 at most 1.1 times vLLM's; no stream pauses for more than a second.
+Targets (--check fails if one is missed): in bf16 1.3 times vLLM's tokens/s; in float32 a mean distance of at most
+0.0001 nats at the start and after every update, and in bf16 at most 1.1 times vLLM's; no stream pauses for more than a
+second.
 
 Run: python -m bench.rollout [--vllm VENV] [--quick] [--prompts 64] [--n 16] [--check]
 """
@@ -38,7 +39,7 @@ from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
 from bench.client.load import load_parser
 from bench.program.command_line import progress
 from bench.program.report import machine, print_report
-from bench.rollout.results import RolloutResults, ServedBatch, floors, tables
+from bench.rollout.results import RolloutResults, ServedBatch, tables, targets
 from bench.rollout.timed_updates import SendWeights, update_ways, update_while_streaming
 from bench.rollout.trainer import Rollout, TrainedPolicy
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
@@ -232,7 +233,7 @@ def main(argv: Sequence[str]) -> int:
     with ExitStack() as stack:
         results = measure(arguments, Path(stack.enter_context(tempfile.TemporaryDirectory())))
     shown = tables(results)
-    return print_report(asdict(results), *shown, conditions=conditions, floors=floors(results), check=arguments.check)
+    return print_report(asdict(results), *shown, conditions=conditions, targets=targets(results), check=arguments.check)
 
 
 if __name__ == "__main__":

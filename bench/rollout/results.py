@@ -1,9 +1,9 @@
-"""The results of `bench.rollout`: tables and floors."""
+"""The results of `bench.rollout`: tables and targets."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from bench.program.report import LEFT, Bound, Cells, Floor, Table, table
+from bench.program.report import LEFT, Bound, Cells, Table, Target, table
 from bench.rollout.timed_updates import UpdateCost
 from bench.rollout.trainer import LogprobMismatch
 
@@ -104,16 +104,16 @@ def update_cells(name: str, update: UpdateCost) -> Cells:
     ]
 
 
-def floors(results: RolloutResults) -> list[Floor]:
-    """Returns the floors. A figure that was not measured misses its floor."""
+def targets(results: RolloutResults) -> list[Target]:
+    """Returns the targets. A figure that was not measured misses its target."""
     faster = ratio(results.speed("Motet", "bfloat16"), results.speed("vLLM", "bfloat16"))
     closer = ratio(results.mean("Motet", "bfloat16"), results.mean("vLLM", "bfloat16"))
     ways = dict.fromkeys(name.partition(", ")[0] for name in results.updates)
     return [
-        Floor("tokens/s / vLLM's, bf16", faster, MIN_SPEED, Bound.AT_LEAST),
-        Floor("mismatch / vLLM's, bf16", closer, MAX_DISTANCE),
+        Target("tokens/s / vLLM's, bf16", faster, MIN_SPEED, Bound.AT_LEAST),
+        Target("mismatch / vLLM's, bf16", closer, MAX_DISTANCE),
         *(
-            Floor(
+            Target(
                 f"mismatch in float32 after {after}, in 0.0001 nats",
                 ratio(results.mean("Motet", "float32", after), FLOAT32_MEAN),
                 1.0,
@@ -121,7 +121,7 @@ def floors(results: RolloutResults) -> list[Floor]:
             for after in ("start", *ways)
         ),
         *(
-            Floor(f"seconds without a token, {name}", update.silent_s, MAX_SILENT_S)
+            Target(f"seconds without a token, {name}", update.silent_s, MAX_SILENT_S)
             for name, update in results.updates.items()
         ),
     ]

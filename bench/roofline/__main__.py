@@ -25,7 +25,7 @@ import torch
 from bench.kernels.multiplications import ONEDNN_PACKED, WAYS, Multiply
 from bench.kernels.weight_copies import weights_in_huge_pages
 from bench.program.command_line import add_check, benchmark_parser, numbers, progress
-from bench.program.report import Bound, Cells, Floor, machine, print_report, table
+from bench.program.report import Bound, Cells, Target, machine, print_report, table
 from bench.roofline.step_parts import FORWARD, STEP, MeasuredEngine, PartWork, Times, parts_from
 from motet.models.model_source import resolve
 from motet.models.progress import Lines
@@ -215,13 +215,13 @@ MIN_SHARES = {"n = 1": 0.65, "n = 8": 0.35, "n = 32": 0.55, "n = 128": 0.6, PREF
 step that computes nothing else, so the share of the product rate cannot be higher."""
 
 
-def floors(parts: Sequence[StepPart]) -> list[Floor]:
+def targets(parts: Sequence[StepPart]) -> list[Target]:
     found = []
     for part in parts:
         if part.part == STEP and part.case in MIN_SHARES:
             alone = part.case == "n = 1"
             value, of = (part.of_bandwidth, "bandwidth") if alone else (part.of_products, "products")
-            found.append(Floor(f"{part.case}, share of {of}", value, MIN_SHARES[part.case], Bound.AT_LEAST))
+            found.append(Target(f"{part.case}, share of {of}", value, MIN_SHARES[part.case], Bound.AT_LEAST))
     return found
 
 
@@ -263,7 +263,7 @@ def main(argv: Sequence[str]) -> int:
     )
     record = {"limits": asdict(limits), "parts": [asdict(part) for part in parts]}
     shown = (*lines, table(part.cells() for part in parts))
-    return print_report(record, *shown, conditions=conditions, floors=floors(parts), check=arguments.check)
+    return print_report(record, *shown, conditions=conditions, targets=targets(parts), check=arguments.check)
 
 
 if __name__ == "__main__":

@@ -74,8 +74,8 @@ async def scale(url: str, arguments: argparse.Namespace) -> int:
         plot(all_series, arguments.plot)
     shown = [part for series in all_series for part in series.shown()]
     record = {"series": [series.record() for series in all_series]}
-    checked = [floor for series in all_series for floor in series.floors()]
-    return print_report(record, *shown, conditions=conditions, floors=checked, check=arguments.check)
+    checked = [target for series in all_series for target in series.targets()]
+    return print_report(record, *shown, conditions=conditions, targets=checked, check=arguments.check)
 
 
 def plot(all_series: Sequence[WorkSeries], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Computes the growth of costs with work: exponents from row to row and over all rows, floors, and tables."""
+"""Computes the growth of costs with work: exponents from row to row and over all rows, targets, and tables."""
 
 import itertools
 import math
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from bench.client.load import Timing
-from bench.program.report import Cells, Floor, Table, table
+from bench.program.report import Cells, Table, Target, table
 
 MAX_EXPONENT = 1.1
 
@@ -109,8 +109,8 @@ class WorkSeries:
                 found.append(growth(cost, works, values))
         return found
 
-    def floors(self) -> list[Floor]:
-        return [Floor(f"{g.cost} over {self.work}, exponent", g.worst, MAX_EXPONENT) for g in self.growths()]
+    def targets(self) -> list[Target]:
+        return [Target(f"{g.cost} over {self.work}, exponent", g.worst, MAX_EXPONENT) for g in self.growths()]
 
     def shown(self) -> Iterator[Table | str]:
         yield self.table()

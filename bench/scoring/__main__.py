@@ -16,7 +16,7 @@ cache, according to its metrics. The log-probabilities of each server are compar
 largest difference, "same best" the share of questions with the same most likely option. If vLLM is measured in another
 dtype than float32, the servers are started again in float32 for a part of the requests.
 
-Floors (`--check` fails if one is missed): Motet has 10 times vLLM's prompts per second for few-shot questions, 1.2
+Targets (`--check` fails if one is missed): Motet has 10 times vLLM's prompts per second for few-shot questions, 1.2
 times for different prompts and 1.5 times for perplexity; in float32, log-probabilities differ by at most 0.001, and all
 questions have the same best option.
 
@@ -46,7 +46,7 @@ from bench.scoring.cases import (
     run_round,
 )
 from bench.scoring.requests import Dialect, ScoringClient
-from bench.scoring.results import BEFORE, FLOAT32, LLAMA, MOTET, VLLM, ScoringRow, floors, rows_of
+from bench.scoring.results import BEFORE, FLOAT32, LLAMA, MOTET, VLLM, ScoringRow, rows_of, targets
 from bench.servers.compared_server import RequestStyle, connect_server
 from bench.servers.llama import LlamaSetup
 from bench.servers.motet_server import KV_CACHE_GB, motet_server
@@ -220,7 +220,7 @@ def main(argv: Sequence[str]) -> int:
         conditions |= versions
     record = {"sizes": asdict(plans[0].sizes), "rows": [row.record() for row in rows]}
     shown = table(row.cells() for row in rows)
-    return print_report(record, shown, conditions=conditions, floors=floors(rows), check=arguments.check)
+    return print_report(record, shown, conditions=conditions, targets=targets(rows), check=arguments.check)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from bench.program.report import Bound, Cells, Floor
+from bench.program.report import Bound, Cells, Target
 from bench.scoring.cases import DIFFERENT, FEW_SHOT, PERPLEXITY, ScoringRound
 
 MOTET, BEFORE, VLLM, LLAMA = "motet", "before", "vllm", "llama.cpp"
@@ -98,18 +98,18 @@ def agreement(one: ScoringRound, other: ScoringRound) -> Agreement:
     return Agreement(max(differences, default=None), sum(same) / len(same) if same else None)
 
 
-def floors(rows: Sequence[ScoringRow]) -> list[Floor]:
-    """Returns the floors of the measured cases. Only the first dtype has floors of speed."""
+def targets(rows: Sequence[ScoringRow]) -> list[Target]:
+    """Returns the targets of the measured cases. Only the first dtype has targets of speed."""
     found = []
     timed = rows[0].dtype if rows else FLOAT32
     for row in rows:
         if row.server == MOTET and row.dtype == timed and row.ratio is not None and row.case in MIN_SPEEDS:
             limit = MIN_SPEEDS[row.case]
-            found.append(Floor(f"{row.case}: prompts/s / vLLM's", row.ratio, limit, Bound.AT_LEAST))
+            found.append(Target(f"{row.case}: prompts/s / vLLM's", row.ratio, limit, Bound.AT_LEAST))
         if row.server == VLLM and row.dtype == FLOAT32:
             worst = row.agreement.difference
             thousandths = None if worst is None else 1000 * worst
-            found.append(Floor(f"{row.case}: thousandths of a nat in float32", thousandths, 1000 * MAX_DIFFERENCE))
+            found.append(Target(f"{row.case}: thousandths of a nat in float32", thousandths, 1000 * MAX_DIFFERENCE))
             if row.agreement.same_best is not None:
-                found.append(Floor(f"{row.case}: same best option", row.agreement.same_best, 1.0, Bound.AT_LEAST))
+                found.append(Target(f"{row.case}: same best option", row.agreement.same_best, 1.0, Bound.AT_LEAST))
     return found

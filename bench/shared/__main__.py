@@ -13,7 +13,7 @@ conversation, each server continues with the answer that it generated itself.
 
 Prints a table, and JSON on the last line. "computed" is the number of prompt tokens that a server reports as computed.
 
-Floors (`--check` fails if one is missed): separate requests reach 0.9 of the tokens per second of one group, and their
+Targets (`--check` fails if one is missed): separate requests reach 0.9 of the tokens per second of one group, and their
 last first token comes within 1.2 times the group's time; few-shot requests reach 0.7 of a group's tokens per second,
 and 1.5 times vLLM's if vLLM is measured too.
 
@@ -35,7 +35,7 @@ import httpx
 from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
 from bench.client.load import TimedLoad, load_parser
 from bench.program.command_line import progress
-from bench.program.report import Bound, Cells, Floor, machine, print_report, table
+from bench.program.report import Bound, Cells, Target, machine, print_report, table
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
 from bench.servers.llama import LlamaSetup, for_llama
 from bench.servers.motet_server import KV_CACHE_GB, motet_server
@@ -154,21 +154,21 @@ def rows_of(rounds: Mapping[CaseKey, Sequence[RoundResult | None]]) -> list[Shar
     return rows
 
 
-def floors(rows: Sequence[SharedRow]) -> list[Floor]:
+def targets(rows: Sequence[SharedRow]) -> list[Target]:
     at = {(row.server, row.case, row.n): row for row in rows}
-    found: list[Floor] = []
+    found: list[Target] = []
     for (name, case, n), row in at.items():
         if name != MOTET:
             continue
         if case == "separate":
-            found.append(Floor(f"tokens/s of {n} requests / of one group", row.share, 0.9, Bound.AT_LEAST))
+            found.append(Target(f"tokens/s of {n} requests / of one group", row.share, 0.9, Bound.AT_LEAST))
             late = ratio(row, at.get((MOTET, "group", n)), lambda result: result.last_first_s)
-            found.append(Floor(f"last first token of {n} requests / of one group", late, 1.2))
+            found.append(Target(f"last first token of {n} requests / of one group", late, 1.2))
         if case == "few-shot":
-            found.append(Floor(f"tokens/s of {n} questions / of one group", row.share, 0.7, Bound.AT_LEAST))
+            found.append(Target(f"tokens/s of {n} questions / of one group", row.share, 0.7, Bound.AT_LEAST))
             if peer := at.get((VLLM, case, n)):
                 faster = ratio(row, peer, lambda result: result.tokens_per_s)
-                found.append(Floor(f"tokens/s of {n} questions / vLLM's", faster, 1.5, Bound.AT_LEAST))
+                found.append(Target(f"tokens/s of {n} questions / vLLM's", faster, 1.5, Bound.AT_LEAST))
     return found
 
 
@@ -272,7 +272,7 @@ def main(argv: Sequence[str]) -> int:
     record = {"lengths": asdict(lengths), "rows": [row.record() for row in found.rows]}
     conditions |= {f"{name} server": found.versions[name] for name in found.versions}
     shown = (line, table(row.cells() for row in found.rows))
-    return print_report(record, *shown, conditions=conditions, floors=floors(found.rows), check=arguments.check)
+    return print_report(record, *shown, conditions=conditions, targets=targets(found.rows), check=arguments.check)
 
 
 if __name__ == "__main__":

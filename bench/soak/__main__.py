@@ -35,7 +35,7 @@ from bench.chaos.faults import KILLED, FaultInjector, left_on_workers
 from bench.chaos.mixed_requests import RepeatedRequest
 from bench.chaos.received_answers import ReceivedAnswer, receive_answer
 from bench.program.command_line import add_check, benchmark_parser, progress
-from bench.program.report import Bound, Floor, Table, labelled, machine, print_report, table
+from bench.program.report import Bound, Table, Target, labelled, machine, print_report, table
 from bench.servers.ports import free_port
 from bench.soak.samples import ServerSample, ServerWatcher, slope_per_hour
 from bench.soak.seeded_requests import filling_requests, wide_requests
@@ -129,10 +129,10 @@ class SoakReport:
     single: bool = False
 
     @property
-    def _floors_of_faults(self) -> list[Floor]:
-        """Returns no floor for a single engine, which gets no faults."""
+    def _fault_targets(self) -> list[Target]:
+        """Returns no target for a single engine, which gets no faults."""
         injected_faults = sum(self.injected_faults.values()) / self.minutes
-        return [] if self.single else [Floor("faults per minute", injected_faults, 1, Bound.AT_LEAST)]
+        return [] if self.single else [Target("faults per minute", injected_faults, 1, Bound.AT_LEAST)]
 
     @property
     def growth(self) -> dict[str, FigureGrowth]:
@@ -149,23 +149,26 @@ class SoakReport:
         }
 
     @property
-    def floors(self) -> list[Floor]:
+    def targets(self) -> list[Target]:
         tally, growth = self.tally, self.growth
         outcome = tally.outcome
         return [
-            Floor("unexpected statuses and broken answers", len(tally.unexpected) + len(outcome.errors), 0),
-            Floor("wrong answers", len(outcome.different) + len(tally.malformed), 0),
-            Floor("choices lost or duplicated", outcome.lost + outcome.duplicates, 0),
-            Floor("left on engines at rest", max(sum(sample.left.values()) for sample in self.samples), 0),
-            Floor("left after the server", len(self.after), 0),
-            Floor("groups known after their time", len(self.tally.still_known), 0),
-            Floor("unhandled errors in the log", len(self.logged_errors), 0),
-            *(Floor(f"{name}, more", growth[name].last - growth[name].settled, SPARE.get(name, 0)) for name in COUNTED),
-            Floor("sender of traces: MB an hour", growth["sender of traces: resident MB"].per_hour, MAX_MB_AN_HOUR),
-            Floor("API process: MB an hour", growth["API process: resident MB"].per_hour, MAX_MB_AN_HOUR),
-            Floor("spared engine: MB an hour", growth["spared engine: resident MB"].per_hour, MAX_MB_AN_HOUR),
-            Floor("429s", tally.statuses["burst: 429"], 1, Bound.AT_LEAST),
-            *self._floors_of_faults,
+            Target("unexpected statuses and broken answers", len(tally.unexpected) + len(outcome.errors), 0),
+            Target("wrong answers", len(outcome.different) + len(tally.malformed), 0),
+            Target("choices lost or duplicated", outcome.lost + outcome.duplicates, 0),
+            Target("left on engines at rest", max(sum(sample.left.values()) for sample in self.samples), 0),
+            Target("left after the server", len(self.after), 0),
+            Target("groups known after their time", len(self.tally.still_known), 0),
+            Target("unhandled errors in the log", len(self.logged_errors), 0),
+            *(
+                Target(f"{name}, more", growth[name].last - growth[name].settled, SPARE.get(name, 0))
+                for name in COUNTED
+            ),
+            Target("sender of traces: MB an hour", growth["sender of traces: resident MB"].per_hour, MAX_MB_AN_HOUR),
+            Target("API process: MB an hour", growth["API process: resident MB"].per_hour, MAX_MB_AN_HOUR),
+            Target("spared engine: MB an hour", growth["spared engine: resident MB"].per_hour, MAX_MB_AN_HOUR),
+            Target("429s", tally.statuses["burst: 429"], 1, Bound.AT_LEAST),
+            *self._fault_targets,
         ]
 
     def print(self, *, check: bool) -> int:
@@ -188,7 +191,9 @@ class SoakReport:
         record |= {name: value for name, value in vars(tally).items() if name != "outcome"}
         record["growth"] = {name: asdict(growth) for name, growth in self.growth.items()}
         tables = (samples_table(self.samples), growth_table(self.growth))
-        return print_report(record, *labelled(lines), *tables, conditions=self.machine, floors=self.floors, check=check)
+        return print_report(
+            record, *labelled(lines), *tables, conditions=self.machine, targets=self.targets, check=check
+        )
 
 
 def samples_table(samples: Sequence[ServerSample]) -> Table:

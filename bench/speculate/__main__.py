@@ -10,8 +10,8 @@ the model's own format; only Motet supports this grammar.
 Tokens that a grammar forces take no step in either of Motet's servers. `--before` is a running server to compare with,
 for example of a version without this.
 
-Floors (`--check` fails if one is missed): all answers of Motet's two servers are equal; with drafts at least 0.9 of the
-tokens per second in every case.
+Targets (`--check` fails if one is missed): all answers of Motet's two servers are equal; with drafts at least 0.9 of
+the tokens per second in every case.
 
 Run: python -m bench.speculate [--ns 1,8] [--temperatures 0,0.6,1] [--max-tokens 160] [--vllm VENV]
     [--llama LLAMA_SERVER --llama-model FILE.gguf] [--before URL] [--kinds chat,JSON] [--check]
@@ -32,7 +32,7 @@ import httpx
 from bench.client.load import PATH, load_parser
 from bench.client.stream import follow
 from bench.program.command_line import progress
-from bench.program.report import Bound, Cells, Floor, machine, print_report, table
+from bench.program.report import Bound, Cells, Target, machine, print_report, table
 from bench.servers.compared_server import ComparedServer, RequestStyle, connect_server
 from bench.servers.llama import LlamaSetup
 from bench.servers.motet_server import motet_server
@@ -205,12 +205,12 @@ def row_of(case: SpeculateCase, name: str, totals: CaseTotals, plain: CaseTotals
     return SpeculateRow(case, name, totals, totals.tokens_per_s / plain.tokens_per_s, same)
 
 
-def floors(rows: Sequence[SpeculateRow]) -> list[Floor]:
+def targets(rows: Sequence[SpeculateRow]) -> list[Target]:
     motet = [row for row in rows if row.server == MOTET]
     slowest = min(motet, key=lambda row: row.speed)
     return [
-        Floor("cases with different answers", float(sum(row.same is not True for row in motet)), 0.0),
-        Floor(f"lowest tokens/s / without drafts ({slowest.case})", slowest.speed, MIN_SPEED, Bound.AT_LEAST),
+        Target("cases with different answers", float(sum(row.same is not True for row in motet)), 0.0),
+        Target(f"lowest tokens/s / without drafts ({slowest.case})", slowest.speed, MIN_SPEED, Bound.AT_LEAST),
     ]
 
 
@@ -293,7 +293,7 @@ def main(argv: Sequence[str]) -> int:
         {"rows": [row.record() for row in rows]},
         table(row.cells() for row in rows),
         conditions=conditions,
-        floors=floors(rows),
+        targets=targets(rows),
         check=arguments.check,
     )
 

@@ -5,10 +5,10 @@ so that both generate the same number of tokens. The ratio compares two consecut
 time for masks, without a model. With `--vllm` it measures vLLM's CPU build too. Prints tables, and JSON on the last
 line.
 
-Floor (`--check` fails if it is missed): at n = 32 with the schema at least 0.9 of the tokens per second.
+Target (`--check` fails if it is missed): at n = 32 with the schema at least 0.9 of the tokens per second.
 
 With `--neighbour`, it measures the gaps between the tokens of a stream instead, next to four choices that follow each
-of these schemas (`bench.structured.neighbour`). Floor: their mean at most 1.5 times the mean next to free choices.
+of these schemas (`bench.structured.neighbour`). Target: their mean at most 1.5 times the mean next to free choices.
 
 Run: python -m bench.structured [--ns 1,8,32] [--repeats 5] [--url URL] [--vllm VENV] [--check]
      python -m bench.structured --neighbour FILE [FILE ...] [--url URL] [--check]
@@ -26,7 +26,7 @@ from statistics import median
 from bench.client.fresh_prompts import TEXT, FreshPrompts, new_seed
 from bench.client.load import LoadSetup, TimedLoad, load_parser, open_client
 from bench.program.command_line import progress
-from bench.program.report import Bound, Cells, Floor, machine, print_report, table
+from bench.program.report import Bound, Cells, Target, machine, print_report, table
 from bench.servers.motet_server import motet_server
 from bench.servers.peer_server import all_cores, peer_server
 from bench.servers.vllm import MODEL_NAME, VLLMSetup
@@ -37,8 +37,8 @@ from motet.models.progress import Lines
 from motet.settings.server_config import cache_folder, environment
 from motet.text.tokenizer import Tokenizer
 
-FLOOR_N = 32
-FLOOR_RATIO = 0.9
+TARGET_N = 32
+TARGET_RATIO = 0.9
 COST_STEPS = 200
 NEIGHBOUR_S = 4.0
 MAX_GAP_RATIO = 1.5
@@ -110,9 +110,9 @@ def cost_cells(cost: StepCost) -> Cells:
     ]
 
 
-def floors(rows: Sequence[SchemaRow]) -> list[Floor]:
-    ratio = next((row.ratio for row in rows if row.n == FLOOR_N), None)
-    return [Floor(f"tokens/s with a schema / free, n = {FLOOR_N}", ratio, FLOOR_RATIO, Bound.AT_LEAST)]
+def targets(rows: Sequence[SchemaRow]) -> list[Target]:
+    ratio = next((row.ratio for row in rows if row.n == TARGET_N), None)
+    return [Target(f"tokens/s with a schema / free, n = {TARGET_N}", ratio, TARGET_RATIO, Bound.AT_LEAST)]
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -130,7 +130,7 @@ def report_neighbour(url: str, files: Sequence[Path], *, check: bool) -> int:
         {one.name: asdict(one) for one in (alone, free, *others)},
         table(one.cells(free) for one in (alone, free, *others)),
         conditions=machine(),
-        floors=[Floor("mean gap next to a schema / next to free choices", highest, MAX_GAP_RATIO)],
+        targets=[Target("mean gap next to a schema / next to free choices", highest, MAX_GAP_RATIO)],
         check=check,
     )
 
@@ -156,7 +156,7 @@ def main(argv: Sequence[str]) -> int:
         *(table([row.cells() for row in rows], title=name) for name, rows in measured.items()),
         table(map(cost_cells, costs), title="a step, without the model"),
         conditions=conditions,
-        floors=floors(measured["motet"]),
+        targets=targets(measured["motet"]),
         check=arguments.check,
     )
 

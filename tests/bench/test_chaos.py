@@ -75,16 +75,16 @@ def test_only_pauses_of_streams_that_moved_count() -> None:
     assert described([3.0]) == "3.00 s, one stream"
 
 
-def test_a_perfect_run_meets_its_floors_and_one_error_misses_one(
+def test_a_perfect_run_meets_its_targets_and_one_error_misses_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = outcome_of(*COMPLETE)
     report = ChaosReport(
         {}, 1.0, outcome, {"decode killed": 8}, {"migrations": 1, "choices_resumed": 2}, {"leases": 0}, {}
     )
-    assert all(floor.met for floor in report.floors)
+    assert all(target.met for target in report.targets)
     outcome.errors.append("two: gone")
-    assert [floor.what for floor in report.floors if not floor.met] == ["requests with an error"]
+    assert [target.what for target in report.targets if not target.met] == ["requests with an error"]
     assert report.print(check=True) == 1
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["injected_faults"] == {"decode killed": 8}
 

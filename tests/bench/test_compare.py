@@ -1,4 +1,4 @@
-"""The comparison with a peer: both servers get the same requests, and each floor can be missed."""
+"""The comparison with a peer: both servers get the same requests, and each target can be missed."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,8 +9,8 @@ import pytest
 
 from bench.client.load import Timing
 from bench.compare.__main__ import main, mix, parse
-from bench.compare.grid import QUICK, Grid, GridRow, RequestShape, figures_of, floors
-from bench.program.report import Bound, Floor
+from bench.compare.grid import QUICK, Grid, GridRow, RequestShape, figures_of, targets
+from bench.program.report import Bound, Target
 from bench.servers.compared_server import FigurePair, TimedSample
 from motet.types import ChoiceStart, GenerateRequest
 from tests.fake_server import FakeServer
@@ -90,7 +90,7 @@ def test_a_server_that_refuses_has_no_figures_and_the_comparison_continues(
     assert "peer failed: EngineError('400" in output.err
 
 
-def test_floors_that_were_not_measured_fail_the_check(pair: tuple[RecordingServer, RecordingServer]) -> None:
+def test_targets_that_were_not_measured_fail_the_check(pair: tuple[RecordingServer, RecordingServer]) -> None:
     assert main([*urls(pair), *SMALL, "--check"]) == 1
 
 
@@ -100,8 +100,8 @@ def test_a_plot_of_the_totals_is_drawn(pair: tuple[RecordingServer, RecordingSer
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_floors_are_met_at_their_limits() -> None:
-    assert [floor.met for floor in floors(rows_that_meet())] == [True] * 6
+def test_targets_are_met_at_their_limits() -> None:
+    assert [target.met for target in targets(rows_that_meet())] == [True] * 6
 
 
 @pytest.mark.parametrize(
@@ -113,31 +113,33 @@ def test_floors_are_met_at_their_limits() -> None:
         (32, {"total_s": 6.6}),
     ],
 )
-def test_each_floor_can_be_missed_alone(n: int, worse: dict[str, float]) -> None:
+def test_each_target_can_be_missed_alone(n: int, worse: dict[str, float]) -> None:
     rows = [
         replace(r, pair=FigurePair({**r.pair.ours, **worse}, PEER)) if r.shape.n == n else r for r in rows_that_meet()
     ]
-    assert sum(not floor.met for floor in floors(rows)) == 1
+    assert sum(not target.met for target in targets(rows)) == 1
 
 
-def test_the_last_first_token_has_floors_against_the_peer_and_against_n_1() -> None:
+def test_the_last_first_token_has_targets_against_the_peer_and_against_n_1() -> None:
     one, eight, many = rows_that_meet()
     late = replace(many, pair=FigurePair({**many.pair.ours, "last_first_s": 1.05}, PEER))
-    assert [floor.what for floor in floors([one, eight, late]) if not floor.met] == ["last first token / peer's, n=32"]
+    assert [target.what for target in targets([one, eight, late]) if not target.met] == [
+        "last first token / peer's, n=32"
+    ]
     quick = replace(one, pair=FigurePair({**one.pair.ours, "last_first_s": 0.9}, PEER))
-    missed = [floor.what for floor in floors([quick, eight, many]) if not floor.met]
+    missed = [target.what for target in targets([quick, eight, many]) if not target.met]
     assert missed == ["last first token, n=32 / Motet's at n=1"]
 
 
-def test_rows_of_other_prompts_and_lengths_have_no_floors() -> None:
+def test_rows_of_other_prompts_and_lengths_have_no_targets() -> None:
     others = [replace(r, shape=replace(r.shape, max_tokens=256)) for r in rows_that_meet()]
-    assert [floor.value for floor in floors(others)] == [None] * 6
+    assert [target.value for target in targets(others)] == [None] * 6
 
 
-def test_a_floor_can_bound_a_figure_from_below_or_above() -> None:
-    assert Floor("x", 1.2, 1.2, Bound.AT_LEAST).met and not Floor("x", 1.19, 1.2, Bound.AT_LEAST).met
-    assert Floor("x", 1.2, 1.2).met and not Floor("x", 1.21, 1.2).met
-    assert Floor("x", None, 1.2).line() == "MISSED x: not measured, at most 1.20"
+def test_a_target_can_bound_a_figure_from_below_or_above() -> None:
+    assert Target("x", 1.2, 1.2, Bound.AT_LEAST).met and not Target("x", 1.19, 1.2, Bound.AT_LEAST).met
+    assert Target("x", 1.2, 1.2).met and not Target("x", 1.21, 1.2).met
+    assert Target("x", None, 1.2).line() == "MISSED x: not measured, at most 1.20"
 
 
 def test_figures_are_medians_and_the_highest_peak() -> None:
@@ -160,7 +162,7 @@ def test_there_is_a_ratio_where_both_servers_have_a_figure() -> None:
     assert [value for _, value, _ in row(8).cells()[:5]] == [1340, 64, 8, "- / -", None]
 
 
-def test_the_quick_grid_has_the_floors_and_the_full_grid_has_24_shapes() -> None:
+def test_the_quick_grid_has_the_targets_and_the_full_grid_has_24_shapes() -> None:
     assert Grid((1340,), (64,), (1, 8, 32)) == QUICK
     assert len(list(Grid().shapes())) == 24
     assert mix("1:6,8:0.5") == {1: 6.0, 8: 0.5}

@@ -1,11 +1,11 @@
-"""The benchmark of forks: its figures are consistent, and its floors can be missed."""
+"""The benchmark of forks: its figures are consistent, and its targets can be missed."""
 
 import json
 
 import pytest
 
 from bench.client.load import Timing, median_timing
-from bench.fork import ForkRow, floors, main
+from bench.fork import ForkRow, main, targets
 from bench.program.command_line import numbers
 from motet.deploy.child import CounterSnapshot, figures_in
 
@@ -31,11 +31,11 @@ def test_a_run_prints_json_on_the_last_line(url: str, capsys: pytest.CaptureFixt
     assert {"cpu", "torch", "motet", "command"} <= report["machine"].keys()
 
 
-def test_each_floor_is_met_at_its_limit_and_missed_beyond() -> None:
-    met = floors([row(1, 1.0, 3.0, separate_s=3.0), row(32, 1.3, 12.0, separate_s=24.0)])
-    assert [floor.met for floor in met] == [True, True, True]
-    missed = floors([row(1, 1.0, 3.0, separate_s=3.0), row(32, 1.31, 12.1, separate_s=24.1)])
-    assert [floor.met for floor in missed] == [False, False, False]
+def test_each_target_is_met_at_its_limit_and_missed_beyond() -> None:
+    met = targets([row(1, 1.0, 3.0, separate_s=3.0), row(32, 1.3, 12.0, separate_s=24.0)])
+    assert [target.met for target in met] == [True, True, True]
+    missed = targets([row(1, 1.0, 3.0, separate_s=3.0), row(32, 1.31, 12.1, separate_s=24.1)])
+    assert [target.met for target in missed] == [False, False, False]
 
 
 def test_medians_are_taken_figure_by_figure() -> None:

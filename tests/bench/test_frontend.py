@@ -33,10 +33,10 @@ def report(*, ratio: float = 1.5, many_us: float = 3.0, first_ms: float = 15.0, 
     return FrontendReport({}, [one, many], [], first, 1.0, BurstGaps.of([gap_ms]))
 
 
-def test_each_floor_can_be_met_and_missed() -> None:
-    assert [floor.met for floor in report().floors] == [True] * 4
+def test_each_target_can_be_met_and_missed() -> None:
+    assert [target.met for target in report().targets] == [True] * 4
     missed = [report(ratio=1.51), report(many_us=3.01), report(first_ms=15.01), report(gap_ms=20.01)]
-    assert [[floor.met for floor in one.floors].index(False) for one in missed] == [0, 1, 2, 3]
+    assert [[target.met for target in one.targets].index(False) for one in missed] == [0, 1, 2, 3]
 
 
 def test_percentiles_are_values_that_occurred() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of post-training measures every way of an update, and each of its floors can be missed."""
+"""The benchmark of post-training measures every way of an update, and each of its targets can be missed."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.rollout.__main__ import main
-from bench.rollout.results import FLOAT32_MEAN, RolloutResults, ServedBatch, floors
+from bench.rollout.results import FLOAT32_MEAN, RolloutResults, ServedBatch, targets
 from bench.rollout.timed_updates import UpdateCost
 from bench.rollout.trainer import LogprobMismatch, Rollout, TrainedPolicy
 from tests.tiny_models import save_tiny_model
@@ -41,15 +41,15 @@ def results_that_meet() -> RolloutResults:
 
 
 def missed(results: RolloutResults) -> list[str]:
-    return [floor.what for floor in floors(results) if not floor.met]
+    return [target.what for target in targets(results) if not target.met]
 
 
-def test_floors_are_met_at_their_limits() -> None:
+def test_targets_are_met_at_their_limits() -> None:
     assert missed(results_that_meet()) == []
-    assert len(floors(results_that_meet())) == 5
+    assert len(targets(results_that_meet())) == 5
 
 
-def test_each_floor_can_be_missed_alone() -> None:
+def test_each_target_can_be_missed_alone() -> None:
     slow, distant, drifted, silent = (results_that_meet() for _ in range(4))
     slow.served[0] = replace(slow.served[0], tokens_per_s=129.0)
     assert missed(slow) == ["tokens/s / vLLM's, bf16"]
@@ -61,7 +61,7 @@ def test_each_floor_can_be_missed_alone() -> None:
     assert missed(silent) == ["seconds without a token, memory, bfloat16"]
 
 
-def test_a_figure_that_was_not_measured_misses_its_floor() -> None:
+def test_a_figure_that_was_not_measured_misses_its_target() -> None:
     assert len(missed(RolloutResults())) == 3
 
 

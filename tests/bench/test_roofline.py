@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.roofline.__main__ import MachineLimits, TimesByName, floors, main, part_of, parts_of
+from bench.roofline.__main__ import MachineLimits, TimesByName, main, part_of, parts_of, targets
 from bench.roofline.step_parts import (
     FEW_ROWS,
     PROMPT,
@@ -70,8 +70,8 @@ def test_an_entire_step_has_the_work_of_all_its_parts() -> None:
     assert parts[SAMPLER].of_limit is None
     assert [parts["step"].gigabytes, parts["step"].gflop] == pytest.approx([0.15, 4.0])
     assert parts["step"].of_bandwidth == pytest.approx(0.15e9 / 0.01 / 50e9)
-    (floor,) = floors([*parts.values()])
-    assert floor.value == parts["step"].of_bandwidth
+    (target,) = targets([*parts.values()])
+    assert target.value == parts["step"].of_bandwidth
 
 
 @pytest.mark.slow

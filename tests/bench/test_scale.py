@@ -1,4 +1,4 @@
-"""The exponent of a cost's growth is found, and a cost that grows faster than the work misses its floor."""
+"""The exponent of a cost's growth is found, and a cost that grows faster than the work misses its target."""
 
 import json
 from pathlib import Path
@@ -32,23 +32,23 @@ def test_one_steep_row_is_found_among_the_others() -> None:
     assert found.fit < 1
 
 
-def test_a_cost_that_grows_like_the_work_meets_its_floor_and_a_faster_one_misses_it() -> None:
+def test_a_cost_that_grows_like_the_work_meets_its_target_and_a_faster_one_misses_it() -> None:
     fair = WorkSeries("choices", CHOICE_COSTS, [point(work, 1.0 + work) for work in WORKS])
-    assert [floor.met for floor in fair.floors()] == [True, True, True]  # a step, the total, the first token
+    assert [target.met for target in fair.targets()] == [True, True, True]  # a step, the total, the first token
     greedy = WorkSeries("choices", CHOICE_COSTS, [point(work, 1.0 + work**2) for work in WORKS])
-    assert [floor.met for floor in greedy.floors()] == [False, False, True]
+    assert [target.met for target in greedy.targets()] == [False, False, True]
 
 
-def test_memory_has_a_floor_only_if_every_row_measured_it() -> None:
+def test_memory_has_a_target_only_if_every_row_measured_it() -> None:
     points = [point(work, 2.0, peak_mib=100.0 * work**2) for work in WORKS]
     assert [g.cost for g in WorkSeries("groups", GROUP_COSTS, points).growths()] == ["total", "peak memory"]
-    assert [floor.met for floor in WorkSeries("groups", GROUP_COSTS, points).floors()] == [True, False]
+    assert [target.met for target in WorkSeries("groups", GROUP_COSTS, points).targets()] == [True, False]
     blind = [*points[:-1], point(8, 2.0)]
     assert [g.cost for g in WorkSeries("groups", GROUP_COSTS, blind).growths()] == ["total"]
 
 
 def test_a_single_row_has_no_growth() -> None:
-    assert WorkSeries("choices", CHOICE_COSTS, [point(1, 2.0)]).floors() == []
+    assert WorkSeries("choices", CHOICE_COSTS, [point(1, 2.0)]).targets() == []
 
 
 def test_a_step_is_one_more_token_of_every_choice() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of scores: its windows cover a text, each server is read in its own form, and floors can be missed."""
+"""The benchmark of scores: its windows cover a text, each server is read in its own form, and targets can be missed."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from bench.scoring.requests import (
     ScoringRequest,
     TextWindow,
 )
-from bench.scoring.results import agreement, floors, rows_of
+from bench.scoring.results import agreement, rows_of, targets
 from bench.servers.compared_server import ComparedServer, RequestStyle
 
 OPTIONS = {7: -3.0, 8: -0.5}
@@ -92,12 +92,12 @@ def test_agreement_is_the_largest_difference_and_the_share_of_the_same_best_opti
 
 
 @pytest.mark.parametrize(("speed", "logprob", "met"), [(10.0, -1.0005, True), (9.9, -1.002, False)])
-def test_floors_are_met_at_their_limits_and_missed_beyond(speed: float, logprob: float, met: bool) -> None:
+def test_targets_are_met_at_their_limits_and_missed_beyond(speed: float, logprob: float, met: bool) -> None:
     rows = [
         *rows_of({("motet", "few-shot"): [scored(speed, -1.0)], ("vllm", "few-shot"): [scored(1.0, -1.0)]}, "bfloat16"),
         *rows_of({("motet", "few-shot"): [scored(1.0, -1.0)], ("vllm", "few-shot"): [scored(9.0, logprob)]}, "float32"),
     ]
-    assert [floor.met for floor in floors(rows)] == [met, met, True]
+    assert [target.met for target in targets(rows)] == [met, met, True]
 
 
 def test_rounds_of_a_server_that_failed_once_are_not_compared() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of requests that share a prompt: its cases share what they claim, and its floors can be missed."""
+"""The benchmark of requests that share a prompt: its cases share what they claim, and its targets can be missed."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from bench.client.fresh_prompts import FreshPrompts
 from bench.client.load import TimedLoad
 from bench.servers.computed_tokens import computed_in
-from bench.shared.__main__ import floors, main, rows_of
+from bench.shared.__main__ import main, rows_of, targets
 from bench.shared.cases import CASES, CaseLengths, RoundResult, make_case
 from motet.types import ChoiceStart, GenerateRequest
 from tests.bench.conftest import talkative
@@ -87,7 +87,7 @@ def test_an_unknown_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         (result(1.3, 10.1), 13.0, [False, False, False, False]),
     ],
 )
-def test_each_floor_is_met_at_its_limit_and_missed_beyond(
+def test_each_target_is_met_at_its_limit_and_missed_beyond(
     separate: RoundResult, few_shot: float, met: list[bool]
 ) -> None:
     rows = rows_of(
@@ -98,13 +98,13 @@ def test_each_floor_is_met_at_its_limit_and_missed_beyond(
             ("vllm", "few-shot", 32): [result(9.0, 19.25)],
         }
     )
-    assert [floor.met for floor in floors(rows)] == met
+    assert [target.met for target in targets(rows)] == met
 
 
-def test_a_failed_round_omits_its_row_and_unmeasured_figures_have_no_floor() -> None:
+def test_a_failed_round_omits_its_row_and_unmeasured_figures_have_no_target() -> None:
     rows = rows_of({("motet", "few-shot", 4): [result(2.0, 9.0)], ("vllm", "few-shot", 4): [result(9.0, 9.0), None]})
     assert [(row.server, row.share) for row in rows] == [("motet", None)]
-    assert [(floor.limit, floor.met) for floor in floors(rows)] == [(0.7, False)]
+    assert [(target.limit, target.met) for target in targets(rows)] == [(0.7, False)]
 
 
 @pytest.mark.parametrize(

@@ -271,15 +271,15 @@ def report_of(samples: list[ServerSample], *, after: Sequence[str] = (), errors:
 
 
 def missed(report: SoakReport) -> list[str]:
-    return [floor.what for floor in report.floors if not floor.met]
+    return [target.what for target in report.targets if not target.met]
 
 
-def test_a_run_in_which_nothing_grows_meets_all_floors() -> None:
+def test_a_run_in_which_nothing_grows_meets_all_targets() -> None:
     early = replace(SAMPLES[0], api=replace(HELD, rss_mb=100.0, files=40, threads=5))  # the first minutes do not count
     assert missed(report_of([early, *SAMPLES[1:]])) == []
 
 
-def test_growth_and_leftovers_miss_their_floors() -> None:
+def test_growth_and_leftovers_miss_their_targets() -> None:
     growing = [
         replace(
             s, api=replace(HELD, rss_mb=200 + s.minute / 2, files=50 + int(s.minute // 10)), tasks=20 + int(s.minute)

@@ -7,7 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from bench.structured.__main__ import SchemaRow, floors, with_schema
+from bench.structured.__main__ import SchemaRow, targets, with_schema
 from bench.structured.step_cost import GRAMMAR, SCHEMA, answer, step_costs
 from tests.engines.native.grammars import speaking_model, tiny_grammars, tiny_tokenizer
 
@@ -25,12 +25,12 @@ def test_the_costs_of_a_step_are_measured_for_each_n(tmp_path: Path) -> None:
     assert all(cost.total_ms >= cost.fill_ms > 0 and cost.apply_ms > 0 and cost.consume_ms > 0 for cost in costs)
 
 
-def test_the_ratio_compares_consecutive_requests_and_its_floor_can_be_missed() -> None:
+def test_the_ratio_compares_consecutive_requests_and_its_target_can_be_missed() -> None:
     row = SchemaRow(32, free=[100, 50, 200], bound=[95, 40, 190])
     assert row.ratio == 0.95
-    assert floors([row])[0].met
-    assert not floors([SchemaRow(32, free=[100], bound=[80])])[0].met
-    assert not floors([SchemaRow(8, free=[100], bound=[100])])[0].met
+    assert targets([row])[0].met
+    assert not targets([SchemaRow(32, free=[100], bound=[80])])[0].met
+    assert not targets([SchemaRow(8, free=[100], bound=[100])])[0].met
 
 
 def test_only_the_schema_is_added_to_a_request() -> None:
