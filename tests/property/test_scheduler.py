@@ -39,7 +39,7 @@ class EngineOfEveryGroup(RuleBasedStateMachine):
         self.engine = PaperEngine(
             blocks=blocks, budget=self.budget, max_num_seqs=max_num_seqs, cache_answers=cache_answers
         )
-        self.engine.scheduler.pace.unit_s = unit_ms / 1000  # steps of many, several or one row while clients share
+        self.engine.scheduler.timing.unit_s = unit_ms / 1000  # steps of many, several or one row while clients share
         self.requests: dict[str, GenerateRequest] = {}
         self.cut: set[tuple[str, int]] = set()  # choices that were stopped or aborted
 

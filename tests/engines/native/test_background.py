@@ -53,7 +53,7 @@ def test_a_prompt_of_the_only_other_client_is_computed_in_one_step() -> None:
     submit_batch(engine, lines=6)
     engine.steps(20)
     engine.submit(request("own", PROMPT, client="one"))
-    assert prompt_cost(0, len(PROMPT)) > engine.scheduler.pace.limit(contended=True)
+    assert prompt_cost(0, len(PROMPT)) > engine.scheduler.timing.limit(contended=True)
     engine.step()
     assert engine.outputs["own", 0]
 
@@ -64,7 +64,7 @@ def test_steps_are_short_while_only_a_batch_runs() -> None:
     plans = []
     while plan := engine.step():
         plans.append(plan.cost)
-    assert max(plans) <= 2 * engine.scheduler.pace.limit(contended=True)
+    assert max(plans) <= 2 * engine.scheduler.timing.limit(contended=True)
 
 
 def test_a_prompt_that_needs_the_blocks_of_a_batch_starts_in_the_end() -> None:

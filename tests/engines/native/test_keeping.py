@@ -210,17 +210,17 @@ def test_each_kept_trunk_ends_at_the_latest_time_that_was_requested() -> None:
     scene.keep(0, 1)
     scene.left()
     scene.now_s = 3.5
-    scene.kept.end_expired()
+    scene.kept.release_expired()
     assert scene.is_kept() == [True, True, True]
     scene.now_s = 5.0
-    scene.kept.end_expired()
+    scene.kept.release_expired()
     assert scene.is_kept() == [False, True, False]
-    assert scene.kept.next_end_s == 9
+    assert scene.kept.next_expiry_s == 9
     scene.now_s = 9.0
-    scene.kept.end_expired()
+    scene.kept.release_expired()
     assert scene.is_kept() == [False, False, False]
     assert scene.counters.trunks_given_up == 0
-    assert scene.kept.next_end_s is None
+    assert scene.kept.next_expiry_s is None
 
 
 def test_the_least_recently_used_trunk_is_released_first_even_if_it_ends_last() -> None:
@@ -247,8 +247,8 @@ def test_a_trunk_that_groups_share_or_are_joining_is_not_released() -> None:
         scene.keep(number, 5)
     scene.left()
     scene.come_back(0)
-    assert not scene.kept.ensure_free(6, spare=scene.trunks[1])
-    assert scene.kept.ensure_free(4, spare=scene.trunks[1])
+    assert not scene.kept.ensure_free(6, exempt=scene.trunks[1])
+    assert scene.kept.ensure_free(4, exempt=scene.trunks[1])
     assert scene.is_kept() == [True, True, False]
 
 
@@ -299,7 +299,7 @@ def test_a_block_of_several_kept_trunks_counts_once() -> None:
         scene.leave(number)
     assert (len(scene.kept), scene.kept.num_blocks) == (2, 3)
     scene.now_s = 4.0
-    scene.kept.end_expired()
+    scene.kept.release_expired()
     assert (len(scene.kept), scene.kept.num_blocks) == (1, 2)
     scene.kept.check()
 

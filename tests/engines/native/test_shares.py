@@ -8,7 +8,7 @@ from motet.engines.native.scheduling.step_cost import (
     CONTENDED_RATIO,
     SCORED_TOKEN_COST,
     STEP_COST,
-    Pace,
+    StepTiming,
     prompt_cost,
     prompt_tokens_within,
 )
@@ -39,7 +39,7 @@ def steps_to_first_token(engine: PaperEngine, name: str, *, most: int = 50) -> i
 
 def slow(engine: PaperEngine, unit_ms: float) -> PaperEngine:
     """Makes rows and prompt tokens so slow that a step has time for few of them while clients share the engine."""
-    engine.scheduler.pace.unit_s = unit_ms / 1000
+    engine.scheduler.timing.unit_s = unit_ms / 1000
     return engine
 
 
@@ -208,7 +208,7 @@ def test_a_step_is_short_while_clients_share_the_engine() -> None:
     engine.steps(2)
     engine.submit(request("stream", SMALL, max_tokens=40, client="other"))
     engine.steps(2)
-    limit = engine.scheduler.pace.limit(contended=True)
+    limit = engine.scheduler.timing.limit(contended=True)
     assert limit == (CONTENDED_RATIO - 1) * STEP_COST / 4
     counts = set()
     for _ in range(20):
@@ -230,13 +230,13 @@ def test_the_tokens_within_a_cost_have_about_that_cost(cost: float, begin: int) 
 
 @pytest.mark.parametrize(("step_ms", "unit_ms"), [(8.0, 1.0), (60.0, 8.0), (5.0, 0.03), (20.0, 6.0)])
 def test_the_limit_follows_the_speed_of_the_machine(step_ms: float, unit_ms: float) -> None:
-    pace = Pace()
+    timing = StepTiming()
     for count in range(60):
-        cost = 0.5 if count % 3 else min(pace.limit(contended=True), 500.0)
-        pace.record(cost, (step_ms + cost * unit_ms) / 1000)
-    assert (step_ms + pace.limit(contended=True) * unit_ms) / step_ms == pytest.approx(CONTENDED_RATIO, rel=0.25)
-    pace.record(0.5, 10.0)  # the process was suspended
-    assert (step_ms + pace.limit(contended=True) * unit_ms) / step_ms < 1.5 * CONTENDED_RATIO
+        cost = 0.5 if count % 3 else min(timing.limit(contended=True), 500.0)
+        timing.record(cost, (step_ms + cost * unit_ms) / 1000)
+    assert (step_ms + timing.limit(contended=True) * unit_ms) / step_ms == pytest.approx(CONTENDED_RATIO, rel=0.25)
+    timing.record(0.5, 10.0)  # the process was suspended
+    assert (step_ms + timing.limit(contended=True) * unit_ms) / step_ms < 1.5 * CONTENDED_RATIO
 
 
 @st.composite
@@ -309,7 +309,7 @@ def test_expensive_grammars_take_at_most_half_of_the_time_of_other_work(token_s:
     for _ in range(20):
         engine.step()
         after = sum(len(sequence.output_tokens) for sequence in group.sequences)
-        engine.scheduler.pace.grammars.pay(0.012 + (after - before) * token_s)
+        engine.scheduler.timing.grammars.record(0.012 + (after - before) * token_s)
         before = after
     assert after - first == num_tokens
 

@@ -120,7 +120,7 @@ def test_a_group_does_not_wait_long_for_a_prompt_of_another_client_that_has_othe
     prompt = (*long[:100], 900)
     waiting = engine.submit(request("small", prompt, max_tokens=2, client="other"))
     assert steps_to_first_token(engine, "small", most=30)
-    assert waiting.trunk.alone
+    assert not waiting.trunk.may_follow
     engine.run_to_end()
     engine.assert_outputs("small", prompt, n=1, tokens=2)
     engine.assert_outputs("long", long, n=1, tokens=1)
@@ -136,4 +136,4 @@ def test_clients_with_one_prompt_compute_it_once_while_they_contend() -> None:
     while len(engine.groups) > 1:
         num_computed += sum(chunk.end - chunk.begin for chunk in engine.step().trunks)
     assert num_computed == 400 + 5 * 4  # the last block of the prompt
-    assert not any(group.trunk.alone for group in groups)
+    assert all(group.trunk.may_follow for group in groups)

@@ -145,7 +145,7 @@ class EngineCore:
     @property
     def wake_s(self) -> float | None:
         """Time, by the engine's clock, at which a step must be taken even without a command."""
-        ends = self._handover.wake_s, self._scheduler.kept.next_end_s
+        ends = self._handover.wake_s, self._scheduler.kept.next_expiry_s
         return min((end for end in ends if end is not None), default=None)
 
     def submit(self, request: GenerateRequest, matchers: Mapping[int, Matcher] | None = None) -> None:
@@ -223,7 +223,7 @@ class EngineCore:
     def step(self) -> StepResult:
         """Applies the results of transfers, and then makes a forward pass over what is scheduled, if anything."""
         results = self._handover.take_results()
-        self._scheduler.kept.end_expired()
+        self._scheduler.kept.release_expired()
         for group in results.landed:
             self._scheduler.publish(group)
         for group in results.failed:
@@ -232,7 +232,7 @@ class EngineCore:
         start_s = self._handover.clock()
         deltas, failures = self._run(plan) if plan else ([], {})
         if plan:
-            self._scheduler.pace.record(plan.cost, self._handover.clock() - start_s)
+            self._scheduler.timing.record(plan.cost, self._handover.clock() - start_s)
         tickets = {} if self.held else self._hand_over()
         return StepResult(deltas, failures, tickets, self._pool.take_changes(), results.connected, ran=bool(plan))
 

@@ -50,14 +50,14 @@ class AdapterChanges:
     def unload(self, name: ModelName) -> EngineInfo:
         """Removes an adapter. Its groups continue to their end. Returns the new facts. Raises ModelNotFoundError."""
         old = self._maker.adapters.remove(name)
-        self._scheduler.kept.end_adapter(old.info.digest)
+        self._scheduler.kept.release_adapter(old.info.digest)
         return self._new_facts()
 
     def _replace(self, old: ServedAdapter, adapter: ServedAdapter) -> None:
         self._settle()
         groups = [group for group in self._groups.values() if group.trunk.adapter is old]
         self._scheduler.suspend(groups)
-        self._scheduler.kept.end_adapter(old.info.digest)
+        self._scheduler.kept.release_adapter(old.info.digest)
         for group in groups:
             self._maker.rename_blocks(group, adapter)
 

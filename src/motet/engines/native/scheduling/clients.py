@@ -1,13 +1,13 @@
 """The clients of an engine: what each client holds and has used, and the share to which it is entitled.
 
     share         weight of the client / sum of the weights of all clients with groups in this engine. The router's
-                  share of a worker (`routing.workers.worker_share`) also counts clients whose groups are not here yet
+                  share of a worker (`routing.workers.worker_share`) also counts clients whose groups wait in the router
     KV blocks     A client is entitled to its share of the blocks. It can use more while others do not need them:
                   max-min fairness, as in dominant resource fairness (Ghodsi et al., 2011)
-    compute       The work of a step goes first to the client with the lowest work counter: virtual token counters
-                  (Sheng et al., "Fairness in Serving Large Language Models", 2024). The counters of clients that do not
-                  wait for work follow the virtual time, the lowest counter of the clients that do. So neither idle time
-                  nor a small load gives credit
+    compute       The client with the lowest work counter is served first: virtual token counters (Sheng et al.,
+                  "Fairness in Serving Large Language Models", 2024). The virtual time is the lowest counter of the
+                  clients that wait for work. The counters of all other clients are raised to it, so that neither idle
+                  time nor a small load gives credit
 
 Shares change the order of work, and no token of any answer. A client that is alone gets the entire engine.
 """
@@ -26,14 +26,14 @@ from motet.transfer.lease import Lease
 
 _AGE = attrgetter("age")
 SAME_COST = 32.0
-"""Costs of prompts are rounded down to multiples of this, about a hundred tokens: prompts of similar length are
-computed in order of arrival."""
+"""Costs of prompts are rounded down to multiples of this cost of about a hundred tokens, so that prompts of similar
+length are computed in order of arrival."""
 MAX_FOLLOW_RATIO = 2.0
-"""Maximum time for which a group follows a group of another client, in multiples of the time for computing its prompt
-in the share of its own client."""
+"""Maximum time for which a group follows a group of another client, relative to the time for computing its prompt in
+the share of its own client."""
 PRESENCE_S = 2.0
-"""Time in seconds after its last group for which a client still counts as present, so that steps are short for its next
-request."""
+"""Time in seconds for which a client counts as present after the end of its last group, so that steps are still short
+when its next request arrives."""
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class ClientUse:
     weight: float
     work_counter: float = 0.0
     """Cost of the work for this client (`step_cost`), divided by its weight. It is raised to the virtual time when a
-    client without groups gets one, and almost to it after each step that has computed all of the client's work."""
+    client without groups gets one, and close to it after each step that contains all of the client's work."""
     num_groups: int = 0
     """Number of its groups, running and waiting."""
     num_sequences: int = 0
@@ -54,17 +54,17 @@ class ClientUse:
     preempted: AgeOrdered[ChoiceSequence] = field(default_factory=AgeOrdered)
     """Sequences of its running groups that wait for their tail blocks."""
     refused: tuple[Group, int] | None = None
-    """The last group for which blocks were missing, and the pool's `num_gains` then. While `num_gains` is the same, the
-    group cannot fit."""
+    """The last group for which there were too few blocks, and `BlockPool.num_gains` at that time. The group cannot fit
+    while `num_gains` is the same."""
     last_ran: tuple[int, int, int] | None = None
     """Age of the last of its sequences that got a row while sequences took turns."""
     following: list[tuple[float, tuple[int, int], Group]] = field(default_factory=list)
-    """A heap of its groups that have followed groups of other clients, with the work counter up to which each
-    follows."""
+    """A heap of its groups that have followed groups of other clients. Its key is the work counter at which a group
+    stops following."""
     in_background: bool = False
     """True if its groups are lines of batches, which run after all others."""
     left_s: float = 0.0
-    """Time at which it last ceased to have groups."""
+    """Time at which its last group ended."""
 
     @property
     def num_blocks(self) -> int:
@@ -101,8 +101,8 @@ class EngineClients:
         return iter(self._uses.values())
 
     def add(self, group: Group) -> None:
-        """Counts a new group, and sets its finish tag: the cost of the client's work when this prompt would be complete
-        if it were the client's next work. So short prompts come before long prompts that arrived shortly before."""
+        """Counts a new group, and sets its finish tag: the cost of the client's work, including this prompt, if the
+        prompt were computed next. So short prompts come before long prompts that arrived shortly before them."""
         request = group.request
         use = self._uses.setdefault(request.client, ClientUse(request.client_weight, in_background=group.in_background))
         self.several_seen |= len(self._uses) > 1 or group.in_background
@@ -130,7 +130,7 @@ class EngineClients:
                 self._virtual_time = max(self._virtual_time, use.work_counter)
 
     def is_contended(self) -> bool:
-        """Returns True if several clients are present, or a batch, next to which another client can come at any time.
+        """Returns True if several clients are present, or a batch: steps must be short when another client arrives.
         Forgets clients that are not present any more."""
         if not self.several_seen:
             return False
@@ -141,7 +141,7 @@ class EngineClients:
 
     @property
     def several_in_foreground(self) -> bool:
-        """True if several clients are present without counting batches."""
+        """True if several clients other than batches are present."""
         return sum(not use.in_background for use in self) > 1
 
     @property
@@ -150,7 +150,7 @@ class EngineClients:
         return self.several_seen and any(use.in_background for use in self)
 
     def share(self, use: ClientUse) -> float:
-        """Returns the part of the engine to which a client with groups is entitled: 1 if no other client has groups."""
+        """Returns the fraction of the engine to which a client with groups is entitled: 1 if only it has groups."""
         return 1.0 if self._num_clients == 1 else use.weight / self._total_weight
 
     def entitled_blocks(self, use: ClientUse) -> int:
@@ -175,10 +175,10 @@ class EngineClients:
             ordered += own[first:] + own[:first]
         return ordered
 
-    def lease_to_end(self, leases: Iterable[Lease], *, spare: str) -> Lease | None:
-        """Returns the oldest lease of the client whose leases and groups exceed its share by the largest number of
-        blocks for its weight. Returns None if no client except `spare` exceeds its share. The share of a client without
-        groups is computed as if it had groups."""
+    def lease_to_release(self, leases: Iterable[Lease], *, exempt: str) -> Lease | None:
+        """Returns the oldest lease of the client whose leases and groups exceed its share of the blocks by the largest
+        number for its weight; None if no client except `exempt` exceeds its share. The share of a client without groups
+        is computed as if it had groups."""
         held, oldest = Counter[str](), dict[str, Lease]()
         for lease in leases:
             held[lease.client] += len(lease.ticket.remote_block_ids)
@@ -187,7 +187,7 @@ class EngineClients:
                 oldest[lease.client] = lease
         above: dict[str, float] = {}
         for client, lease in oldest.items():
-            if client != spare:
+            if client != exempt:
                 use = self._uses.get(client)
                 has_groups = use is not None and use.num_groups > 0
                 total = self._total_weight if has_groups else self._total_weight + lease.client_weight
@@ -197,14 +197,15 @@ class EngineClients:
         return oldest[most] if above.get(most, 0.0) > 0 else None
 
     def advance(self, waiting: Collection[QueueKey], *, blocked: Mapping[str, float], credit: float) -> None:
-        """Advances the virtual time after a step has been planned. `waiting`: priorities and clients for whose work the
-        step had no time or no row; `blocked`: clients with a group that does not fit, and its cost. The virtual time
-        becomes the lowest counter of those with the most urgent work, or, if all work is in the step, the highest
-        counter of all clients.
+        """Advances the virtual time after a step has been planned. `waiting`: priorities and clients with work that the
+        step had no time or row for; `blocked`: clients with a group that does not fit, and its cost. The virtual time
+        becomes the lowest counter of the waiting clients with the most urgent work, or the highest counter of all
+        clients if none waits.
 
-        The counters of other clients follow it. A client that has got all its work does not lag by more than `credit`,
-        and by the cost of a group that does not fit, which so keeps its place. Otherwise its next groups could take all
-        time from other clients. A client whose work is less urgent keeps its distance."""
+        The counters of other clients follow. If all of a client's work is in the step, its counter lags by at most
+        `credit`, plus the cost of a group that does not fit, so that this group keeps its position in the order.
+        Without this limit, the client's next groups could take all time from other clients. The counter of a waiting
+        client with less urgent work advances by as much as the virtual time."""
         most_urgent = min((priority for priority, _ in waiting), default=0)
         late = {client for _, client in waiting}
         first = {client for priority, client in waiting if priority == most_urgent}
@@ -226,8 +227,8 @@ class EngineClients:
         heappush(use.following, (use.work_counter + MAX_FOLLOW_RATIO * cost / use.weight, group.age, group))
 
     def delayed_followers(self) -> list[Group]:
-        """Returns the groups that have followed a group of another client for too long: that client computes other
-        prompts first."""
+        """Returns the groups that have followed a group of another client for too long, because that client computes
+        other prompts first."""
         delayed = []
         for use in self:
             while use.following and use.following[0][0] < use.work_counter:
@@ -241,7 +242,7 @@ class EngineClients:
         use.work_counter += cost / use.weight
 
     def check(self) -> None:
-        """Raises AssertionError if a client without groups uses something."""
+        """Raises AssertionError if a client without groups uses resources, or the sum of the weights is wrong."""
         for name, use in self._uses.items():
             if not use.num_groups and (use.num_blocks or use.num_sequences or len(use.preempted)):
                 raise AssertionError(f"client {name!r} has no groups, but {use}")

@@ -1,4 +1,4 @@
-"""Decides which waiting groups run.
+"""Decides which waiting groups start.
 
 blocks      A group is admitted if blocks are free for its trunk and the tails of all its sequences; if its client
             runs nothing else, one tail suffices. If its client is entitled to these blocks, other clients lose them
@@ -6,10 +6,12 @@ blocks      A group is admitted if blocks are free for its trunk and the tails o
 rows        A group is admitted if a row of a step is free, or if its client is entitled to rows for all its sequences.
             If there are more sequences than rows, sequences take turns.
 
-equal prompt, computed by another group or kept     the group joins that trunk
-leading blocks that a running group is computing    the group follows: it waits for these blocks, and later groups
-                                                    can be admitted before it
-leading blocks in the prefix cache                  the group shares them and computes the rest
+A group does not compute blocks that exist or are being computed:
+
+an equal prompt has been computed or is kept    the group joins its trunk
+a running group computes leading blocks         the group follows: it waits for these blocks, and later groups can be
+                                                admitted before it
+leading blocks are in the prefix cache          the group shares them and computes the rest
 """
 
 from dataclasses import dataclass
@@ -62,9 +64,9 @@ class GroupAdmission:
     def admit(self, group: Group) -> AdmissionResult:
         """Takes the blocks of a ready group and starts the group, or makes it follow another group, or does nothing.
 
-        A suspended or resumed group can have more output tokens than all blocks together can hold. Therefore a group
-        is admitted with as many tails as fit if nothing else of its client runs; its other sequences start as
-        preempted. If leases and pulls still hold blocks then, the group waits for these blocks."""
+        The output tokens of a suspended or resumed group can need more blocks than the engine has. Therefore, if
+        nothing else of its client runs, a group is admitted with as many tails as fit, and its other sequences start as
+        preempted. If even that is prevented by blocks of leases and pulls, the group waits for these blocks."""
         use = self.running.clients.use_of(group)
         oldest = use.preempted.oldest()
         waits_for_own = oldest is not None and oldest.group.age < group.age
@@ -91,7 +93,7 @@ class GroupAdmission:
 
     def _take_trunk(self, group: Group, hits: list[int], *, joined: SharedTrunk | None) -> bool:
         """Takes the blocks of a trunk: `hits`, which are the blocks of `joined` or blocks in the prefix cache, and free
-        blocks for the rest. Returns False, and takes no block, if the trunk and the necessary tails do not fit."""
+        blocks for the rest. Returns False, and takes no blocks, if the trunk and the required tails do not fit."""
         trunk, block_size = group.trunk, self.limits.block_size
         num_missing = blocks_for(trunk.num_tokens, block_size) - len(hits)
         tails = [self.running.num_tail_blocks(sequence) for sequence in group.sequences]
@@ -123,13 +125,13 @@ class GroupAdmission:
     def _ensure_free(self, group: Group, needed: int, *, hits: list[int], joined: SharedTrunk | None) -> bool:
         """Returns True if this number of blocks is free for the group, if necessary after preemptions."""
         may_take = self.preemption.may_take_free(group, needed + len(hits))
-        if may_take and self.running.kept.ensure_free(needed, spare=joined):
+        if may_take and self.running.kept.ensure_free(needed, exempt=joined):
             return True
-        return self.preemption.free_for(group, needed, num_shared=len(hits), spare=joined)
+        return self.preemption.free_for(group, needed, num_shared=len(hits), exempt=joined)
 
     def _has_rows(self, group: Group) -> bool:
         """Returns True if a row is free, if the client is entitled to rows for the group, or if the client runs nothing
-        yet: its rows then take turns. A group that is only prefilled needs no row."""
+        yet: sequences then take turns. A group that is only prefilled needs no row."""
         running, clients, max_rows = self.running, self.running.clients, self.limits.max_num_seqs
         use, count = clients.use_of(group), len(group.sequences)
         if not count or not use.num_sequences or running.num_sequences < max_rows:
@@ -137,9 +139,11 @@ class GroupAdmission:
         return use.num_sequences + count <= clients.share(use) * max_rows
 
     def _hits(self, group: Group) -> list[int]:
-        """Returns the leading blocks of a prompt that are in the prefix cache and that the group can use. A group with
-        scores can use blocks whose scores are known or not needed, and computes one token more if it needs its logits,
-        for which it needs a fresh tail."""
+        """Returns the leading blocks of a prompt that are in the prefix cache and that the group can use.
+
+        A scored group can use blocks whose scores are in the cache or not needed. If it needs the score of the first
+        token after them, it also computes the token before that one, whose KV goes into the tail of a sequence without
+        output tokens. A group in which a sequence has output tokens therefore uses no blocks."""
         names = group.trunk.names[: self._max_hits(group)]
         if group.is_scored and group.facts.needs is not None:
             if len(group.fresh) < len(group.sequences):
@@ -150,12 +154,12 @@ class GroupAdmission:
 
     def _max_hits(self, group: Group) -> int:
         """Returns the maximum number of cached blocks that a group can use without joining a trunk. The last prompt
-        token is always computed, because the first output tokens are sampled from its logits."""
+        token is always computed, for the logits from which the first output tokens are sampled."""
         return (len(group.prompt) - 1) // self.limits.block_size
 
     def _group_to_follow(self, group: Group, shared: SharedTrunk | None, *, num_hits: int) -> Group | None:
         """Returns the running group that is computing blocks which this group would compute as well, if any."""
-        if group.trunk.alone:
+        if not group.trunk.may_follow:
             return None
         if shared is None or group.is_scored:
             followed = self.sharing.group_computing(group, num_hits, max_hits=self._max_hits(group))
@@ -163,11 +167,11 @@ class GroupAdmission:
                 return None
         else:
             followed = shared.first
-        # Do not follow a less urgent group: it could be delayed by other groups that are less urgent than this one.
+        # A less urgent group is not followed: groups that are less urgent than this one could delay it.
         return followed if followed is not None and followed.request.priority <= group.request.priority else None
 
     def _computes_scores(self, followed: Group, group: Group, *, num_hits: int) -> bool:
-        """Returns True if the blocks for which `group` would wait will have the scores that it needs."""
+        """Returns True if `followed` computes the scores that `group` needs in the blocks for which it would wait."""
         if not group.is_scored:
             return True
         size = self.limits.block_size

@@ -17,19 +17,17 @@ from motet.engines.native.step.sequence import ChoiceSequence, Group, SequenceSt
 from motet.engines.native.step.step_plan import Draft, StepPlan, TailChunk, TrunkChunk
 
 MIN_CHUNK = 4
-"""Minimum number of tokens of the first replay or prompt of a step, even if nothing is left of the cost. A shorter one
-is computed completely."""
-
-
+"""Minimum number of tokens of the first replay or prompt of a step, even beyond the limit on the cost. If it has fewer
+pending tokens, all of them are computed."""
 MAX_SCORED_ROWS = 256
-"""Maximum number of prompt tokens in a step whose log-probabilities are computed: each has as many logits as the
-vocabulary has tokens."""
+"""Maximum number of scored prompt tokens in a step. It limits the memory of their logits, one row of the vocabulary's
+size for each token."""
 SCORED_PART = 0.75
-"""The same as a part of all tokens of a step: the logits of a token and its log-probability take a third of the time
-that the token itself takes, and should not make the steps of other groups longer."""
+"""Maximum number of scored prompt tokens in a step, relative to the token budget. Scoring a token adds a third to
+its time, which must not make the steps of other groups longer."""
 SCORES_PER_ROW = 64
-"""Number of known log-probabilities of prompts that count as one of these tokens: a step that completes several prompts
-sends the log-probabilities of all their tokens, 8,000 in 2 ms."""
+"""Number of cached scores that count as one scored token. A step that completes several prompts sends all their scores,
+8,000 in 2 ms."""
 
 
 class PlanBuilder:
@@ -45,7 +43,7 @@ class PlanBuilder:
         self.computing: set[Group] = set()
         """The groups of `trunks`."""
         self.unfinished: set[QueueKey] = set()
-        """Priorities and clients of work for which the step has no time or no row, while clients contend for it."""
+        """Priorities and clients of work that is left out of the step for lack of time or rows."""
         self._clients = clients
         self._origins: set[tuple[int, int]] = set()
         """Origins of the trunks that the tails read."""
@@ -54,11 +52,11 @@ class PlanBuilder:
         self._in_order = True
         """True if the tails are ordered by age."""
         self._shared = False
-        """True if a trunk of these tails can be shared with other groups."""
+        """True if one of the tails has a trunk that other groups can share."""
 
     @property
     def is_full(self) -> bool:
-        """True if no replay or prompt can be added. The first one of a step always can."""
+        """True if no replay or prompt can be added. The first one is added whatever its cost."""
         return not self.budget or (self.cost >= self.max_cost and self._num_prefill_chunks > 0)
 
     def add_tail(self, sequence: ChoiceSequence, *, in_order: bool = True) -> None:
@@ -76,8 +74,8 @@ class PlanBuilder:
             self._in_order = False
 
     def add_trunk(self, group: Group, *, max_scored: int) -> None:
-        """Adds as many pending prompt tokens of a group as the limits allow, unless the group fetches them.
-        `max_scored`: maximum number of prompt tokens of the step whose log-probabilities are computed."""
+        """Adds as many pending prompt tokens of a group as the limits allow, unless a pull fetches them. `max_scored`:
+        maximum number of scored prompt tokens in the step."""
         first, trunk = group.trunk.num_computed, group.trunk
         if trunk.complete or group.is_fetching:
             return
@@ -98,15 +96,15 @@ class PlanBuilder:
             cost = prompt_cost(first, chunk.end) + chunk.num_scored * SCORED_TOKEN_COST
             self._charge(group, cost + num_sampled * FIRST_TOKEN_COST)
 
-    def add_drafts(self, place: int, drafts: Sequence[Draft]) -> None:
-        """Adds drafts to the tail at index `place`, as many as the budget allows."""
-        chunk, fitting = self.tails[place], tuple(drafts[: self.budget])
-        self.tails[place] = TailChunk(chunk.sequence, chunk.begin, chunk.end, fitting)
+    def add_drafts(self, index: int, drafts: Sequence[Draft]) -> None:
+        """Adds drafts to the tail with this index, as many as the budget allows."""
+        chunk, fitting = self.tails[index], tuple(drafts[: self.budget])
+        self.tails[index] = TailChunk(chunk.sequence, chunk.begin, chunk.end, fitting)
         self.budget -= len(fitting)
         self._charge(chunk.sequence.group, len(fitting) * row_cost(chunk.sequence))
 
     def drop_preempted(self) -> None:
-        """Drops the chunks of sequences and groups that lost their blocks after they were added."""
+        """Drops the chunks of sequences and groups that have lost their blocks since the chunks were added."""
         self.tails = [chunk for chunk in self.tails if chunk.sequence.state is SequenceState.RUNNING]
         self.trunks = [chunk for chunk in self.trunks if chunk.group.admitted]
 
@@ -118,8 +116,7 @@ class PlanBuilder:
         return StepPlan(tuple(self.tails), tuple(self.trunks), self.cost)
 
     def _num_scored(self) -> int:
-        """Returns the number of prompt tokens whose log-probabilities are computed, and the tokens as which known
-        log-probabilities count."""
+        """Returns the number of scored prompt tokens in the step, including the tokens that cached scores count as."""
         return sum(
             chunk.num_scored + len(chunk.group.facts.scores) // SCORES_PER_ROW
             for chunk in self.trunks
@@ -127,14 +124,14 @@ class PlanBuilder:
         )
 
     def _size_of_chunk(self, group: Group, num_pending: int, *, first: int) -> int:
-        """Returns how many of the pending tokens of a replay or prompt, from position `first` on, the limits allow, and
-        counts the chunk."""
+        """Returns the number of pending tokens of a replay or prompt, from position `first` on, that fit into the step.
+        Counts the chunk."""
         minimum = 0 if self._num_prefill_chunks else MIN_CHUNK
         count = min(num_pending, self.budget, max(minimum, prompt_tokens_within(self.max_cost - self.cost, first)))
         if count:
             self._num_prefill_chunks += 1
         else:
-            self.max_cost = self.cost  # the rest of the cost is too small for one token
+            self.max_cost = self.cost  # what is left is less than the cost of one token
         if count < num_pending:
             self.unfinished.add(queue_key(group))
         return count
@@ -155,7 +152,7 @@ class PlanBuilder:
 
 
 def max_scored_rows(budget: int) -> int:
-    """Returns the maximum number of prompt tokens whose log-probabilities are computed in a step of `budget` tokens."""
+    """Returns the maximum number of scored prompt tokens in a step of `budget` tokens."""
     return min(MAX_SCORED_ROWS, max(1, int(SCORED_PART * budget)))
 
 

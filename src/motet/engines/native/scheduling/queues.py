@@ -1,12 +1,12 @@
 """Queues in order of age, and the groups that hold no blocks.
 
-A waiting group is in one of three places:
+A waiting group is in one of three states:
 
-    ready       The group waits for free blocks and for its place in the order of work. Ready groups of one client are
-                admitted in order of priority, then of finish tags (`clients`).
+    ready       The group waits for admission. Ready groups of one client are admitted in order of priority, then of
+                finish tags (`clients`).
     following   The group waits for blocks that a running group computes (`sharing`). Younger groups can be admitted
                 before it.
-    woken       The group does not follow any more. It returns to `ready` in one of the next steps.
+    woken       The group does not follow any more. It becomes ready again in one of the next steps.
 
 A running group that loses all its blocks becomes ready again.
 """
@@ -64,8 +64,8 @@ def finish_order(group: Group) -> tuple[float, tuple[int, int]]:
 
 
 class ReadyGroups:
-    """Ready groups of each priority and client, in order of finish tags. A group is not admitted before the groups
-    ahead of it, so small groups do not starve a large group."""
+    """Ready groups of each priority and client, in order of finish tags. Only the first group of a queue can be
+    admitted, so small groups do not starve a large one."""
 
     def __init__(self) -> None:
         self._queues: dict[QueueKey, list[Group]] = {}
@@ -111,17 +111,17 @@ class GroupQueue:
         return [*self.ready, *self._woken, *self._sharing.followers]
 
     def wake(self, followers: Iterable[Group]) -> None:
-        """Adds groups that do not follow any more. They return to `ready` in the next steps."""
+        """Adds groups that do not follow any more. They become ready in the next steps."""
         self._woken.update(dict.fromkeys(followers))
 
     def end_following(self, groups: Iterable[Group]) -> None:
-        """Returns groups that follow to `ready` in the next steps. They do not follow again."""
+        """Makes following groups ready in the next steps. They do not follow again."""
         for group in groups:
-            group.followed, group.trunk.alone = None, True
+            group.followed, group.trunk.may_follow = None, False
             self.wake((group,))
 
     def requeue(self, max_groups: int) -> None:
-        """Returns woken groups to `ready`. The limit keeps the work of a step independent of their number."""
+        """Makes at most `max_groups` woken groups ready, so that the work of a step does not depend on their number."""
         for group in list(islice(self._woken, max_groups)):
             del self._woken[group]
             self.ready.add(group)

@@ -88,7 +88,7 @@ class RunningGroups:
         self.start_tail(sequence)
 
     def extend_tail(self, sequence: ChoiceSequence, num_blocks: int) -> None:
-        """Takes blocks for a tail, from the smallest run for a single block, as trunks need long runs."""
+        """Takes blocks for a tail. A single block comes from the smallest free run, because trunks need long runs."""
         sequence.blocks += self.pool.take(num_blocks)
         self.clients.use_of(sequence.group).num_tail_blocks += num_blocks
 
@@ -152,9 +152,9 @@ class Preemption:
     for a new group            if its client is entitled to the blocks, from clients above their shares: first their
                                leases for other workers, then their groups, except groups that are more urgent
 
-    The youngest group of that client loses its tails first, the youngest sibling first, and its trunk last. Among the
-    groups of one client, older groups never lose blocks to younger groups: a growing sequence loses its own tail
-    before. So one group can always continue: `build` checks that a trunk and a tail fit."""
+    The youngest group of the client loses its tails, the youngest sibling first, and its trunk last. An older group
+    never loses blocks to a younger group of the same client: a growing sequence loses its own tail instead. So one
+    group can always continue: `build` checks that a trunk and a tail fit."""
 
     running: RunningGroups
     counters: EngineStats
@@ -170,15 +170,15 @@ class Preemption:
         running.extend_tail(sequence, missing)
         return True
 
-    def free_for(self, group: Group, num_blocks: int, *, num_shared: int, spare: SharedTrunk | None) -> bool:
+    def free_for(self, group: Group, num_blocks: int, *, num_shared: int, exempt: SharedTrunk | None) -> bool:
         """Frees `num_blocks` blocks for a waiting group that shares `num_shared` other blocks, if its client is
-        entitled to all of them. Returns True if they are free. `spare`: a kept trunk that must not end."""
+        entitled to all of them. Returns True if they are free. `exempt`: a kept trunk that is not evicted."""
         running, clients = self.running, self.running.clients
         use = clients.use_of(group)
         if not clients.within_share(use, more_blocks=num_shared + num_blocks):
             return False
-        while not running.kept.ensure_free(num_blocks, spare=spare):
-            if lease := clients.lease_to_end(self.handover.leases, spare=group.request.client):
+        while not running.kept.ensure_free(num_blocks, exempt=exempt):
+            if lease := clients.lease_to_release(self.handover.leases, exempt=group.request.client):
                 self.handover.release(lease.ticket)  # a worker that reads it later computes the prompt
                 continue
             above = [other for other in clients if other.num_groups and not clients.within_share(other)]
@@ -193,8 +193,8 @@ class Preemption:
         return True
 
     def may_take_free(self, group: Group, num_blocks: int) -> bool:
-        """Returns True if a waiting group may take this number of free blocks: its client is entitled to them, or no
-        other client below its share has preempted sequences."""
+        """Returns True if a waiting group may take this number of free blocks: if its client is entitled to them, or if
+        no other client below its share has preempted sequences."""
         running, clients = self.running, self.running.clients
         use = clients.use_of(group)
         return (
@@ -208,10 +208,10 @@ class Preemption:
         )
 
     def restore(self) -> None:
-        """Starts preempted sequences again, the oldest of each client first, while every running sequence could also
-        take one more block. Otherwise a sequence could be preempted again at once, and its replay would be wasted. If
-        a sequence of a client within its share does not fit, clients that hold more for their weights wait too. If
-        nothing runs, because trunks fill the pool, the youngest trunks are taken for the first sequence."""
+        """Starts preempted sequences again, the oldest of each client first, while a free block remains for every
+        running sequence. Without these blocks, a sequence could be preempted again at once, and its replay would be
+        wasted. If a sequence of a client within its share does not fit, clients that hold more for their weights wait
+        too. If nothing runs because trunks fill the pool, the youngest groups are suspended for the first sequence."""
         running, clients = self.running, self.running.clients
         if not running.num_preempted:
             return
@@ -244,7 +244,7 @@ class Preemption:
         return max(groups, key=lambda group: (group.age[0], clients.use_of(group).weighted_blocks, group.age))
 
     def _take_from(self, group: Group) -> ChoiceSequence | None:
-        """Takes the youngest tail of a group, or its trunk if it has no tail. Returns the sequence that lost it."""
+        """Takes the youngest tail of a group and returns its sequence. A group without tails is suspended."""
         victim = youngest_holder(group)
         if victim is None:
             self.suspend(group)
@@ -254,7 +254,7 @@ class Preemption:
         return victim
 
     def suspend(self, group: Group) -> None:
-        """Takes all blocks of a group, which waits again. Its output tokens are kept."""
+        """Takes all blocks of a group, which waits again and keeps its output tokens."""
         running, trunk = self.running, group.trunk
         for sequence in group.sequences:
             if sequence.state is SequenceState.RUNNING:

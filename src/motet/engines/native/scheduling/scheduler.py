@@ -4,17 +4,17 @@
 One rule: computed tokens catch up with known tokens (see `sequence`), within a budget of tokens for each step and a
 limit on its duration (`step_cost`), which is short while several clients are present.
 
-    1. Preempted sequences that fit again get their blocks back, the oldest of each client first.
+    1. Preempted sequences that fit again get new blocks, the oldest sequence of each client first.
     2. Running choices get their new tokens. If there are not enough rows, or not enough time while several clients are
        present, choices take turns (`EngineClients.row_order`).
-    3. Resumed choices replay the tokens generated before, prompts of running groups are computed, and new groups are
-       admitted (`group_admission`): in fair order between clients (`work_order`).
-       While a prompt of another client waits, nothing of a batch is in a step (`BACKGROUND_PRIORITY`).
+    3. Resumed choices replay their output tokens, prompts of running groups are computed, and new groups are admitted
+       (`group_admission`), in fair order between clients (`work_order`). While a prompt of another client waits, a step
+       contains no work of batches (`BACKGROUND_PRIORITY`).
     4. If no prompt is in the step and it has few choices, they get draft tokens (`drafts`).
 
-If too few blocks are free, kept trunks end. If they do not suffice in 2, the client that holds the most blocks for its
-weight loses some (`running_groups`). If they do not suffice in 3, clients above their shares lose blocks to a new group
-whose client is entitled to them; other groups wait.
+If too few blocks are free, kept trunks are evicted. If that does not suffice in 2, the client that holds the most
+blocks for its weight loses some (`running_groups`). If it does not suffice in 3, clients above their shares lose blocks
+to a new group whose client is entitled to them; other groups wait.
 
 The work is constant for each scheduled token, and for each client: the scheduler never iterates over output tokens, the
 blocks of a table, or waiting groups and sequences.
@@ -33,7 +33,7 @@ from motet.engines.native.scheduling.plan_builder import PlanBuilder, max_scored
 from motet.engines.native.scheduling.queues import GroupQueue, queue_key
 from motet.engines.native.scheduling.running_groups import Preemption, RunningGroups
 from motet.engines.native.scheduling.sharing import Sharing
-from motet.engines.native.scheduling.step_cost import Pace
+from motet.engines.native.scheduling.step_cost import StepTiming
 from motet.engines.native.scheduling.work_order import WorkOrder
 from motet.engines.native.step.drafts import Drafter
 from motet.engines.native.step.handover import Handover
@@ -59,7 +59,7 @@ class Scheduler:
         )
         self.waiting = GroupQueue(self.sharing)
         self.clients = EngineClients(pool.num_blocks, handover.clock)
-        self.pace = Pace()
+        self.timing = StepTiming()
         self.running = RunningGroups(
             pool=pool,
             block_size=limits.block_size,
@@ -80,10 +80,12 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Returns the plan of the next step, which is empty if there is nothing to compute."""
         plan = self._plan()
-        # If all work of the step lost its blocks to groups for which no time was left, these run now. Each attempt can
-        # admit a group of another client. Rows that were postponed run if there is nothing else.
+        # A plan is empty, although work was added, if that work lost its blocks to groups for which no time was left.
+        # These groups run now; each attempt can admit a group of another client. Rows with expensive grammars that were
+        # postponed run if there is no other work.
         attempts = sum(1 for _ in self.clients)
-        while not plan and attempts and (plan.cost or self.running.num_preempted or self.pace.grammars.forgive()):
+        grammars = self.timing.grammars
+        while not plan and attempts and (plan.cost or self.running.num_preempted or grammars.clear_deficit()):
             plan = self._plan()
             attempts -= 1
         # Groups of batches can hold the blocks for which the prompts of other clients wait.
@@ -99,9 +101,9 @@ class Scheduler:
         have_background = self.clients.have_background
         is_urgent = has_prefills and not (have_background and not self._has_urgent_work(prompts, replays))
         defers = defer_background and is_urgent and have_background
-        # A step with nothing of a batch is as long as without the batch.
+        # A step without work of a batch is as long as if there were no batch.
         is_short = self.clients.several_in_foreground if defers else contended
-        max_cost = self.pace.limit(contended=is_short) if self.clients.several_seen else math.inf
+        max_cost = self.timing.limit(contended=is_short) if self.clients.several_seen else math.inf
         builder = PlanBuilder(self.limits.max_num_batched_tokens, self.clients, max_cost=max_cost)
         lines = [sequence for sequence in sequences if sequence.group.in_background] if have_background else []
         if lines:
@@ -109,12 +111,12 @@ class Scheduler:
         self._add_tails(builder, sequences, contended=contended, has_prefills=is_urgent)
         if have_background and not defers:
             if builder.tails:
-                builder.max_cost = min(builder.max_cost, self.pace.background_limit(builder.cost))
+                builder.max_cost = min(builder.max_cost, self.timing.background_limit(builder.cost))
             self._add_tails(builder, lines, contended=contended, has_prefills=has_prefills)
         order = WorkOrder(self.clients, replays=replays, prompts=prompts, ready=ready, without_background=defers)
         self._add_in_order(builder, order)
         if contended:
-            credit = self.pace.limit(contended=True)
+            credit = self.timing.limit(contended=True)
             self.clients.advance(builder.unfinished, blocked=order.blocked, credit=credit)
             self.waiting.end_following(self.clients.delayed_followers())
         builder.drop_preempted()
@@ -123,7 +125,7 @@ class Scheduler:
         return builder.build()
 
     def _has_urgent_work(self, prompts: Iterable[Group], replays: Iterable[ChoiceSequence]) -> bool:
-        """Returns True if a prompt or a replay waits that is not of a batch. `prompts`: prompts of running groups."""
+        """Returns True if a prompt or replay waits that is not of a batch. `prompts`: prompts of running groups."""
         waiting = self.waiting.ready.keys()
         is_urgent = any(priority < BACKGROUND_PRIORITY for priority, _ in waiting)
         groups = chain(prompts, (sequence.group for sequence in replays))
@@ -133,19 +135,19 @@ class Scheduler:
         self, builder: PlanBuilder, sequences: list[ChoiceSequence], *, contended: bool, has_prefills: bool
     ) -> None:
         """Adds the new tokens of running choices, in most steps one token each, for as many choices as there are rows.
-        If clients contend for the engine, the cost is limited too, to half of what is left if there are prompts or
-        replays (`has_prefills`). `sequences`: running sequences that do not replay."""
+        If clients contend for the engine, the cost is limited as well: to what is left, or to half of it if there are
+        prompts or replays (`has_prefills`). `sequences`: running sequences that do not replay."""
         size, max_rows = self.limits.block_size, self.limits.max_num_seqs
         max_cost, left = math.inf, builder.max_cost - builder.cost
         if contended:
             max_cost = builder.cost + (left / 2 if has_prefills else left)
         if take_turns := contended or len(sequences) > max_rows:
             sequences = self.clients.row_order(sequences)
-        sequences = self.pace.grammars.admitted(sequences, alone=not (contended or has_prefills))
-        for place, sequence in enumerate(sequences):
+        sequences = self.timing.grammars.admitted(sequences, is_all_work=not (contended or has_prefills))
+        for index, sequence in enumerate(sequences):
             if not builder.budget or len(builder.tails) == max_rows or (builder.tails and builder.cost >= max_cost):
                 if contended:
-                    builder.unfinished.update(queue_key(each.group) for each in sequences[place:])
+                    builder.unfinished.update(queue_key(each.group) for each in sequences[index:])
                 break
             fits = len(sequence.output_tokens) <= len(sequence.blocks) * size
             if sequence.state is SequenceState.RUNNING and (fits or self.preemption.grow(sequence)):
@@ -154,7 +156,7 @@ class Scheduler:
                     self.clients.use_of(sequence.group).last_ran = sequence.age
 
     def _running_sequences(self) -> tuple[list[ChoiceSequence], list[ChoiceSequence]]:
-        """Returns the running sequences that continue, and those that replay."""
+        """Returns the running sequences that do not replay, and the running sequences that do."""
         sequences: list[ChoiceSequence] = []
         replays: list[ChoiceSequence] = []
         for group in self.running.groups:
@@ -170,7 +172,7 @@ class Scheduler:
         num_following, limits = 0, self.limits
         while not builder.is_full and (work := order.next()):
             if isinstance(work, ChoiceSequence):
-                if work.state is SequenceState.RUNNING:  # a replay has blocks for all its tokens
+                if work.state is SequenceState.RUNNING:  # it has blocks for all its tokens
                     builder.add_replay(work)
             elif work.admitted:
                 self._add_trunk(work, builder)
@@ -190,14 +192,14 @@ class Scheduler:
         builder.unfinished.update(order.left())
 
     def _add_trunk(self, group: Group, builder: PlanBuilder) -> None:
-        """Adds as much of a prompt as the budget allows. A group that has joined a trunk computes only the last row.
-        The key and value of a row that is computed again are stored in a fresh tail, where the first output token
-        overwrites them."""
+        """Adds as much of a prompt as the limits allow. A group that has joined a trunk computes only the last token,
+        for its logits. The key and value of this token are stored in the tail of a sequence without output tokens,
+        whose first output token overwrites them."""
         trunk = group.trunk
         if trunk.num_computed == trunk.recomputed:
             fresh = group.fresh
             if not fresh:
-                trunk.num_computed = trunk.num_tokens  # of a joined trunk; all sequences of a scored group are fresh
+                trunk.num_computed = trunk.num_tokens  # joined: no sequence needs the logits of the last token
             elif not fresh[0].blocks:
                 return
         builder.add_trunk(group, max_scored=max_scored_rows(self.limits.max_num_batched_tokens))
@@ -209,13 +211,13 @@ class Scheduler:
         sampling = [chunk.sequence for chunk in tails if chunk.end == len(chunk.sequence.output_tokens)]
         if len(sampling) < len(tails) or not drafter.start_step(sampling):
             return
-        for place, sequence in enumerate(sampling):
+        for index, sequence in enumerate(sampling):
             if drafts := drafter.drafts(sequence, num_choices=len(sampling)):
                 num_tokens, size = len(sequence.output_tokens), self.limits.block_size
                 missing = blocks_for(num_tokens + len(drafts), size) - len(sequence.blocks)
                 if missing > 0 and self.pool.num_free >= missing + self.running.num_sequences:
                     self.running.extend_tail(sequence, missing)
-                builder.add_drafts(place, drafts[: len(sequence.blocks) * size - num_tokens])
+                builder.add_drafts(index, drafts[: len(sequence.blocks) * size - num_tokens])
 
     def publish(self, group: Group) -> None:
         """Publishes newly complete blocks of a trunk in the prefix cache, and wakes the groups that wait for them."""
@@ -225,7 +227,7 @@ class Scheduler:
             self.pool.publish(trunk.blocks[published:complete], group.stored(published, complete, block_size=size))
             trunk.num_published = complete
         if trunk.complete:
-            self.pool.num_gains += 1  # other groups can join the trunk from now on
+            self.pool.num_gains += 1  # other groups can join the trunk now
         self.waiting.wake(self.sharing.advanced(group, published))
 
     def finish(self, sequence: ChoiceSequence) -> None:
@@ -268,7 +270,7 @@ class Scheduler:
         return blocks
 
     def suspend(self, groups: Iterable[Group]) -> None:
-        """Takes all blocks of these groups, which wait again. Their tickets are not used."""
+        """Takes all blocks of these groups, which wait again without their tickets."""
         for group in groups:
             if group.admitted:
                 self.preemption.suspend(group)
@@ -278,18 +280,18 @@ class Scheduler:
     def suspend_all(self) -> None:
         """Takes all blocks of all groups and of all kept trunks. The groups wait again."""
         self.suspend([*self.running.groups, *self.waiting.all()])
-        self.kept.end_all()
+        self.kept.release_all()
 
     def forget_prefixes(self) -> None:
         """Removes all blocks from the prefix cache. The blocks of running groups are not published any more."""
-        self.kept.end_all()
+        self.kept.release_all()
         self.waiting.wake(self.sharing.clear())
         for group in self.running.groups:
             group.trunk.num_published, group.trunk.key = len(group.trunk.names), None
         self.pool.forget()
 
     def check(self, others: Iterable[Sequence[int]] = ()) -> None:
-        """Raises AssertionError unless the number of holders of each block is the number of tables with the block: the
+        """Raises AssertionError unless the number of holders of each block is the number of tables that contain it:
         tables of groups, of kept trunks, and `others`."""
         self.pool.check()
         groups = self.running.groups

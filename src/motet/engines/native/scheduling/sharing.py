@@ -1,12 +1,11 @@
 """Groups that use KV which other groups compute: the trunk of an equal prompt, or leading blocks of their prompt.
 
-    another group has computed an equal prompt                       the group joins: it holds all blocks of that trunk,
-                                                                     including the last one
-    another group is computing leading blocks of the prompt          the group follows: it waits for these blocks
+    an equal prompt has been computed               the group joins: it holds all blocks of that trunk, also the last
+    another group computes leading blocks of it     the group follows: it waits for these blocks
 
 A computed trunk is never written again, because tails start in blocks of their own. A group that joins a trunk computes
-only the last prompt token, for the logits from which its first tokens are sampled. Attention reads a trunk once a step
-for all groups that hold it.
+only the last prompt token, for the logits from which its first tokens are sampled. Attention reads a trunk once per
+step for all groups that hold it.
 
 A group does not depend on its followers. If it leaves, fails or is preempted, its followers return to the queue, and
 the first of them that is admitted computes the blocks for the others.
@@ -22,7 +21,7 @@ from motet.block_names import BlockName
 from motet.engines.native.step.sequence import Group, TrunkKey
 
 ALL_BLOCKS = 2**62
-"""A number larger than any trunk's: a follower that needs this number of blocks waits for the complete trunk."""
+"""Larger than any number of blocks: a follower that needs this number waits for the complete trunk."""
 
 
 @dataclass(eq=False)
@@ -43,15 +42,16 @@ class SharedTrunk:
 
 
 class Sharing:
-    """The trunks and blocks that running groups compute, and their followers. Each block takes constant time."""
+    """The trunks and blocks that running groups compute, and their followers. All operations take constant time per
+    block."""
 
     def __init__(self) -> None:
         self._trunks: dict[TrunkKey, SharedTrunk] = {}
         self._computing: dict[BlockName, Group] = {}
         """The group that will publish the block of this name."""
         self._followers: dict[Group, list[tuple[int, int, Group]]] = {}
-        """For each followed group, a heap of (number of its blocks that are needed, number of the follower, follower).
-        A follower that was removed stays in the heap, with `followed` unset, until it is popped."""
+        """For each followed group, a heap of (number of its leading blocks that are needed, serial number, follower). A
+        follower that was removed stays in the heap, with `followed` unset, until it is popped."""
         self._numbers = count()
 
     @property
@@ -64,8 +64,8 @@ class Sharing:
         return self._trunks.get(group.trunk.key) if group.trunk.key is not None else None
 
     def complete_trunk_of(self, group: Group) -> SharedTrunk | None:
-        """Returns the trunk that a running group shares or can share, if it is complete. A group with scores has a
-        trunk of its own, which other groups can join unless another group shares one with this prompt."""
+        """Returns the trunk that a running group shares or can share, if it is complete. A scored group does not join a
+        trunk. Other groups can join its trunk unless there is another one for this prompt."""
         trunk, shared = group.trunk, self.trunk_of(group)
         if trunk.key is not None and shared is None and trunk.complete and group.admitted:
             shared = self._trunks[trunk.key] = SharedTrunk(
@@ -74,13 +74,13 @@ class Sharing:
         return shared if shared is not None and shared.complete else None
 
     def group_computing(self, group: Group, num_hits: int, *, max_hits: int) -> Group | None:
-        """Returns the running group that computes the first block which `group` lacks. `num_hits`: number of the
-        group's blocks in the prefix cache; `max_hits`: maximum number of cached blocks that the group can use."""
+        """Returns the running group that computes the first block which `group` lacks, if any. `num_hits`: number of
+        the group's blocks in the prefix cache; `max_hits`: maximum number of cached blocks that the group can use."""
         names = group.trunk.names
         return self._computing.get(names[num_hits]) if num_hits < min(max_hits, len(names)) else None
 
     def follow(self, group: Group, followed: Group, *, complete: bool) -> None:
-        """Makes `group` wait for the blocks that both groups have in common, or for the `complete` trunk."""
+        """Makes `group` wait for the leading blocks that both groups have in common, or for the `complete` trunk."""
         needed = ALL_BLOCKS if complete else num_common(group.trunk.names, followed.trunk.names)
         heappush(self._followers.setdefault(followed, []), (needed, next(self._numbers), group))
         group.followed = followed
@@ -169,7 +169,7 @@ class Sharing:
 
 
 def num_common(names: list[BlockName], others: list[BlockName]) -> int:
-    """Returns the number of leading blocks with equal names. A name covers all blocks before it, so
-    binary search finds the first difference."""
-    shorter = range(min(len(names), len(others)))
-    return bisect_left(shorter, True, key=lambda place: names[place] != others[place])
+    """Returns the number of leading blocks with equal names. A name depends on all blocks before it, so binary search
+    finds the first difference."""
+    indices = range(min(len(names), len(others)))
+    return bisect_left(indices, True, key=lambda index: names[index] != others[index])

@@ -1,9 +1,9 @@
 """The cost of a step's work, and the limit that keeps steps short while several clients are present.
 
-cost        an estimate for rows and prompt tokens, in milliseconds of the machine on which the constants were
-            measured. Only the ratios matter: they differ less between machines than the times
-Pace        learns from the duration of steps how long a step without rows and one unit of cost take on this machine
-limit       the cost of a step that takes CONTENDED_RATIO times as long as a step without rows
+cost           an estimate for rows and prompt tokens, in milliseconds of the machine on which the constants were
+               measured. Only their ratios matter, which differ less between machines than the times
+StepTiming     learns from the duration of steps how long a step without rows and one unit of cost take on this machine
+limit          the cost of a step that takes CONTENDED_RATIO times as long as a step without rows
 """
 
 import math
@@ -27,19 +27,20 @@ SCORED_TOKEN_COST = 0.06
 CONTENDED_RATIO = 4.0
 """Maximum duration of a step in multiples of a step without rows, while several clients are present."""
 ALONE_RATIO = 60.0
-"""The same while one client is present, if the engine has had several: the next request of another client waits for at
-most one such step."""
+"""Maximum duration while one client is present, if the engine has had several: the next request of another client waits
+for at most one such step."""
 BACKGROUND_PART = 0.25
-"""Maximum time that batches add to a step with rows of other clients, relative to the other time of the step."""
-PAID_PART = 0.5
-"""Time for expensive grammars, relative to the time of all other work."""
+"""Maximum time that batches add to a step with rows of other clients, relative to the rest of the step."""
+GRAMMAR_PART = 0.5
+"""Maximum time of expensive grammars, relative to the time of all other work."""
 CHEAP_S = 0.0002
-"""Time of a grammar for one token, in seconds, up to which its rows run in every step. Most take a tenth of it."""
+"""Maximum time of a cheap grammar for one token, in seconds: its rows run in every step. Most grammars take a tenth of
+it."""
 SLOWER_RATE, FASTER_RATE = 0.1, 0.5
-"""Part of the difference from the expected time that is learned from a step that took longer, and from a step that took
-less time. The first part is small, because other programs on the machine make steps longer, and never shorter."""
+"""Learning rates for steps that took longer and less time than expected. The first rate is small, because other
+programs on the machine make steps longer, but never shorter."""
 MAX_CHANGE = 2.0
-"""Maximum ratio of a measured time to the expected one, in both directions. A larger ratio counts as this one."""
+"""Maximum ratio of a measured time to the expected one, in both directions. Larger ratios are clipped."""
 
 
 def row_cost(sequence: ChoiceSequence) -> float:
@@ -67,60 +68,60 @@ def prompt_tokens_within(cost: float, begin: int) -> int:
     return int((((per_token**2 + 2 * PROMPT_PAIR_COST * cost) ** 0.5) - per_token) / PROMPT_PAIR_COST)
 
 
-class GrammarTime:
+class GrammarTimeLimit:
     """Limits the time that expensive grammars take from all other work of the engine.
 
-    A row whose last token took its grammar more than `CHEAP_S` runs only while nothing is owed, and then owes this
-    time. Each step pays half of the time of its other work. So these grammars take at most a third of the time, and
-    other rows take 1.5 times as long."""
+    A grammar is expensive if its next token is expected to take more than `CHEAP_S`. Its row runs only while there is
+    no deficit, and adds the expected time to the deficit. Each step reduces the deficit by half of the time of its
+    other work. So these grammars take at most a third of the time, and other rows take 1.5 times as long."""
 
     def __init__(self) -> None:
-        self._owed_s = 0.0
+        self._deficit_s = 0.0
         self._step_s = 0.0
         """Time of expensive grammars in this step."""
         self._postpones = False
         """True if a row does not run in this step."""
 
-    def admitted(self, sequences: list[ChoiceSequence], *, alone: bool) -> list[ChoiceSequence]:
-        """Returns the sequences that can run in this step. `alone`: True if they are all that the engine can do. If all
-        of them have expensive grammars then, all run."""
+    def admitted(self, sequences: list[ChoiceSequence], *, is_all_work: bool) -> list[ChoiceSequence]:
+        """Returns the sequences that can run in this step. All can run if they all have expensive grammars and the
+        engine has no other work (`is_all_work`)."""
         times_s = [0.0 if (matcher := each.sampling.matcher) is None else matcher.expected_s for each in sequences]
         num_expensive = sum(time_s > CHEAP_S for time_s in times_s)
-        if not num_expensive or (alone and num_expensive == len(sequences)):
+        if not num_expensive or (is_all_work and num_expensive == len(sequences)):
             return sequences
         return [each for each, time_s in zip(sequences, times_s, strict=True) if self._admits(time_s)]
 
     def _admits(self, time_s: float) -> bool:
         if time_s <= CHEAP_S:
             return True
-        if self._owed_s > 0:
+        if self._deficit_s > 0:
             self._postpones = True
             return False
-        self._owed_s += time_s
+        self._deficit_s += time_s
         self._step_s += time_s
         return True
 
-    def forgive(self) -> bool:
+    def clear_deficit(self) -> bool:
         """Called if there is nothing else to run. Returns True if a row was postponed, which can then run."""
         postponed, self._postpones = self._postpones, False
-        self._owed_s = min(self._owed_s, 0.0)
+        self._deficit_s = min(self._deficit_s, 0.0)
         return postponed
 
-    def pay(self, step_s: float) -> None:
+    def record(self, step_s: float) -> None:
         """Called after each step, with its duration."""
-        self._owed_s = max(self._owed_s, 0.0) - PAID_PART * max(step_s - self._step_s, 0.0)
+        self._deficit_s = max(self._deficit_s, 0.0) - GRAMMAR_PART * max(step_s - self._step_s, 0.0)
         self._step_s = 0.0
         self._postpones = False
 
 
-class Pace:
-    """The speed of this machine: the time of a step without rows, and the time of one unit of cost."""
+class StepTiming:
+    """The measured time of a step without rows, and of one unit of cost, on this machine."""
 
     def __init__(self) -> None:
         self.step_s = 0.001 * STEP_COST
         self.unit_s = 0.001
         self._num_small = self._num_large = 0
-        self.grammars = GrammarTime()
+        self.grammars = GrammarTimeLimit()
 
     def limit(self, *, contended: bool) -> float:
         """Returns the maximum cost of a step's work."""
@@ -128,15 +129,15 @@ class Pace:
         return (ratio - 1) * self.step_s / self.unit_s
 
     def background_limit(self, cost: float) -> float:
-        """Returns the maximum cost of a step that has this cost without the rows and prompts of batches."""
+        """Returns the maximum cost of a step, including batches. `cost`: its cost without batches."""
         return cost + BACKGROUND_PART * (self.step_s / self.unit_s + cost)
 
     def record(self, cost: float, seconds: float) -> None:
-        """Learns from a step with this cost of work: the time of a step without rows from small steps, and the time of
-        a unit from large steps."""
+        """Learns from a step: from a small step the time of a step without rows, and from a large one the time of a
+        unit of cost."""
         if seconds <= 0:
             return
-        self.grammars.pay(seconds)
+        self.grammars.record(seconds)
         if cost * self.unit_s < self.step_s:
             self._num_small += 1
             self.step_s = _towards(self.step_s, seconds - cost * self.unit_s, count=self._num_small)
@@ -147,8 +148,8 @@ class Pace:
             self.unit_s = _towards(self.unit_s, (seconds - self.step_s) / cost, count=self._num_large)
 
 
-def _towards(present: float, found: float, *, count: int) -> float:
-    """Returns a value between the present one and the one that was found, which is limited to `MAX_CHANGE`. `count`:
-    number of values found so far; the first ones count more."""
-    rate = max(SLOWER_RATE, 1 / count) if found > present else FASTER_RATE
-    return present + rate * (min(max(found, present / MAX_CHANGE), present * MAX_CHANGE) - present)
+def _towards(expected: float, measured: float, *, count: int) -> float:
+    """Returns a new expected value between the old one and the measured one, which is clipped by `MAX_CHANGE`. `count`:
+    number of measured values, including this one; the first ones have a higher weight."""
+    rate = max(SLOWER_RATE, 1 / count) if measured > expected else FASTER_RATE
+    return expected + rate * (min(max(measured, expected / MAX_CHANGE), expected * MAX_CHANGE) - expected)

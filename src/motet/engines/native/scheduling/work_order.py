@@ -1,11 +1,11 @@
 """The order in which the replays and prompts of a step are computed, and waiting groups are admitted.
 
-The most urgent work comes first. Of equally urgent work, the piece comes first that would be complete first if each
+The most urgent work comes first. Equally urgent work is ordered by the time at which it would be complete if each
 client always got its share of the engine: fair queueing (Demers, Keshav and Shenker, 1989), with the work counters of
 `clients` as virtual time. So a short prompt does not wait for a long prompt of another client, and a client with many
 prompts does not delay others.
 
-Within a client and a priority, replays come before prompts, and prompts come in order of finish tags.
+For one client and priority, replays come before prompts, and prompts are in order of finish tags.
 """
 
 from collections import defaultdict, deque
@@ -22,7 +22,7 @@ Work = ChoiceSequence | Group
 
 
 class WorkOrder:
-    """The work of one step. Each piece is returned once. The caller charges the client for a piece before it requests
+    """The work of one step. Each item is returned once. The caller charges the client for an item before it requests
     the next one."""
 
     def __init__(
@@ -34,12 +34,12 @@ class WorkOrder:
         ready: ReadyGroups,
         without_background: bool = False,
     ) -> None:
-        """`prompts`: running groups with incomplete trunks. `ready`: waiting groups, which the caller removes when they
-        are admitted. `without_background`: True to leave out the work of batches."""
+        """`prompts`: running groups with incomplete trunks. `ready`: waiting groups; the caller removes the groups that
+        it admits. `without_background`: True to leave out the work of batches."""
         self._clients = clients
         self._ready = ready
         self.blocked: dict[str, float] = {}
-        """Clients whose waiting groups are left out, with the cost of the group that does not fit."""
+        """Clients whose waiting groups are left out because one does not fit, with the cost of this group."""
         self._running: defaultdict[QueueKey, deque[Work]] = defaultdict(deque)
         """Replays and prompts of running groups, in order."""
         for sequence in replays:
@@ -47,15 +47,15 @@ class WorkOrder:
         for group in sorted(prompts, key=finish_order):
             self._running[queue_key(group)].append(group)
         self._heap: list[tuple[int, float, str]] = []
-        """Priority, virtual time at which the next piece would be complete, client."""
+        """Priority, virtual time at which the next item would be complete, client."""
         for key in {*self._running, *ready.keys()}:
             if not (without_background and key[0] == BACKGROUND_PRIORITY):
                 self._push(key)
         self._last: QueueKey | None = None
-        """Key of the piece returned last, whose client is not in the heap before it has been charged."""
+        """Key of the last returned item. It returns to the heap after its client has been charged."""
 
     def next(self) -> Work | None:
-        """Returns the next work; None after the last."""
+        """Returns the next item; None if there is none."""
         if self._last is not None:
             self._push(self._last)
             self._last = None
@@ -67,18 +67,18 @@ class WorkOrder:
         return None
 
     def block(self, group: Group) -> None:
-        """Leaves out all waiting groups of a client, because this one does not fit."""
+        """Leaves out all waiting groups of a client, because this group does not fit."""
         client, cost = group.request.client, _remaining_cost(group)
         self.blocked[client] = max(cost, self.blocked.get(client, 0.0))
 
     def left(self) -> Iterator[QueueKey]:
-        """Returns the priorities and clients of the work that has not been returned."""
+        """Returns the priorities and clients of the remaining work."""
         last = [self._last] if self._last is not None else []
         keys = {*last, *((priority, client) for priority, _, client in self._heap)}
         return (key for key in keys if self._first(key) is not None)
 
     def _push(self, key: QueueKey) -> None:
-        """Adds the next piece of a client and a priority to the heap, if there is one."""
+        """Adds the next item of a client and a priority to the heap, if there is one."""
         if (work := self._first(key)) is not None:
             use = self._clients.use_of(work.group if isinstance(work, ChoiceSequence) else work)
             heappush(self._heap, (key[0], use.work_counter + _remaining_cost(work) / use.weight, key[1]))
@@ -90,7 +90,7 @@ class WorkOrder:
         return work
 
     def _first(self, key: QueueKey) -> Work | None:
-        """Returns the next piece of a client and a priority."""
+        """Returns the next item of a client and a priority."""
         running = self._running[key][0] if self._running[key] else None
         ready = None if key[1] in self.blocked else self._ready.first(key)
         if running is None or (

@@ -75,7 +75,7 @@ class ChoiceSequence:
     """Number of output tokens that one step computes in normal decoding: the token that was sampled last, and the
     tokens that the grammar forced after that token. A sequence with more pending tokens replays."""
     rank: int = field(init=False)
-    """Position of the sequence among its siblings. It never changes."""
+    """Rank of the sequence among its siblings, the index of its first choice. It never changes."""
     age: tuple[int, int, int] = field(init=False)
     """Age for comparison: smaller is older. An older sequence keeps its blocks when blocks run short."""
 
@@ -120,8 +120,8 @@ class GroupTrunk:
     """Position of a token that is computed only for its logits, because its KV is in a block that other groups hold."""
     shared: bool = False
     """True if other groups can hold the same blocks: all of them, or leading stretches."""
-    alone: bool = False
-    """True if the group does not follow other groups any more, because that has delayed it."""
+    may_follow: bool = True
+    """False once the group has been delayed by following another group."""
     finish_tag: float = 0.0
     """Orders the prompts of one client and one priority, lowest first (`EngineClients.add`)."""
     path: tuple[int, ...] = ()
@@ -143,15 +143,15 @@ class TrunkFetch:
 
 @dataclass
 class PromptFacts:
-    """The facts about a group's prompt that the first delta of the group reports."""
+    """What the first delta of a group reports about its prompt."""
 
     needs: ScoreNeeds | None
-    """The log-probabilities of the prompt that are requested, if any."""
+    """The scores of the prompt that are requested, if any."""
     scored_from: int = 0
-    """Place of the first prompt token with a log-probability: the requested place or, because only complete blocks keep
-    their log-probabilities, the start of its block."""
+    """Index of the first scored prompt token: the requested token or the first token of its block, because only scores
+    of complete blocks are cached."""
     scores: list[EncodedScore] = field(default_factory=list)
-    """Log-probabilities of the prompt tokens so far, from `scored_from` on."""
+    """Scores of the prompt tokens so far, from `scored_from` on."""
     num_cached: int | None = None
     """Number of prompt tokens found in the prefix cache at the first admission; None before it."""
     pull: PullReport | None = None
@@ -159,7 +159,7 @@ class PromptFacts:
     reported: bool = False
 
     def take_report(self) -> PromptReport | None:
-        """Returns the report at the first call, and None from then on."""
+        """Returns the report at the first call, and None at later calls."""
         if self.reported:
             return None
         self.reported = True
@@ -189,7 +189,7 @@ class Group:
         self.admitted = False
         """True while the group holds blocks; otherwise it waits."""
         self.followed: Group | None = None
-        """The running group for whose blocks this group waits."""
+        """The running group whose blocks this group waits for."""
         self.trunk = GroupTrunk(num_tokens=len(self.prompt) - bool(readers), names=names or [], origin=self.age)
         self.fetch: TrunkFetch | None = None
         """Set while the trunk is expected from another worker. None for all other groups."""
@@ -209,17 +209,17 @@ class Group:
 
     @property
     def is_scored(self) -> bool:
-        """True while the log-probabilities of the prompt are needed: until the first delta has reported them."""
+        """True while scores of the prompt are needed: until the first delta has reported them."""
         return self.facts.needs is not None and not self.facts.reported
 
     @property
     def first_scored_row(self) -> int:
-        """The first prompt position whose logits are needed for log-probabilities of the prompt."""
+        """The first prompt position whose logits are needed for scores of the prompt."""
         return max(0, self.facts.scored_from - 1)
 
     def scores_for(self, other: "Group", *, begin: int, end: int) -> bool:
-        """Returns True if the scores of this group's prompt contain everything that `other` needs of the tokens [begin,
-        end), which both prompts have."""
+        """Returns True if the scores that this group computes for the common tokens [begin, end) suffice for
+        `other`."""
         begin = max(begin, other.facts.scored_from)
         if other.facts.needs is None or not other.is_scored or begin >= end:
             return True
@@ -265,7 +265,7 @@ class Group:
 
 
 class GroupMaker:
-    """Makes a group of each request, in order of arrival, with its sequences and their grammar matchers."""
+    """Makes the group of each request, in order of arrival, with its sequences and their grammar matchers."""
 
     def __init__(self, info: EngineInfo, *, prefix_cache: bool, grammars: Grammars | None) -> None:
         self.grammars = grammars
@@ -324,9 +324,9 @@ class GroupMaker:
         trunk.key = self._trunk_key(group)
 
     def _scored_from(self, group: Group) -> int:
-        """Returns the place of the first prompt token whose log-probability is computed."""
-        place, size = group.request.scored_from, self._block_size
-        return place // size * size if place // size < len(group.trunk.names) else min(place, len(group.prompt))
+        """Returns the index of the first prompt token that is scored."""
+        first, size = group.request.scored_from, self._block_size
+        return first // size * size if first // size < len(group.trunk.names) else min(first, len(group.prompt))
 
     def _trunk_key(self, group: Group) -> TrunkKey | None:
         """Returns None for trunks that are never shared: trunks that are prefilled for other workers."""
