@@ -28,7 +28,7 @@ class Layers:
         self.linears = {**linear_shapes(model), "lm_head": (320, 64)}
         self.dtype = dtype
 
-    def obstacle(self, linear: str) -> str | None:
+    def unsupported_reason(self, linear: str) -> str | None:
         return "adapters of the output embedding are not implemented" if linear == "lm_head" else None
 
     def make(self, parts: object) -> object:

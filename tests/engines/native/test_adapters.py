@@ -296,7 +296,7 @@ def test_groups_of_an_unloaded_adapter_end_and_then_its_memory_is_free(
     assert core.adapters.unload(ModelName("a")).adapters == ()
     with pytest.raises(ModelGoneError):
         core.submit(request("h", "a"))
-    with pytest.raises(RequestError, match="1 unloaded ones still generate"):
+    with pytest.raises(RequestError, match="1 unloaded ones are still in use"):
         core.adapters.check(ModelName("b"), in_place=False)
     held = weakref.ref(adapter)
     del adapter

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from motet.engines.native.model_weights import NOT_FINITE, is_finite
 from motet.engines.native.quantized.dequantized import DequantizedCheckpoint
-from motet.engines.native.quantized.detect import PLACES
+from motet.engines.native.quantized.detect import CONFIG_FIELDS
 from motet.engines.native.quantized.fp8 import ACTIVATIONS
 from motet.engines.native.quantized.stored_tensors import FLOATS, LogicalTensor, plain_tensors
 from motet.engines.native.step.padded_experts import EXPERTS_NAME
@@ -169,8 +169,8 @@ def load_model(folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype, de
     format is not supported, and ModelLoadError, which names the tensor and its file where it can."""
     config = copy.deepcopy(config)
     for text in (config, config.get_text_config()):
-        for place in PLACES:  # otherwise transformers looks for the format's own kernels
-            text.__dict__.pop(place, None)
+        for field in CONFIG_FIELDS:  # otherwise transformers looks for the kernels of the format
+            text.__dict__.pop(field, None)
     model: PreTrainedModel
     report: dict[str, list[str]]
     try:

@@ -171,7 +171,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(name: str, dtype: str, made
         assert all(torch.equal(other[key], row) for key, row in rows[0].items())
 
 
-def obstacle(kernels: ctypes.CDLL | None, dtype: torch.dtype, device: str = "cpu", **fields: object) -> str:
+def reason_against(kernels: ctypes.CDLL | None, dtype: torch.dtype, device: str = "cpu", **fields: object) -> str:
     """Returns the reason why the kernels do not run a tiny Gemma 3 with these fields; "" if they do."""
     config = config_of("gemma3")
     config.update(fields)
@@ -181,14 +181,14 @@ def obstacle(kernels: ctypes.CDLL | None, dtype: torch.dtype, device: str = "cpu
 
 
 @pytest.mark.slow
-def test_the_obstacle_names_what_the_kernels_cannot_run() -> None:
+def test_the_reason_names_what_the_kernels_cannot_run() -> None:
     found, bf16 = best_kernels(), torch.bfloat16
-    assert obstacle(found, bf16) == obstacle(found, torch.float32) == ""
-    assert "were not built" in obstacle(None, bf16)
-    assert "not in float16 on cpu" in obstacle(found, torch.float16)
-    assert "on cuda" in obstacle(found, bf16, device="cuda:0")
-    assert "the activation PReLU (layer 0)" in obstacle(found, bf16, hidden_activation="prelu")
-    assert "the size 100 of hidden states" in obstacle(found, bf16, intermediate_size=100)
+    assert reason_against(found, bf16) == reason_against(found, torch.float32) == ""
+    assert "were not built" in reason_against(None, bf16)
+    assert "not in float16 on cpu" in reason_against(found, torch.float16)
+    assert "on cuda" in reason_against(found, bf16, device="cuda:0")
+    assert "the activation PReLU (layer 0)" in reason_against(found, bf16, hidden_activation="prelu")
+    assert "the size 100 of hidden states" in reason_against(found, bf16, intermediate_size=100)
 
 
 @pytest.mark.slow

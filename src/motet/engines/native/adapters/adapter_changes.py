@@ -23,7 +23,7 @@ class AdapterChanges:
         scheduler: Scheduler,
         settle: Callable[[], None],
     ) -> None:
-        """`groups`: returns all groups of the core. `settle`: see `ModelRunner`."""
+        """`groups`: all groups of the core, by id. `settle`: see `ModelRunner`."""
         self._groups = groups
         self._maker = maker
         self._scheduler = scheduler
@@ -36,22 +36,23 @@ class AdapterChanges:
 
     def load(self, adapter: ServedAdapter, *, in_place: bool) -> EngineInfo:
         """Adds an adapter, or replaces the adapter of the same name: its groups continue with the new one after their
-        output tokens, and all their KV is computed again. Returns the new facts. Raises RequestError if the adapter
-        cannot be added."""
+        output tokens, and all their KV is computed again. Returns the new engine info. Raises RequestError if the
+        adapter cannot be added."""
         self.check(adapter.info.name, in_place=in_place)
         old = self._maker.adapters.put(adapter)
         if old is not None and not same_adapter(old, adapter):
             self._replace(old, adapter)
         for group in self._groups.values():
-            if same_adapter(group.trunk.adapter, adapter):  # an equal adapter that was replaced or unloaded before
+            if same_adapter(group.trunk.adapter, adapter):  # it was replaced or unloaded, and is loaded again
                 group.trunk.adapter = adapter
-        return self._new_facts()
+        return self._new_info()
 
     def unload(self, name: ModelName) -> EngineInfo:
-        """Removes an adapter. Its groups continue to their end. Returns the new facts. Raises ModelNotFoundError."""
+        """Removes an adapter. Its groups continue to their end. Returns the new engine info. Raises
+        ModelNotFoundError."""
         old = self._maker.adapters.remove(name)
         self._scheduler.kept.release_adapter(old.info.digest)
-        return self._new_facts()
+        return self._new_info()
 
     def _replace(self, old: ServedAdapter, adapter: ServedAdapter) -> None:
         self._settle()
@@ -61,6 +62,6 @@ class AdapterChanges:
         for group in groups:
             self._maker.rename_blocks(group, adapter)
 
-    def _new_facts(self) -> EngineInfo:
+    def _new_info(self) -> EngineInfo:
         self._maker.info = msgspec.structs.replace(self._maker.info, adapters=self._maker.adapters.infos)
         return self._maker.info

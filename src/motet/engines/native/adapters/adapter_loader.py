@@ -1,4 +1,4 @@
-"""Carries out orders to load adapters, in a thread, while the engine takes steps."""
+"""Executes orders to load adapters, in a thread, while the engine runs steps."""
 
 import logging
 import threading
@@ -22,11 +22,10 @@ Loaded = tuple[int, LoadAdapter, ServedAdapter | MotetError]
 
 
 class AdapterLoader:
-    """Reads adapters, and makes the form with which the engine's backend computes."""
+    """Reads adapters, and converts them for the engine's backend."""
 
     def __init__(self, maker: AdapterMaker | None, *, max_rank: int, served: Sequence[str]) -> None:
-        """`maker`: None for a backend that cannot compute adapters. `served`: names and paths of
-        the base model."""
+        """`maker`: None for a backend that cannot compute adapters. `served`: names and paths of the base model."""
         self._maker = maker
         self._max_rank = max_rank
         self._served = served
@@ -64,11 +63,11 @@ class AdapterLoader:
 
 
 class AdapterThreads:
-    """Reads adapters in threads, one after the other. Only the engine loop calls it."""
+    """Reads adapters in threads, one at a time. Its methods are called by the engine loop only."""
 
     def __init__(self, loader: AdapterLoader) -> None:
         self._loader = loader
-        self._one_by_one = threading.Lock()
+        self._one_at_a_time = threading.Lock()
         self._done = Mailbox[Loaded]()
 
     def fileno(self) -> int:
@@ -85,11 +84,11 @@ class AdapterThreads:
         self._done.close()
 
     def _work(self, number: int, order: LoadAdapter) -> None:
-        with self._one_by_one:
+        with self._one_at_a_time:
             try:
                 self._done.put((number, order, self._loader.load(order)))
             except MotetError as error:
                 self._done.put((number, order, error))
-            except Exception as error:  # for instance without memory: the engine continues to serve
+            except Exception as error:  # such as MemoryError: the engine continues to serve
                 logger.exception("the adapter %s cannot be loaded", order.name)
                 self._done.put((number, order, EngineError(f"the adapter {order.name} cannot be loaded: {error!r}")))

@@ -1,8 +1,8 @@
-"""Computes adapters with torch's operators: hooks on linear layers add the low-rank part to the rows of each adapter.
+"""Computes adapters with torch's operators: hooks on linear layers add the low-rank products to the rows of adapters.
 
-As in all products of torch's operators, rows are padded to a multiple of 4 (`step.inputs`), so that the bits of a row
-do not depend on the other rows with the same adapter. If that does not suffice on a machine, rows are multiplied 4 at a
-time.
+Rows are padded to a multiple of 4, as in all products with torch's operators (`step.inputs`). The result is then
+batch-invariant: the bits of a row do not depend on the number of other rows. On machines where this is not enough, rows
+are multiplied 4 at a time.
 """
 
 import re
@@ -21,15 +21,15 @@ from motet.engines.native.step.inputs import ROW_MULTIPLE
 
 EXPERT = re.compile(r"(^|\.)experts(\.|$)")
 CHECKED_ROWS, CHECKED_COUNTS = 32, (4, 12)
-"""Numbers of rows for which the results of a row are compared bit for bit."""
+"""Numbers of rows, all and some of them, whose results are compared bit for bit."""
 
 
 def linears_of(model: PreTrainedModel) -> dict[str, nn.Linear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 
-def obstacle_of(model: PreTrainedModel, linear: str) -> str | None:
-    """Returns the reason why no backend can change a linear layer of a model; None if there is no such reason."""
+def unsupported_reason_of(model: PreTrainedModel, linear: str) -> str | None:
+    """Returns the reason why no backend supports adapters of a linear layer; None if a backend can support them."""
     if model.get_submodule(linear) is model.get_output_embeddings():  # type: ignore[no-untyped-call]
         return "adapters of the output embedding are not implemented"
     if EXPERT.search(linear):
@@ -39,11 +39,11 @@ def obstacle_of(model: PreTrainedModel, linear: str) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class LinearAdapter:
-    """The parts of an adapter, by the name of the linear layer."""
+    """The low-rank changes of an adapter, by the name of the linear layer."""
 
     parts: Mapping[str, LowRank]
-    alike: bool
-    """True if a row has the same bits among any number of rows that is a multiple of 4."""
+    batch_invariant: bool
+    """True if the bits of a row do not depend on the number of rows, for multiples of 4."""
 
 
 @dataclass(frozen=True)
@@ -71,24 +71,24 @@ class LinearAdapters:
         self._step: list[_Rows] = []
         self._num_rows = 0
         self._other_rows: set[str] = set()
-        """Linear layers that did not compute all rows in the first step, in which the model is compared."""
+        """Linear layers that did not get all rows in the first step, which compares the model (`checks.reference`)."""
         self._counters = [
             module.register_forward_pre_hook(partial(self._count, name)) for name, module in self._modules.items()
         ]
 
-    def obstacle(self, linear: str) -> str | None:
-        if (why := obstacle_of(self._model, linear)) is None and linear in self._other_rows:
-            return "the layer computes other rows than the model's"
+    def unsupported_reason(self, linear: str) -> str | None:
+        if (why := unsupported_reason_of(self._model, linear)) is None and linear in self._other_rows:
+            return "the layer does not compute all rows of a step"
         return why
 
     def make(self, parts: Mapping[str, LowRank]) -> LinearAdapter:
         device = self._model.device
         moved = {name: LowRank(part.down.to(device), part.up.to(device)) for name, part in parts.items()}
-        return LinearAdapter(moved, alike=device.type != "cpu" or _rows_are_alike(moved.values()))
+        return LinearAdapter(moved, batch_invariant=device.type != "cpu" or _is_batch_invariant(moved.values()))
 
     @contextmanager
     def step(self, rows: Sequence[AdapterRows], *, num_rows: int) -> Iterator[None]:
-        """Computes rows with adapters inside `with`. `num_rows`: number of rows of the step, with padding."""
+        """Adds the adapters of a step to the layers, inside `with`. `num_rows`: rows of the step, with padding."""
         self._num_rows = num_rows
         if rows:
             self._start(rows)
@@ -124,7 +124,7 @@ class LinearAdapters:
             if (part := rows.adapter.parts.get(name)) is None:
                 continue
             x = args[0].flatten(0, -2).index_select(0, rows.padded)
-            change = product(x, part, alike=rows.adapter.alike)
+            change = product(x, part, batch_invariant=rows.adapter.batch_invariant)
             output.view(self._num_rows, -1).index_add_(0, rows.index, change[: len(rows.index)])
 
     def _count(self, name: str, module: nn.Module, args: tuple[Tensor]) -> None:  # sizes: torch calls it
@@ -132,16 +132,17 @@ class LinearAdapters:
             self._other_rows.add(name)
 
 
-def product(x: Tensor, part: LowRank, *, alike: bool) -> Tensor:
-    """Returns x A^T B^T, [rows, outputs]. The number of rows is a multiple of 4."""
-    if alike:
+def product(x: Tensor, part: LowRank, *, batch_invariant: bool) -> Tensor:
+    """Returns x A^T B^T, [rows, outputs]. The number of rows is a multiple of 4. `batch_invariant`: see
+    `LinearAdapter`."""
+    if batch_invariant:
         return F.linear(F.linear(x, part.down), part.up)
-    return torch.cat([product(some, part, alike=True) for some in torch.split(x, ROW_MULTIPLE)])
+    return torch.cat([product(some, part, batch_invariant=True) for some in torch.split(x, ROW_MULTIPLE)])
 
 
 @torch.inference_mode()
-def _rows_are_alike(parts: Iterable[LowRank]) -> bool:
-    """Returns True if, for every shape of a part, a row has the same bits among different numbers of rows."""
+def _is_batch_invariant(parts: Iterable[LowRank]) -> bool:
+    """Returns True if, for every shape of the matrices, a row has the same bits for different numbers of rows."""
     generator, checked = torch.Generator().manual_seed(0), set()
     for part in parts:
         shape = part.up.shape, part.down.shape
@@ -153,8 +154,8 @@ def _rows_are_alike(parts: Iterable[LowRank]) -> bool:
             for size in (*shape, (CHECKED_ROWS, part.down.shape[1]))
         )
         some = LowRank(down, up)
-        full = product(x, some, alike=True)
+        full = product(x, some, batch_invariant=True)
         for count in CHECKED_COUNTS:
-            if not torch.equal(product(x[4 : 4 + count], some, alike=True), full[4 : 4 + count]):
+            if not torch.equal(product(x[4 : 4 + count], some, batch_invariant=True), full[4 : 4 + count]):
                 return False
     return True

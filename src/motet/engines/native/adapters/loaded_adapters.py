@@ -1,4 +1,4 @@
-"""The adapters of an engine, by name, and the groups that use them."""
+"""The adapters of an engine, by name."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from motet.ids import ModelName
 
 
 class LoadedAdapters:
-    """The adapters that new groups can use. An adapter that was unloaded counts until no group uses it any more."""
+    """The adapters that new groups can use. An unloaded adapter counts for `max_adapters` until its last group ends."""
 
     def __init__(self, base: ModelName, *, max_adapters: int) -> None:
         """`base`: name of the base model."""
@@ -22,7 +22,7 @@ class LoadedAdapters:
         return tuple(adapter.info for adapter in self._by_name.values())
 
     def of_model(self, model: ModelName) -> ServedAdapter | None:
-        """Returns the adapter that a request names; None for the base model. Raises ModelGoneError."""
+        """Returns the adapter of this name; None for the base model. Raises ModelGoneError for any other name."""
         if model in ("", self._base):
             return None
         if (adapter := self._by_name.get(model)) is None:
@@ -40,7 +40,7 @@ class LoadedAdapters:
             return
         unloaded = {adapter for adapter in used if adapter is not None} - {*self._by_name.values()}
         if len(self._by_name) + len(unloaded) >= self._max_adapters:
-            running = f", and {len(unloaded)} unloaded ones still generate" if unloaded else ""
+            running = f", and {len(unloaded)} unloaded ones are still in use" if unloaded else ""
             raise RequestError(
                 f"{len(self._by_name)} adapters are loaded{running}; the maximum is {self._max_adapters} "
                 "(--max-adapters)",

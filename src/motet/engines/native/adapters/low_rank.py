@@ -1,4 +1,4 @@
-"""The types of adapters that the engine's parts exchange."""
+"""Types for adapters that the engine's parts exchange."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +11,9 @@ from motet.engine_info import AdapterInfo
 from motet.errors import RequestError
 
 INVALID_ADAPTER = "invalid_adapter"
-"""Code of the error about an adapter that cannot be used."""
+"""Error code for an adapter that cannot be used."""
 Shape = tuple[int, int]
+"""Outputs and inputs of a linear layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,27 +23,27 @@ class LowRank:
     down: Tensor
     """[rank, inputs], in the engine's dtype."""
     up: Tensor
-    """[outputs, rank], in the engine's dtype, multiplied with the scaling of the adapter."""
+    """[outputs, rank], in the engine's dtype, multiplied by the scaling of the adapter."""
 
 
 @dataclass(frozen=True, eq=False)
 class AdapterTensors:
-    """An adapter as it was read."""
+    """An adapter as read from its files."""
 
     parts: Mapping[str, LowRank]
     """The change of each linear layer, by the name of the layer in the model."""
     digest: str
     """Digest of all tensors, their names and their scaling."""
     rank: int
-    """The highest rank of a part."""
+    """The highest rank of all layers."""
 
 
 class AdapterMaker(Protocol):
-    """Makes adapters for the runner of a backend."""
+    """Converts adapters for the runner of a backend."""
 
     @property
     def linears(self) -> Mapping[str, Shape]:
-        """Outputs and inputs of each linear layer of the model, by name."""
+        """Shape of each linear layer of the model, by name."""
         ...
 
     @property
@@ -50,18 +51,18 @@ class AdapterMaker(Protocol):
         """Dtype of the matrices of `LowRank`."""
         ...
 
-    def obstacle(self, linear: str) -> str | None:
-        """Returns the reason why the backend cannot change a linear layer; None if it can."""
+    def unsupported_reason(self, linear: str) -> str | None:
+        """Returns the reason why the backend does not support adapters of a linear layer; None if it does."""
         ...
 
     def make(self, parts: Mapping[str, LowRank]) -> object:
-        """Returns the adapter in the form that the runner reads. Called in a thread, while the engine takes steps."""
+        """Returns the adapter in the form that the runner needs. Called in a thread, while the engine runs steps."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ServedAdapter:
-    """An adapter with which an engine computes. Groups that use it have references to it."""
+    """An adapter of an engine. Groups that use it hold references to it."""
 
     info: AdapterInfo
     weights: object
@@ -70,7 +71,7 @@ class ServedAdapter:
 
 @dataclass(frozen=True, eq=False)
 class AdapterRows:
-    """Rows [begin, end) of a step, which are computed with an adapter."""
+    """Rows [begin, end) of a step that are computed with an adapter."""
 
     begin: int
     end: int
@@ -78,5 +79,5 @@ class AdapterRows:
 
 
 def unusable(message: str) -> RequestError:
-    """Returns the error for an adapter that cannot be used. `message`: names the file, and the tensor or the field."""
+    """Returns the error for an adapter that cannot be used. `message` names the file, and the tensor or field."""
     return RequestError(message, param="lora_path", code=INVALID_ADAPTER)

@@ -1,7 +1,7 @@
 """The configuration of a PEFT adapter (`adapter_config.json`): the linear layers it changes, their ranks and scalings.
 
-Patterns and suffixes match as in PEFT 0.21. A field that would change results and is not implemented is refused by its
-name, and so is an unknown field that has a value.
+Patterns and suffixes match as in PEFT 0.21. Fields that change results and are not implemented are refused by name, and
+so are unknown fields unless they are unset, zero or empty.
 """
 
 import math
@@ -22,7 +22,7 @@ WITHOUT_EFFECT = frozenset(
     | {"inference_mode", "init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config"}
     | {"megatron_core", "peft_type", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"}
 )
-"""Fields that change nothing when an adapter of linear layers is computed. `fan_in_fan_out` is for other layers."""
+"""Fields without effect on adapters of linear layers. `fan_in_fan_out` is for transposed layers."""
 READ = frozenset(
     {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules", "bias"}
     | {"layers_to_transform", "layers_pattern"}
@@ -38,9 +38,10 @@ MAX_NUMBER = 1e6
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """The fields of a configuration that are used. `source`: the file, for messages."""
+    """The fields of a configuration that are used."""
 
     source: str
+    """Name of the file in messages."""
     rank: int
     alpha: float
     rslora: bool
@@ -53,7 +54,7 @@ class PeftConfig:
     """Numbers of the decoder layers that have adapters; empty for all."""
     layers_patterns: Sequence[str]
     base: str
-    """Name of the base model, which can be empty."""
+    """Name of the base model; can be empty."""
 
     def rank_of(self, linear: str) -> int:
         return _by_pattern(self.ranks, linear, default=self.rank)
@@ -82,7 +83,7 @@ def read_peft_config(values: Mapping[str, object], source: str) -> PeftConfig:
         raise fields.refusal("peft_type", "only LORA is implemented")
     for name, value in values.items():
         if value and name not in WITHOUT_EFFECT | READ:
-            raise fields.refusal(name, "this is not implemented")
+            raise fields.refusal(name, "this field is not implemented")
     if values.get("bias", "none") != "none":
         raise fields.refusal("bias", "only 'none' is implemented")
     start = values.get("init_lora_weights")
@@ -139,14 +140,14 @@ class _Fields:
         if isinstance(value, str):
             return ALL_LINEAR if value.lower() == ALL_LINEAR else value
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise self.refusal(name, "it must be a text or a list of texts")
+            raise self.refusal(name, "it must be a string or a list of strings")
         return value
 
     def numbers(self, name: str) -> list[int]:
         value = self.values.get(name)
         numbers = [] if value is None else [value] if type(value) is int else value
         if not isinstance(numbers, list) or not all(type(one) is int for one in numbers):
-            raise self.refusal(name, "it must be a number or a list of numbers")
+            raise self.refusal(name, "it must be an integer or a list of integers")
         return numbers
 
     def _object(self, name: str) -> dict[str, object]:
@@ -157,12 +158,12 @@ class _Fields:
 
     def _checked(self, name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
-            raise self.refusal(name, "each value must be a number")
+            raise self.refusal(name, f"each value must be a number of at most {MAX_NUMBER:g}")
         return float(value)
 
     def _checked_rank(self, name: str, value: object) -> int:
         if type(value) is not int or not 1 <= value <= MAX_NUMBER:
-            raise self.refusal(name, "each value must be a number from 1 on")
+            raise self.refusal(name, "each value must be a positive integer")
         return value
 
 
@@ -170,10 +171,11 @@ def _by_pattern(patterns: Mapping[str, T], linear: str, *, default: T) -> T:
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", linear)), default)
 
 
-def _matches(wanted: str | Sequence[str], linear: str) -> bool:
-    if isinstance(wanted, str):
-        return bool(wanted) and re.fullmatch(wanted, linear) is not None
-    return any(linear == name or linear.endswith(f".{name}") for name in wanted)
+def _matches(names: str | Sequence[str], linear: str) -> bool:
+    """Returns True if a linear layer matches a regular expression, or one of several names or suffixes."""
+    if isinstance(names, str):
+        return bool(names) and re.fullmatch(names, linear) is not None
+    return any(linear == name or linear.endswith(f".{name}") for name in names)
 
 
 def _check_patterns(config: PeftConfig) -> None:

@@ -1,1 +1,1 @@
-"""Checks at the start of an engine: the logits of its model, and the sameness of its results."""
+"""Checks at the start of an engine: whether its logits are right, and whether its results are batch-invariant."""

@@ -1,8 +1,8 @@
-"""Names the engine in `system_fingerprint`, and checks if equal requests produce equal bits on this machine.
+"""The `system_fingerprint` of an engine, and the check that torch's operators are batch-invariant on this machine.
 
-Two conditions are needed, if rows and keys are padded as in `attention.attention_plan`: a row of a matrix product has
-the same bits among 4, 8 or 64 rows, and a row of attention has the same bits in any chunk and among any siblings. Both
-hold for torch 2.13 on every x86 CPU that was tested. The check is cheap, so the engine runs it at every start.
+With the padding of `attention.attention_plan`, this needs two properties: a row of a matrix product has the same bits
+with 4, 8 or 64 rows, and a row of attention has the same bits in any chunk and next to any siblings. Both hold for
+torch 2.13 on every x86 CPU that was tested. The check is cheap, so the engine runs it at every start.
 """
 
 import json
@@ -24,20 +24,20 @@ MODEL_DIGITS = 16
 NOT_OF_THE_MODEL = frozenset(
     {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 )
-"""Fields of a configuration that can differ between two copies of one model."""
+"""Fields of a configuration that can differ between two copies of a model."""
 
 
 def model_digest(config: PreTrainedConfig, weights: str) -> str:
-    """Returns a digest of a model's configuration and saved weights, whatever the dtype in which the model runs."""
+    """Returns a digest of a model's configuration and saved weights, which does not depend on the engine's dtype.
+    `weights`: digest of the weights."""
     fields = {name: value for name, value in config.to_dict().items() if name not in NOT_OF_THE_MODEL}
     content = json.dumps(fields, sort_keys=True, default=str) + weights
     return blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def fingerprint(operators: str, same: bool, *, dtype: torch.dtype, device: torch.device, model: str) -> str:
-    """Returns a name such as `motet-0.1.0_model-5e0c41d2a87f1b36_torch-2.13.0_x86_64-AVX512_bfloat16-same`, with the
-    model digest's first digits. Engines with equal fingerprints ending in `-same` generate equal tokens for a choice.
-    """
+    """Returns a name such as `motet-0.1.0_model-5e0c41d2a87f1b36_torch-2.13.0_x86_64-AVX512_bfloat16-same`. Engines
+    with equal fingerprints that end in `-same` generate the same tokens for a choice. `model`: digest of the model."""
     if device.type == "cpu":
         where = torch.backends.cpu.get_cpu_capability()
     else:
@@ -47,7 +47,7 @@ def fingerprint(operators: str, same: bool, *, dtype: torch.dtype, device: torch
 
 
 def operators_agree(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Returns True if torch's operators compute equal bits; False on a GPU, where this is not checked."""
+    """Returns True if torch's operators are batch-invariant; False on a GPU, where this is not checked."""
     return (
         device.type == "cpu"
         and linears_agree(model)
@@ -58,8 +58,8 @@ def operators_agree(model: torch.nn.Module, *, head_dim: int, dtype: torch.dtype
 
 @torch.inference_mode()
 def linears_agree(model: torch.nn.Module, *, counts: Sequence[int] = (4, 12), rows: int = 32) -> bool:
-    """Returns True if, for every shape of a product's weights, a row has the same bits among `counts` rows and among
-    `rows`."""
+    """Returns True if, for every shape of a product's weights, a row has the same bits with `counts` rows as with
+    `rows` rows."""
     checked: set[tuple[int, ...]] = set()
     generator = torch.Generator().manual_seed(0)
     for weight in product_weights(model):
@@ -75,8 +75,8 @@ def linears_agree(model: torch.nn.Module, *, counts: Sequence[int] = (4, 12), ro
 
 
 def product_weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yields the weights [columns, depth] of a model's products, of one of the experts in each layer, and of routers
-    also in float32, as some families compute them."""
+    """Yields the weights [columns, depth] of a model's products: for experts the weights of one expert per layer, for
+    routers also the weights in float32, in which some families compute them."""
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             yield module.weight
@@ -115,9 +115,8 @@ def prompts_agree(head_dim: int, dtype: torch.dtype, *, length: int = 640) -> bo
 
 @torch.inference_mode()
 def trunks_agree(head_dim: int, dtype: torch.dtype, *, rows: int = 800) -> bool:
-    """Returns True if a tail row that reads stretches of a trunk has the same bits alone and among `rows` rows, which
-    torch divides differently than a few rows, and if a stretch has the same bits alone and in a batch of stretches. The
-    lengths of stretches include odd numbers."""
+    """Returns True if a tail row that reads stretches of a trunk has the same bits alone and with `rows` rows, which
+    torch divides differently, and if a stretch has the same bits alone and in a batch of stretches."""
     generator = torch.Generator().manual_seed(0)
     for stretches, length in ((1, 5), (1, 131), (1, 511), (3, STRETCH)):
         query = torch.randn(1, 2, rows, head_dim, generator=generator).to(dtype).repeat(stretches, 1, 1, 1)

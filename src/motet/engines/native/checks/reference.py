@@ -1,18 +1,17 @@
 """Compares a backend with transformers' own eager attention, before it serves.
 
-A model of any family can differ from the models that a backend was written for: in a factor, a norm, or layers without
-RoPE. Such a difference does not raise an error; it changes the logits. Therefore the model computes a few random tokens
-in float32 when it is loaded (`reference_pass`), and each backend that could serve it computes them too (`compare`).
+A model can have features that a backend does not know: a factor, a norm, or layers without RoPE. They do not raise an
+error, but the logits are wrong. Therefore transformers computes a few random tokens in float32 when the model is loaded
+(`reference_pass`), and each backend that could serve the model computes them too (`compare`).
 
 The difference is relative: the root mean square of the difference of the logits, divided by the root mean square of the
 logits. In float32 it is about 1e-5. In other dtypes it depends on the depth of the model, so a difference above `CLOSE`
 is compared with the difference of transformers itself in that dtype (`rounding`).
 
-In a mixture of experts, two experts can be nearly equally good for a token, and rounding then selects another one. For
-such models, the difference is the median of the tokens' differences, which a few tokens with other experts do not
-change.
+In a mixture of experts, two experts can have nearly equal scores for a token, and rounding then selects another one.
+For such models, the difference is the median of the tokens' differences, which a few such tokens do not change.
 
-New weights do not need another comparison: they have the names, shapes and dtypes of the model that was compared.
+New weights are not compared: they have the names, shapes and dtypes of the model that was compared.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,28 +31,28 @@ from motet.engines.native.step.inputs import ROW_MULTIPLE, StepInputs
 from motet.engines.native.step.run import ATTENTION_NAME, ModelRunner
 
 NUM_TOKENS = 32
-"""Number of tokens to compare. Fewer if the context of the model or the KV cache is shorter."""
+"""Maximum number of tokens to compare. A short context or KV cache reduces it."""
 CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.02, torch.float16: 0.005}
-"""Maximum difference for which `rounding` is not computed."""
+"""Maximum difference that is accepted without computing `rounding`."""
 INT8_ROUNDING = 0.1
-"""Difference that int8 weights can add."""
+"""Maximum difference that int8 weights can add."""
 MAX_RATIO = 2.0
 """Maximum ratio of a backend's difference to `rounding`."""
 HEAD_ROWS = 8192
-"""Rows of a head's weights that are converted to float32 at a time."""
+"""Number of rows of the output embedding's weights that are converted to float32 at a time."""
 
 
 @dataclass(frozen=True)
 class ReferencePass:
-    """The results of transformers' eager attention for a few random tokens."""
+    """The results of transformers in float32 for a few random tokens."""
 
     tokens: list[int]
     logits: Tensor
-    """[tokens, vocabulary] float32, computed in float32."""
+    """[tokens, vocabulary] float32."""
     keys: Sequence[Tensor]
     """Keys of each layer, [kv_heads, tokens, head_dim] float32."""
     difference: Callable[[Tensor, Tensor], float]
-    """Computes the relative difference of other logits from these: `difference_of` or `median_difference`."""
+    """`difference_of` or `median_difference`."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,9 @@ class Comparison:
 
     logits: float
     keys: Sequence[float]
-    """Difference of the keys of each layer. Empty if transformers keeps something else (latent attention)."""
+    """Difference of the keys of each layer. Empty if transformers caches something else (latent attention)."""
     same: bool
-    """True if the tokens had the same bits in chunks and at once."""
+    """True if the logits had the same bits in two chunks and in one."""
 
     def agrees(self, limit: float) -> bool:
         return self.logits <= limit
@@ -73,7 +72,7 @@ class Comparison:
     def description(self, limit: float) -> str:
         """Returns a clause about the difference. If it exceeds the limit, the clause names the first part of the model
         whose results differ: the keys of a layer depend on the layers before it."""
-        words = f"the logits differ from transformers' in float32 by {self.logits:.1g} of their spread"
+        words = f"the logits differ from transformers' in float32 by {self.logits:.1g} (relative RMS)"
         if self.agrees(limit) or not self.keys:
             return words
         layer = next((number for number, keys in enumerate(self.keys) if not keys <= limit), len(self.keys))
@@ -84,7 +83,7 @@ class Comparison:
 def reference_pass(
     model: PreTrainedModel, *, num_tokens: int, vocab_size: int, by_median: bool = False
 ) -> ReferencePass:
-    """Computes the reference. `model` must be as it was loaded, with all its weights. `by_median`: see
+    """Computes the reference. `model` must have all its weights, as loaded. `by_median`: True for
     `median_difference`."""
     tokens = torch.randint(vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     with in_float32(model):
@@ -94,13 +93,13 @@ def reference_pass(
 
 @torch.inference_mode()
 def rounding(model: PreTrainedModel, reference: ReferencePass) -> float:
-    """Returns the relative difference of transformers itself in the dtype of the model."""
+    """Returns the difference of transformers itself in the dtype of the model."""
     logits, _ = _run(model, reference.tokens)
     return reference.difference(logits, reference.logits)
 
 
 def _run(model: PreTrainedModel, tokens: list[int]) -> tuple[Tensor, list[Tensor]]:
-    """Returns logits and keys, with transformers' own attention and experts."""
+    """Returns the logits, and the keys of each layer, with transformers' own attention and experts."""
     cache, experts = DynamicCache(), model.get_experts_implementation()
     model.set_attn_implementation("eager")
     model.set_experts_implementation("eager")
@@ -114,8 +113,8 @@ def _run(model: PreTrainedModel, tokens: list[int]) -> tuple[Tensor, list[Tensor
 
 
 def difference_of(found: Tensor, expected: Tensor) -> float:
-    """Returns the relative difference of logits [tokens, vocabulary]. A constant added to a row does not count, because
-    no probability depends on it."""
+    """Returns the relative difference of logits [tokens, vocabulary]. A constant that is added to a row does not count,
+    because it changes no probability."""
     found, expected = (each - each.mean(-1, keepdim=True) for each in (found, expected))
     return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
@@ -128,8 +127,8 @@ def median_difference(found: Tensor, expected: Tensor) -> float:
 
 @torch.inference_mode()
 def compare(runner: ModelRunner, reference: ReferencePass, *, storage: KVStorage) -> Comparison:
-    """Runs the tokens of the reference in two chunks, as a layer can have a state that is not in the KV cache, and then
-    at once. Uses the first blocks of the KV cache, and fills them with zeros afterwards."""
+    """Runs the tokens of the reference in two chunks, which detects layers with a state outside of the KV cache, and
+    then in one. Uses the first blocks of the KV cache, and fills them with zeros afterwards."""
     count = len(reference.tokens)
     table = [*range(-(-count // storage.block_size))]
 
@@ -142,7 +141,7 @@ def compare(runner: ModelRunner, reference: ReferencePass, *, storage: KVStorage
         plan = AttentionPlan(0, tuple(reads), (), ())
         logits = runner.run(StepInputs(tokens, positions + padding, positions, rows + padding, len(rows), [], [], plan))
         runner.settle()
-        return logits[: len(rows)].to("cpu", torch.float32, copy=True)  # the next run uses the same memory
+        return logits[: len(rows)].to("cpu", torch.float32, copy=True)  # the next run overwrites them
 
     chunks = torch.cat([run(0, count - count // 3), run(count - count // 3, count)]) if count > 2 else run(0, count)
     keys = storage.keys[:, :count].transpose(1, 2).float().cpu()
@@ -160,8 +159,8 @@ def compare(runner: ModelRunner, reference: ReferencePass, *, storage: KVStorage
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Lets a model compute in float32 from weights of its own dtype. One layer's weights are converted at a time, and
-    the rows of a head or of embeddings in pieces, so that little memory is needed."""
+    """Makes a model compute in float32 with weights of its own dtype. To save memory, the weights of one layer are
+    converted at a time, and the output embedding in pieces."""
     with ExitStack() as stack:
         for module in _parts(model):
             if isinstance(module, nn.Embedding):

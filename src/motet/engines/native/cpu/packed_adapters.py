@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from motet.engines.native import compiled_kernels as c
-from motet.engines.native.adapters.linear_adapters import linears_of, obstacle_of
+from motet.engines.native.adapters.linear_adapters import linears_of, unsupported_reason_of
 from motet.engines.native.adapters.low_rank import AdapterRows, LowRank, Shape
 from motet.engines.native.attention.attention_plan import Ints
 from motet.engines.native.cpu import panels
@@ -51,10 +51,12 @@ class PackedAdapters:
         self._places = {name: one.place for name, one in found.items() if one is not None and one.place is not None}
         self._num_panels = [0, *(len(product.numbers) for product in packed.memory.products)]
         self._kernels = kernels
-        self._obstacles = {name: why for name in self.linears if (why := obstacle_of(model, name)) is not None}
+        self._unsupported = {
+            name: why for name in self.linears if (why := unsupported_reason_of(model, name)) is not None
+        }
 
-    def obstacle(self, linear: str) -> str | None:
-        if (why := self._obstacles.get(linear)) is not None:
+    def unsupported_reason(self, linear: str) -> str | None:
+        if (why := self._unsupported.get(linear)) is not None:
             return why
         return None if linear in self._places else "adapters of this layer need --kernels torch"
 

@@ -34,8 +34,8 @@ def structure_for(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Structure | str:
-    """Returns the structure of a model that the kernels can run, or the reason why they cannot. `kernels` is None if
-    there are none."""
+    """Returns the structure of a model that the kernels can run, or the reason why they cannot run it. `kernels`: None
+    if they are not available."""
     if kernels is None:
         return "the kernels were not built, or this processor has neither AVX-512 with bf16 nor AVX2 with FMA"
     if device.type != "cpu" or dtype not in panels.DTYPE_CODES:
@@ -51,7 +51,7 @@ def structure_for(
 
 
 class PackedModel:
-    """Owns all memory that `struct` points to. The model must be one for which `obstacle` returns None."""
+    """Owns all memory that `struct` points to. `structure_for` must return a structure for the model."""
 
     def __init__(
         self,

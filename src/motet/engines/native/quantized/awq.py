@@ -1,6 +1,6 @@
-"""AWQ in the layout `gemm`: integers of 4 bits along the output of a linear layer, as AutoAWQ writes them.
+"""AWQ in the layout `gemm`: 4-bit integers, packed along the outputs of a linear layer, as AutoAWQ writes them.
 
-qweight  [in, out / 8]      int32; the lowest 4 bits of a word are its column 0, the next ones 2, 4, 6, 1, 3, 5, 7
+qweight  [in, out / 8]      int32; from the lowest bits on, a word contains its columns 0, 2, 4, 6, 1, 3, 5, 7
 qzeros   [groups, out / 8]  int32, in the same order
 scales   [groups, out]
 
@@ -21,13 +21,13 @@ from motet.engines.native.quantized.stored_tensors import (
     StoredTensor,
     modules_of,
     tiles_of,
-    unpacked,
+    unpack,
 )
 from motet.models.safetensors_header import ITEM_BYTES
 
 BITS, PER_WORD = 4, 8
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Place of each of a word's 8 columns, from the lowest 4 bits on."""
+POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Position of each of a word's 8 columns, from the lowest 4 bits on."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,6 @@ def _dequantize(parts: Mapping[str, Tensor], out: Tensor, *, group_size: int) ->
 
 
 def _columns(words: Tensor) -> Tensor:
-    """Returns the numbers of words [rows, n] in the order of their columns, [rows, n * 8] int32."""
-    columns = unpacked(words, BITS).view(len(words), -1, PER_WORD)
-    return columns[..., PLACES].flatten(-2)
+    """Returns the integers in words [rows, n] in the order of the columns, [rows, n * 8] int32."""
+    columns = unpack(words, BITS).view(len(words), -1, PER_WORD)
+    return columns[..., POSITIONS].flatten(-2)

@@ -1,11 +1,12 @@
 """The formats of compressed-tensors, which LLM Compressor and vLLM's quantized checkpoints use.
 
-pack-quantized                    weight_packed      [out, in * bits / 32] int32, lowest bits first, plus 2^(bits - 1)
+pack-quantized                    weight_packed      [out, in * bits / 32] int32, lowest bits first; each integer has
+                                                     2^(bits - 1) added
                                   weight_shape       [2]
 int-, float-, naive-quantized     weight             [out, in] int8 or float8_e4m3fn
 all                               weight_scale       one scale per group, row, tensor or block (`blocks`)
-                                  weight_zero_point  without symmetric; packed along the rows in pack-quantized
-                                  weight_g_idx       with actorder group: the group of each input, or -1
+                                  weight_zero_point  if not symmetric; packed along the rows in pack-quantized
+                                  weight_g_idx       with `actorder` group: the group of each input, or -1
 
 (weight - zero point) * scale, in the dtype of the scales
 """
@@ -25,12 +26,12 @@ from motet.engines.native.quantized.stored_tensors import (
     StoredTensor,
     modules_of,
     pieces_of,
-    unpacked,
+    unpack,
 )
 from motet.models.safetensors_header import ITEM_BYTES
 
 PACKED = "pack-quantized"
-WHOLE = ("int-quantized", "float-quantized", "naive-quantized")
+UNPACKED = ("int-quantized", "float-quantized", "naive-quantized")
 UNUSED = ACTIVATIONS | {"input_zero_point", "output_scale", "output_zero_point", "input_global_scale"}
 
 
@@ -49,19 +50,19 @@ class CompressedFormat:
     @classmethod
     def of(cls, fields: Fields) -> "CompressedFormat":
         """Raises UnsupportedModelError for a value that is not supported."""
-        packed = fields.text("format", (PACKED, *WHOLE)) == PACKED
+        packed = fields.text("format", (PACKED, *UNPACKED)) == PACKED
         sparsity, transforms = fields.object("sparsity_config"), fields.object("transform_config")
         sparsity.text("format", ("dense",), default="dense")
         transforms.empty("config_groups")
         found = [cls._of_group(fields, name, packed=packed) for name in fields.object("config_groups").names()]
         if not found or any(other != found[0] for other in found):
-            raise fields.refused("config_groups", "groups with the same weights")
+            raise fields.refused("config_groups", "groups with equal parameters of their weights")
         return found[0]
 
     @classmethod
     def _of_group(cls, fields: Fields, name: str, *, packed: bool) -> "CompressedFormat":
         group = fields.object("config_groups").object(name)
-        group.text("format", (PACKED,) if packed else WHOLE, default=PACKED if packed else WHOLE[0])
+        group.text("format", (PACKED,) if packed else UNPACKED, default=PACKED if packed else UNPACKED[0])
         weights = group.object("weights")
         number = weights.text("type", ("int",) if packed else ("int", "float"), default="int")
         bits = weights.number("num_bits", (4, 8) if packed else (8,))
@@ -72,12 +73,14 @@ class CompressedFormat:
             block = (1, max(0, weights.size("group_size")))
         if strategy == "block":
             pair = weights.pair("block_structure")
-            if pair is None or packed:
-                raise weights.refused("strategy" if packed else "block_structure", "two numbers in a whole format")
+            if packed:
+                raise weights.refused("strategy", f"tensor, channel or group in {PACKED}")
+            if pair is None:
+                raise weights.refused("block_structure", "two positive integers")
             block = pair
         symmetric = weights.get("symmetric") is not False
         if not symmetric and strategy == "block":
-            raise weights.refused("symmetric", "true with blocks")
+            raise weights.refused("symmetric", "true with the strategy block")
         return cls(packed, number, bits, strategy, block, symmetric)
 
     @property
@@ -93,16 +96,16 @@ class CompressedFormat:
         required |= set() if self.symmetric else {"weight_zero_point"}
         optional = {"weight_g_idx"} if self.packed and self.strategy == "group" else set()
         marker = "weight_packed" if self.packed else "weight_scale"
-        # A symmetric weight can have zero points that are zero, which are left out.
+        # The zero points of a symmetric weight, if it has any, are 0 and not needed.
         unused = UNUSED | ({"weight_zero_point"} if self.symmetric else set())
         modules, others = modules_of(stored, marker, required=required, optional=optional, unused=unused - required)
-        make = self._packed_tensor if self.packed else self._whole_tensor
+        make = self._packed_tensor if self.packed else self._unpacked_tensor
         return [*others, *(make(module, parts) for module, parts in modules.items())]
 
     def _grid(self, rows: int, columns: int) -> BlockGrid:
         return BlockGrid(rows, columns, (self.block[0] or max(1, rows), self.block[1] or max(1, columns)))
 
-    def _whole_tensor(self, module: str, parts: Parts) -> LogicalTensor:
+    def _unpacked_tensor(self, module: str, parts: Parts) -> LogicalTensor:
         weight = parts["weight"]
         weight.check(("I8",) if self.number == "int" else ("F8_E4M3",))
         if len(weight.shape) != 2:
@@ -111,7 +114,7 @@ class CompressedFormat:
         grid.check(parts["weight_scale"], (*ITEM_BYTES,))
         if not self.symmetric:
             grid.check(parts["weight_zero_point"], ("I8", *ITEM_BYTES))
-        return LogicalTensor(weight.name, weight.shape, parts, partial(_dequantize_whole, grid=grid))
+        return LogicalTensor(weight.name, weight.shape, parts, partial(_dequantize_unpacked, grid=grid))
 
     def _packed_tensor(self, module: str, parts: Parts) -> LogicalTensor:
         packed, per_word = parts["weight_packed"], 32 // self.bits
@@ -139,10 +142,10 @@ class CompressedFormat:
             raise stored["weight_shape"].error(f"it is {shape}, and the packed numbers have {list(out.shape)}")
         zeros = parts.get("weight_zero_point")
         if zeros is not None and self.strategy != "tensor":
-            zeros = unpacked(zeros.T, self.bits).T[: grid.rows] - middle
+            zeros = unpack(zeros.T, self.bits).T[: grid.rows] - middle
 
         def numbers(rows: slice) -> Tensor:
-            return unpacked(packed[rows], self.bits) - middle
+            return unpack(packed[rows], self.bits) - middle
 
         group = parts["weight_g_idx"].long() if "weight_g_idx" in parts else None
         if group is None or bool((group == -1).all()):
@@ -157,6 +160,6 @@ class CompressedFormat:
             out[rows] = piece * scales[rows][:, group]
 
 
-def _dequantize_whole(parts: Mapping[str, Tensor], out: Tensor, *, grid: BlockGrid) -> None:
+def _dequantize_unpacked(parts: Mapping[str, Tensor], out: Tensor, *, grid: BlockGrid) -> None:
     weight, scales = parts["weight"], parts["weight_scale"]
     grid.write(out, lambda rows: weight[rows], scales=scales, zeros=parts.get("weight_zero_point"), dtype=scales.dtype)

@@ -29,7 +29,7 @@ class DequantizedCheckpoint:
 
     @classmethod
     def of(cls, form: Format, headers: Mapping[Path, tuple[Header, int]]) -> "DequantizedCheckpoint":
-        """Raises ModelLoadError if a tensor is missing, or has the wrong dtype or shape. Reads no numbers."""
+        """Reads no data of tensors. Raises ModelLoadError if a tensor is missing, or has the wrong dtype or shape."""
         stored = stored_tensors(headers)
         tensors: dict[str, LogicalTensor] = {}
         for tensor in form.tensors(stored):
@@ -69,7 +69,7 @@ class DequantizedCheckpoint:
         return {name: UnreadTensor(tensor, reading, dtype=dtype) for name, tensor in self.tensors.items()}
 
     def without_zero_biases(self, names: Iterable[str]) -> "DequantizedCheckpoint":
-        """Returns the checkpoint without the biases that are zeros and not in `names`: AutoGPTQ writes a bias for each
+        """Returns the checkpoint without the biases that are zero and not in `names`: AutoGPTQ writes a bias for each
         linear layer. Raises OSError and ModelLoadError."""
         known, reading = set(names), FileReading()
         kept = {
@@ -81,7 +81,7 @@ class DequantizedCheckpoint:
 
 
 class UnreadTensor:
-    """A tensor that is read when transformers takes its numbers, as from a slice of safetensors."""
+    """A tensor that is read when transformers indexes it, like a slice of safetensors."""
 
     def __init__(self, tensor: LogicalTensor, reading: FileReading, *, dtype: torch.dtype) -> None:
         self._tensor = tensor

@@ -22,8 +22,8 @@ FORMATS: dict[str, Callable[[Fields], Format]] = {
     "mxfp4": Mxfp4Format.of,
 }
 """The formats by their `quant_method`."""
-PLACES = ("quantization_config", "compression_config")
-"""Names of the field. compressed-tensors wrote the second one until 2024."""
+CONFIG_FIELDS = ("quantization_config", "compression_config")
+"""Names of the field. compressed-tensors used the second one until 2024."""
 
 
 def format_of(folder: Path) -> Format | None:
@@ -37,9 +37,9 @@ def format_of(folder: Path) -> Format | None:
         return GgufFormat.of(weights)
     config = Fields(read_object(file), str(file))
     for fields in (config, config.object("text_config")):
-        for place in PLACES:
-            if fields.get(place) is not None:
-                found = fields.object(place)
+        for name in CONFIG_FIELDS:
+            if fields.get(name) is not None:
+                found = fields.object(name)
                 method = found.text("quant_method", (*FORMATS,))
                 return FORMATS[method](found)
     return None

@@ -1,4 +1,4 @@
-"""Reads the fields of a `quantization_config`. Values that are not supported are refused with their names."""
+"""Reads the fields of a `quantization_config`. Errors name the field and its value."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ MAX_VALUE_CHARS = 200
 
 
 class Fields:
-    """The fields of an object in a config."""
+    """The fields of a JSON object in a config."""
 
     def __init__(self, content: Mapping[str, object], where: str) -> None:
         """`where`: the object's name in messages."""
@@ -43,19 +43,19 @@ class Fields:
         return value
 
     def size(self, name: str) -> int:
-        """Returns a number from 1 on, or -1."""
+        """Returns a positive integer, or -1."""
         value = self._content.get(name)
         if type(value) is not int or not (value == -1 or 1 <= value < 2**31):
-            raise self.refused(name, "a number from 1 on, or -1")
+            raise self.refused(name, "a positive integer, or -1")
         return value
 
     def pair(self, name: str) -> tuple[int, int] | None:
-        """Returns two numbers from 1 on; None if the field is missing or null."""
+        """Returns two positive integers; None if the field is missing or null."""
         value = self._content.get(name)
         if value is None:
             return None
         if not (isinstance(value, list) and len(value) == 2 and all(type(n) is int and 0 < n < 2**31 for n in value)):
-            raise self.refused(name, "two numbers from 1 on")
+            raise self.refused(name, "two positive integers")
         return value[0], value[1]
 
     def object(self, name: str) -> "Fields":
@@ -72,7 +72,7 @@ class Fields:
         """Raises UnsupportedModelError unless these fields are missing, null, false or empty."""
         for name in names:
             if self._content.get(name):
-                raise self.refused(name, "missing")
+                raise self.refused(name, "unset or empty")
 
 
 def groups_text(group_size: int) -> str:

@@ -1,8 +1,8 @@
-"""FP8 as in DeepSeek V3 and Qwen3-FP8, with a scale for each square block; also with a scale for each tensor.
+"""FP8 as in DeepSeek V3 and Qwen3-FP8, with a scale for each square block, or with one scale for each tensor.
 
 weight            [rows, columns] float8_e4m3fn
-weight_scale_inv  [rows / 128, columns / 128], upwards   with `weight_block_size`
-weight_scale      [1]                                    without
+weight_scale_inv  [rows / 128, columns / 128], rounded up     with `weight_block_size`
+weight_scale      [1]                                         without
 
 weight * scale, computed in float32 (`weight_dequant` of DeepSeek V3)
 """
@@ -19,13 +19,13 @@ from motet.engines.native.quantized.fields import Fields
 from motet.engines.native.quantized.stored_tensors import LogicalTensor, Parts, StoredTensor, modules_of
 
 ACTIVATIONS = frozenset({"input_scale", "activation_scale", "k_scale", "v_scale"})
-"""Scales of activations and of the KV cache, which are computed in the engine's dtype."""
+"""Scales of activations and of the KV cache, which are not quantized here."""
 
 
 @dataclass(frozen=True)
 class Fp8Format:
     block: tuple[int, int] | None
-    """Rows and columns of a block with one scale; None for one scale per tensor."""
+    """Rows and columns of a block; None for one scale per tensor."""
 
     @classmethod
     def of(cls, fields: Fields) -> "Fp8Format":

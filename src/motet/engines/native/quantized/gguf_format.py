@@ -1,7 +1,7 @@
-"""GGUF files of llama.cpp. The library `gguf` defines the types of the blocks; the weights are computed in float32.
+"""GGUF files of llama.cpp, dequantized in float32 by the library `gguf`.
 
-llama.cpp has other names than transformers. It also changes some weights: the rows of queries and keys of Llama, whose
-RoPE turns neighbouring pairs in llama.cpp, and the norms of Gemma, which llama.cpp stores plus 1. Both are undone.
+llama.cpp has other names than transformers. It also changes two kinds of weights, which is undone here: it reorders the
+rows of Llama's query and key products, because its RoPE rotates adjacent pairs, and adds 1 to the norms of Gemma.
 """
 
 import re
@@ -55,7 +55,7 @@ class GgufFormat:
     kinds: tuple[str, ...]
     """Types of the quantized tensors, the type with the most bytes first."""
     heads: Mapping[str, int]
-    """Number of heads of the queries and keys, by the name of their tensors; empty if the rows are not reordered."""
+    """Numbers of query and key heads, by the name of the tensor; empty if the rows are not reordered."""
 
     @classmethod
     def of(cls, file: Path) -> "GgufFormat":
@@ -68,7 +68,7 @@ class GgufFormat:
                 f"it can be {', '.join(ARCHITECTURES)}"
             )
         if header.metadata.get("split.count", 1) not in (0, 1):
-            raise UnsupportedModelError(f"{file} is a part of several files: join them with llama-gguf-split --merge")
+            raise UnsupportedModelError(f"{file} is one part of a model: join the parts with llama-gguf-split --merge")
         if ROPE_FACTORS in header.tensors:
             _check_rope(file)
         sizes: dict[str, int] = {}
@@ -92,18 +92,18 @@ class GgufFormat:
         if found is None or module is None:
             raise tensor.error(f"{self.architecture} models do not have it")
         name = f"{module if found[1] is None else f'model.layers.{int(found[1])}.{module}'}.{found[3]}"
-        less = 1.0 if gemma and module.endswith("norm") else 0.0
+        added = 1.0 if gemma and module.endswith("norm") else 0.0
         heads = self.heads.get(found[2])
         if heads is not None and tensor.shape[0] % (2 * heads):
             raise tensor.error(f"its shape is {list(tensor.shape)}, and it has {heads} heads")
-        if tensor.dtype not in QUANTIZED and heads is None and not less:
+        if tensor.dtype not in QUANTIZED and heads is None and not added:
             return LogicalTensor(name, tensor.shape, {"": tensor})
-        dequantize = partial(_dequantize, kind=tensor.dtype, heads=heads, less=less)
+        dequantize = partial(_dequantize, kind=tensor.dtype, heads=heads, added=added)
         return LogicalTensor(name, tensor.shape, {"": tensor}, dequantize)
 
 
 def _check_rope(file: Path) -> None:
-    """Raises UnsupportedModelError unless the config has the RoPE of Llama 3. The file has its factors as a tensor."""
+    """Raises UnsupportedModelError unless the config has the RoPE of Llama 3. The file has its factors in a tensor."""
     config = read_object(file.parent / "config.json")
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) != "llama3":
@@ -118,7 +118,7 @@ def _heads(header: GgufHeader, *, file: Path) -> dict[str, int]:
     return {"attn_q": queries, "attn_k": keys}
 
 
-def _dequantize(parts: Mapping[str, Tensor], out: Tensor, *, kind: str, heads: int | None, less: float) -> None:
+def _dequantize(parts: Mapping[str, Tensor], out: Tensor, *, kind: str, heads: int | None, added: float) -> None:
     numbers = parts[""].view(len(out), -1)  # the bytes of blocks, or floats
     order = torch.arange(len(out))
     if heads is not None:  # row 2 * i + j of a head is row j * head_dim / 2 + i in transformers
@@ -127,4 +127,4 @@ def _dequantize(parts: Mapping[str, Tensor], out: Tensor, *, kind: str, heads: i
         piece = numbers[order[rows]]
         if kind in QUANTIZED:
             piece = torch.from_numpy(gguf.dequantize(piece.numpy(), gguf.GGMLQuantizationType(QUANTIZED[kind][0])))
-        out[rows] = (piece.float() - less).view(out[rows].shape)
+        out[rows] = (piece.float() - added).view(out[rows].shape)

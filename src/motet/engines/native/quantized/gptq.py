@@ -1,7 +1,8 @@
-"""GPTQ: integers of 4 or 8 bits along the input of a linear layer, as GPTQModel, AutoGPTQ and Optimum write them.
+"""GPTQ: 4-bit or 8-bit integers, packed along the inputs of a linear layer, as GPTQModel, AutoGPTQ and Optimum write
+them.
 
 qweight  [in * bits / 32, out]      int32, lowest bits first
-qzeros   [groups, out * bits / 32]  int32; the format `gptq` stores each zero point less 1, `gptq_v2` does not
+qzeros   [groups, out * bits / 32]  int32; the format `gptq` stores each zero point minus 1, `gptq_v2` does not
 scales   [groups, out]
 g_idx    [in] int32                 the group of each input; without it, groups are consecutive inputs
 
@@ -22,13 +23,14 @@ from motet.engines.native.quantized.stored_tensors import (
     StoredTensor,
     modules_of,
     tiles_of,
-    unpacked,
+    unpack,
 )
 from motet.models.safetensors_header import ITEM_BYTES
 
 FORMS = ("gptq", "gptq_v2")
-LESS_ONE = {4: 0x11111111, 8: 0x01010101}
-"""A word of ones, by the number of bits. GPTQModel adds it to whole words, so that a carry undoes a borrow."""
+ONES = {4: 0x11111111, 8: 0x01010101}
+"""A word of ones, by the number of bits. It is added to entire words as in GPTQModel, so that a carry undoes the borrow
+of the subtraction."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class GptqFormat:
     bits: int
     group_size: int
     """Number of inputs of a group; -1 for one group."""
-    zeros_less_one: bool
+    zeros_minus_one: bool
 
     @classmethod
     def of(cls, fields: Fields) -> "GptqFormat":
@@ -75,8 +77,8 @@ class GptqFormat:
     def _dequantize(self, parts: Mapping[str, Tensor], out: Tensor, *, stored: Parts) -> None:
         qweight, scales, per_word = parts["qweight"], parts["scales"], 32 // self.bits
         groups, outputs = scales.shape
-        words = parts["qzeros"] + LESS_ONE[self.bits] if self.zeros_less_one else parts["qzeros"]
-        zeros = unpacked(words, self.bits)[:, :outputs]
+        words = parts["qzeros"] + ONES[self.bits] if self.zeros_minus_one else parts["qzeros"]
+        zeros = unpack(words, self.bits)[:, :outputs]
         if "g_idx" in parts:
             group_of = parts["g_idx"].long()
             if group_of.numel() and not 0 <= int(group_of.min()) <= int(group_of.max()) < groups:

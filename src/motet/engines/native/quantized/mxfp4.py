@@ -1,4 +1,4 @@
-"""MXFP4 as in GPT-OSS: the experts' weights in numbers of 4 bits, with an exponent for each 32 of them.
+"""MXFP4 as in GPT-OSS: 4-bit numbers for the weights of experts, with an exponent for each group of 32 numbers.
 
 gate_up_proj_blocks  [experts, out, groups, 16] uint8, two numbers in a byte, the lower 4 bits first
 gate_up_proj_scales  [experts, out, groups] uint8, the exponent plus 127

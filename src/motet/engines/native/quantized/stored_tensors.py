@@ -3,8 +3,8 @@
     safetensors files ─► stored tensors ─► format ─► logical tensors ─► read one by one, in the engine's dtype
                          qweight, scales             q_proj.weight
 
-Names, dtypes and shapes are compared before any number is read. A logical tensor is computed in pieces, so it needs
-memory for itself, for its stored tensors, and about 60 MB more.
+Names, dtypes and shapes are checked before any data is read. A logical tensor is dequantized in pieces: it needs memory
+for itself and for its stored tensors, and about 60 MB more.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -37,8 +37,8 @@ DTYPES = {
 FLOATS = (*ITEM_BYTES, "F64")
 """Dtypes of tensors that are not quantized."""
 PIECE_NUMBERS, TILE_OUTPUTS = 2**18, 512
-"""Number of weights that are dequantized at a time, and of their outputs in formats that store weights transposed. The
-pieces of larger ones are slower, and the C library keeps their memory."""
+"""Maximum number of weights that are dequantized at a time, and of their outputs in formats that store weights
+transposed. Larger pieces are slower, and the C library does not return their memory to the system."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class StoredTensor:
     shape: tuple[int, ...]
 
     def read(self, reading: FileReading) -> Tensor:
-        """Reads the tensor, or the bytes of its blocks in a GGUF file. Raises OSError, and ModelLoadError if the file
-        has become shorter."""
+        """Reads the tensor; for quantized tensors of a GGUF file, the bytes of its blocks. Raises OSError, and
+        ModelLoadError if the file has become shorter."""
         numbers = torch.empty(self.num_bytes, dtype=torch.uint8)
         reading.read_into(numbers.numpy().data, self.file, begin=self.begin)
         return numbers if self.dtype in QUANTIZED else numbers.view(DTYPES[self.dtype]).view(self.shape)
@@ -64,7 +64,7 @@ class StoredTensor:
         return ModelLoadError(f"tensor {cut(self.name, MAX_NAME_CHARS)} in {self.file}: {why}")
 
     def check(self, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = None) -> None:
-        """Raises ModelLoadError unless the tensor has one of the dtypes and, if it is given, the shape."""
+        """Raises ModelLoadError unless the tensor has one of the dtypes, and the shape if it is not None."""
         if self.dtype not in dtypes:
             raise self.error(f"its dtype is {cut(self.dtype, MAX_NAME_CHARS)}; {', '.join(dtypes)} can be used")
         if shape is not None and self.shape != shape:
@@ -74,7 +74,7 @@ class StoredTensor:
 Parts = Mapping[str, StoredTensor]
 """The stored tensors of a weight, by the last part of their names: `qweight`, `scales`."""
 Dequantize = Callable[[Mapping[str, Tensor], Tensor], None]
-"""Computes a weight from its parts, and writes it to the second argument, which has the engine's dtype."""
+"""Computes a weight from its parts (first argument), and writes it to the second argument in the engine's dtype."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class LogicalTensor:
         return next(iter(self.parts.values())).file
 
     def read(self, reading: FileReading, dtype: torch.dtype) -> Tensor:
-        """Returns the tensor in this dtype. Raises OSError and ModelLoadError."""
+        """Returns the tensor in the given dtype. Raises OSError and ModelLoadError."""
         parts = {role: part.read(reading) for role, part in self.parts.items()}
         if self.dequantize is None:
             return next(iter(parts.values())).to(dtype)
@@ -110,7 +110,7 @@ class Format(Protocol):
         ...
 
     def tensors(self, stored: Mapping[str, StoredTensor]) -> list[LogicalTensor]:
-        """Returns the tensors of the model. Reads no numbers. Raises ModelLoadError for a stored tensor that is
+        """Returns the tensors of the model without reading data. Raises ModelLoadError for a stored tensor that is
         missing or has the wrong dtype or shape."""
         ...
 
@@ -130,7 +130,7 @@ def stored_tensors(headers: Mapping[Path, tuple[Header, int]]) -> dict[str, Stor
 
 
 def plain_tensors(headers: Mapping[Path, tuple[Header, int]]) -> Mapping[str, LogicalTensor]:
-    """Returns the tensors of a checkpoint that is not quantized. Raises ModelLoadError if one is in two files."""
+    """Returns the tensors of a checkpoint without quantization. Raises ModelLoadError if a tensor is in two files."""
     return {name: LogicalTensor(name, one.shape, {"": one}) for name, one in stored_tensors(headers).items()}
 
 
@@ -145,9 +145,9 @@ def modules_of(
 ) -> tuple[dict[str, Parts], list[LogicalTensor]]:
     """Groups stored tensors by module, such as `model.layers.0.mlp.down_proj`.
 
-    Returns the parts of each module that has the part `marker`, and all tensors that are not quantized. `unused`:
-    tensors of these names, such as the scales of activations, are left out. Raises ModelLoadError if a module lacks a
-    required part or has a part that belongs to a marker which is missing."""
+    Returns the parts of each module that has the part `marker`, and all tensors that are not quantized. `unused`: parts
+    to leave out, such as the scales of activations. Raises ModelLoadError if a module lacks a required part, or has
+    parts but no marker."""
     roles = {marker, *required, *optional}
     quantized: dict[str, dict[str, StoredTensor]] = {
         name.removesuffix(f".{marker}"): {} for name in stored if name.endswith(f".{marker}")
@@ -170,7 +170,7 @@ def modules_of(
 
 
 def pieces_of(count: int, numbers_per_item: int) -> Iterator[slice]:
-    """Yields the ranges of `count` items to dequantize at a time."""
+    """Yields ranges of `count` items to dequantize at a time. `numbers_per_item`: number of weights of an item."""
     step = max(1, PIECE_NUMBERS // max(1, numbers_per_item))
     for begin in range(0, count, step):
         yield slice(begin, min(begin + step, count))
@@ -185,7 +185,7 @@ def tiles_of(inputs: int, outputs: int) -> Iterator[tuple[slice, slice]]:
             yield slice(rows.start * 8, min(rows.stop * 8, inputs)), columns
 
 
-def unpacked(words: Tensor, bits: int) -> Tensor:
-    """Returns the unsigned numbers in int32 words [..., n] as [..., n * 32 / bits] int32, lowest bits first."""
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """Returns the unsigned integers in int32 words [..., n] as [..., n * 32 / bits] int32, lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return ((words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(-2)

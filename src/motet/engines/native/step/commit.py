@@ -1,6 +1,5 @@
-"""The end of a step: samples the next token of every sequence that has a row of logits, and applies the results.
-Computed tokens are counted, new tokens are appended, the blocks of ended choices are freed, and every group with new
-tokens gets a delta."""
+"""Samples the next tokens of a step, and applies its results: counts computed tokens, appends new tokens, frees the
+blocks of ended choices, and makes a delta for every group with new tokens."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -81,7 +80,7 @@ def failures_of(new: Iterable[NewTokens]) -> dict[Group, MotetError]:
 
 @dataclass(eq=False, kw_only=True)
 class Commit:
-    """Applies the results of steps, by the rules that end a choice. Each engine has one `Commit`."""
+    """Applies the results of the steps of an engine, and decides when a choice ends."""
 
     scheduler: Scheduler
     counters: EngineStats
@@ -108,9 +107,8 @@ class Commit:
         self._advance_tails(plan.tails)
 
     def score_prompt(self, rows: PromptRows, logits: torch.Tensor, *, sampler: Sampler) -> None:
-        """Adds to the group's facts the log-probabilities of the prompt tokens that follow the positions of `rows`, and
-        keeps the log-probabilities of complete blocks for later prompts. The first prompt token has none.
-        `logits`: [rows of the step, vocab_size]."""
+        """Adds the scores of the prompt tokens after the positions of `rows` to the group's facts, and caches the
+        scores of complete blocks. The first prompt token has no score. `logits`: [rows of the step, vocab_size]."""
         group, needs, start = rows.group, rows.group.facts.needs, rows.group.facts.scored_from
         if needs is None:
             return
@@ -122,7 +120,7 @@ class Commit:
         scored = logits[rows.begin : rows.end]
         if targets:
             known += map(_ENCODER.encode, sampler.score(scored, targets, k=needs.num_top, named=needs.named))
-        if group.trunk.key is None:  # the cache was cleared: blocks of these names can have KV of other weights
+        if group.trunk.key is None:  # the cache was cleared: these names can belong to other weights now
             return
         names = group.trunk.names[: (start + len(known)) // size]
         for block in range(first // size, len(names)):
@@ -207,8 +205,8 @@ class Commit:
         return tuple(appended), finish
 
     def finish_of(self, sequence: ChoiceSequence) -> Finish | None:
-        """Returns how the last token ends the choice, or None if the choice continues. Stop strings are text: the API
-        process finds them, and then stops the choice.
+        """Returns the reason why the choice ends with its last token; None if it continues. Stop strings are text: the
+        API process finds them, and then stops the choice.
 
         End-of-sequence and stop tokens cannot be sampled before `min_tokens`. A choice with a grammar and `ignore_eos`
         samples end-of-sequence only if the grammar allows nothing else. Neither needs a check here. Where a grammar
@@ -228,7 +226,7 @@ class Commit:
 
 @dataclass(eq=False)
 class AnswerCache:
-    """Puts answers into the prefix cache, for conversations in which the last answer is part of the next prompt.
+    """Adds answers to the prefix cache, for conversations in which the last answer is part of the next prompt.
 
     The KV of an answer is copied into other blocks, which are aligned like the blocks of a prompt, and these blocks are
     published. The blocks of the tail itself cannot be shared, because a tail starts in a new block wherever its trunk
@@ -245,7 +243,7 @@ class AnswerCache:
     copy: Callable[[list[int], list[int]], None]
     """Copies the KV of slots, from a source to a target list, in all layers."""
     weights: str = ""
-    """Identifies the weights in the names of blocks."""
+    """Identifies the weights in block names."""
 
     def store(self, sequence: ChoiceSequence) -> None:
         """Publishes the answer of a sequence that still holds its blocks. Does nothing if too few blocks are free."""

@@ -4,8 +4,8 @@
                                                     sampled tokens:    d e x .      new output tokens: d e x
 
 Each draft is one more row of the step. The token after each row is sampled as always, by the seed of the choice and the
-token's position. Drafts are accepted up to the first one that differs from the sampled token. Drafts therefore change
-the number of steps and nothing else.
+token's position. Drafts are accepted up to the first one that differs from the sampled token. They therefore change the
+number of steps and nothing else.
 
 Each row makes a step slower, for all choices in it, and its relative cost grows with the number of choices and with
 the number of positions that it reads (`docs/log.md`). Drafts are therefore made only in steps with few choices, and
@@ -28,13 +28,13 @@ from motet.engines.native.step.step_plan import Draft, TailChunk
 MAX_CHOICES = 4
 """Maximum number of choices in a step with drafts. With more choices, a row costs as much as the token it can save."""
 ROW_COST = 0.05
-"""Cost of each additional row without positions to read, as a share of a step with one choice."""
+"""Cost of an additional row that reads no positions, relative to a step with one choice."""
 POSITIONS_PER_ROW = 4000
-"""Number of positions whose reading makes the cost of a row twice as high."""
+"""Number of read positions that doubles the cost of a row."""
 MAX_PROMPT_TOKENS = 2**15
-"""Maximum number of prompt tokens in the index. Of a longer prompt, the last tokens are indexed."""
+"""Maximum number of prompt tokens in the index: the last tokens of a longer prompt."""
 MAX_EARLIER_ANSWERS = 64
-"""Maximum number of earlier answers to a prompt in the index. The newest answers are indexed."""
+"""Maximum number of earlier answers to a prompt in the index: the newest ones."""
 
 
 class History:
@@ -42,7 +42,7 @@ class History:
 
     def __init__(self, max_tokens: int) -> None:
         self._num_free = max_tokens
-        """Number of tokens that still fit."""
+        """Number of tokens that can still be stored."""
         self._answers: defaultdict[bytes, deque[tuple[int, ...]]] = defaultdict(deque)
         self._order: deque[bytes] = deque()
         """The prompt of each answer, the oldest answer first."""
@@ -82,7 +82,7 @@ class Drafter:
     history: History | None = None
 
     def start_step(self, sequences: Sequence[ChoiceSequence]) -> bool:
-        """Prepares the index for a step of these sequences. Returns False if the step should have no drafts."""
+        """Updates the indexes for a step of these sequences. Returns False if the step gets no drafts."""
         if not self.max_drafts or len(sequences) > MAX_CHOICES:
             return False
         groups = {sequence.group for sequence in sequences}
@@ -109,7 +109,7 @@ class Drafter:
                 probability *= group_drafts.acceptance[source]
                 if probability < min_probability:
                     if not drafts:
-                        group_drafts.skipped(source)
+                        group_drafts.record_skipped(source)
                     break
             else:
                 break
@@ -125,12 +125,12 @@ class Drafter:
         """Updates the acceptance rates after a step, by the number of accepted drafts of each sequence."""
         for chunk in tails:
             count = num_accepted[chunk.sequence]
-            for place, draft in enumerate(chunk.drafts[: count + 1]):
+            for index, draft in enumerate(chunk.drafts[: count + 1]):
                 if draft.source is not None:
-                    self._drafts_of(chunk.sequence.group).verified(draft.source, place < count)
+                    self._drafts_of(chunk.sequence.group).record_verified(draft.source, accepted=index < count)
 
     def limit(self, sequence: ChoiceSequence) -> int:
-        """Returns the maximum number of drafts for a choice, such that the token after the last draft fits too."""
+        """Returns the maximum number of drafts for a choice. The token after the last draft must fit too."""
         num_tokens = len(sequence.output_tokens)
         left = sequence.group.request.sampling.max_tokens - num_tokens - 1
         return min(self.max_drafts, left, self.max_model_len - len(sequence.group.prompt) - num_tokens - 1)

@@ -2,11 +2,11 @@
 of blocks that other workers prefilled.
 
     prefilled group ──► lease ──► acknowledged by all readers, released or expired ──► blocks idle in the prefix cache
-    group with a ticket ──► pull ──► landed: the trunk is computed                 ──► computes the last prompt token
+    group with a ticket ──► pull ──► landed: the trunk has arrived                 ──► computes the last prompt token
                                 └──► failed: the group waits again, no ticket      ──► computes the prompt
 
-Both the group and the pull hold the blocks into which the pull writes. The pull releases the blocks only when no
-transfer can write into them any more. A transfer whose peer hangs can last much longer than its group.
+Both the group and the pull hold the blocks into which the pull writes. A pull is settled when no transfer can write
+into its blocks any more; only then it releases them. A transfer whose peer hangs can last much longer than its group.
 """
 
 import logging
@@ -40,7 +40,7 @@ class OpenPull:
     blocks: list[int]
     """Blocks that the pull holds until it has landed or is settled."""
     group: Group | None
-    """The group that waits for the pull; None once that group has continued without it."""
+    """The group that waits for the pull; None once the group has continued without it."""
     start_ns: int = field(default_factory=time.time_ns)
     """Unix time of the order, for traces."""
 
@@ -50,9 +50,9 @@ class TransferResults:
     """Results of transfers since the last step on which the core must act."""
 
     landed: list[Group] = field(default_factory=list)
-    """Groups whose trunks have arrived, up to the number of tokens in their tickets."""
+    """Groups whose trunks have arrived."""
     failed: list[Group] = field(default_factory=list)
-    """Groups that must be suspended, because the failed pull can still write into their blocks."""
+    """Groups to suspend, because their failed pulls can still write into their blocks."""
     connected: list[orders.ConnectResult] = field(default_factory=list)
     """Results of attempts to connect to workers."""
 
@@ -70,7 +70,7 @@ class Handover:
     """Seconds for which a lease holds its blocks after the last heartbeat of a reader."""
     clock: Callable[[], float]
     settle: Callable[[], None]
-    """Waits until the results of all runs are in memory, and no run reads or writes any more."""
+    """See `ModelRunner`."""
 
     def __post_init__(self) -> None:
         self.leases = LeaseTable(self.pool.proof, seconds=self.lease_s)
@@ -105,7 +105,7 @@ class Handover:
         return self.transfers
 
     def accept_ticket(self, group: Group) -> None:
-        """Keeps the lease of a new group's ticket alive, so that its trunk can be fetched. If the ticket cannot be
+        """Sends heartbeats for the lease of a new group's ticket until its trunk is fetched. If the ticket cannot be
         used, the group computes its prompt. Raises RequestError if the ticket is for another prompt."""
         ticket = group.request.ticket
         if ticket is None:
@@ -114,7 +114,7 @@ class Handover:
         own = ticket.remote_engine_id == transfers.address.engine_id
         check_ticket(ticket, group.prompt, block_size=self.block_size)
         if own or group.is_scored:
-            # Blocks that this engine prefilled are in its prefix cache, and prompt log-probabilities need the logits.
+            # Blocks that this engine prefilled are in its prefix cache; scores need the logits of the prompt.
             self.release(ticket)
             return
         if not transfers.key.accepts(ticket):
@@ -130,7 +130,7 @@ class Handover:
         transfers.order(orders.KeepAlive(ticket))
 
     def start_pull(self, group: Group) -> None:
-        """Starts the pull of the blocks that the prefix cache lacks, if a group that was just admitted has a ticket."""
+        """If a group that was just admitted has a ticket, starts the pull of the blocks that the prefix cache lacks."""
         fetch = group.fetch
         if fetch is None:
             return
@@ -150,8 +150,8 @@ class Handover:
         self.require_transfers().order(orders.PullOrder(fetch.pull, ticket, pairs, _label(group)))
 
     def abandon(self, group: Group) -> None:
-        """Releases the ticket of a group, or abandons its pull. Called when the group does not use the ticket, or is
-        about to lose the blocks that are being fetched."""
+        """Releases the ticket of a group, or abandons its pull. Called when the group does not use the ticket, and
+        before it loses the blocks into which the pull writes."""
         fetch, group.fetch = group.fetch, None
         if fetch is None:
             return
@@ -162,8 +162,8 @@ class Handover:
             self.require_transfers().order(orders.AbandonPull(fetch.pull))
 
     def grant(self, group: Group, blocks: list[int]) -> Ticket:
-        """Returns the ticket for a group whose prompt is prefilled. The caller's hold on `blocks` passes to a lease,
-        which releases them at its end."""
+        """Returns the ticket for a group whose prompt is prefilled. The caller's references to `blocks` pass to a
+        lease, which releases them at its end."""
         self.settle()
         transfers = self.require_transfers()
         proof, address, num_tokens = self.pool.proof, transfers.address, group.trunk.num_tokens
@@ -209,7 +209,7 @@ class Handover:
             self._free(lease)
 
     def take_results(self) -> TransferResults:
-        """Applies what the transfer thread has reported since the last step, and ends leases that have expired."""
+        """Applies the events of the transfer thread since the last step, and ends leases that have expired."""
         results = TransferResults()
         for event in self.transfers.take_events() if self.transfers is not None else ():
             self._apply(event, results)
@@ -279,13 +279,13 @@ class Handover:
 
 
 def check_ticket(ticket: Ticket, prompt: tuple[int, ...], *, block_size: int) -> None:
-    """Raises RequestError unless the ticket is for the KV of leading tokens of the prompt."""
+    """Raises RequestError unless the ticket is for the KV of a prefix of the prompt."""
     if not is_for_prompt(ticket, prompt) or len(ticket.remote_block_ids) != blocks_for(ticket.num_tokens, block_size):
         message = "Invalid 'kv_transfer_params': the ticket is not for this prompt."
         raise RequestError(message, param="kv_transfer_params", code="invalid_value")
 
 
 def _label(group: Group) -> str:
-    """Returns the name of a group in log lines."""
+    """Returns the name of a group for log lines."""
     request = group.request
     return f"{request.request_id} ({request.trace})" if request.trace else request.request_id

@@ -2,8 +2,7 @@
 
     rows        | tails, group by group | trunk chunks | padding to a multiple of 4 |
 
-Rows are padded because, on the CPU, matrix products with fewer than 4 rows or an odd number of rows give
-results with other bits.
+Rows are padded because, on the CPU, matrix products with fewer than 4 rows or an odd number of rows have other bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,20 +38,20 @@ class NonFiniteRowsError(Exception):
 
 
 class NextToken(msgspec.Struct, frozen=True):
-    """The next token of `sequence`, at `position`, is to be sampled from logits row `row`."""
+    """A token to sample: the token of `sequence` at `position`, from the logits row `row`."""
 
     sequence: ChoiceSequence
     row: int
     position: int
     """Position counted from the start of the prompt."""
     draft: Draft | None = None
-    """The draft before the token. The token is used only if this draft and all drafts before it are accepted."""
+    """The draft before the token, if any. The token is used only if this draft and all earlier ones are accepted."""
 
 
 @dataclass(frozen=True)
 class PromptRows:
-    """Logits rows [begin, end) of a group with `prompt_logprobs`: for its prompt positions from `position` on. Can be
-    empty. The last position of a prompt is followed by no prompt token, so it has none of these rows."""
+    """Logits rows [begin, end) of a scored group, for its prompt positions from `position` on. The row of a position
+    gives the score of the token after it, so there is no row for the last prompt position. Can be empty."""
 
     group: Group
     begin: int
@@ -62,7 +61,7 @@ class PromptRows:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The flat batch of a step. Lists have one entry for each row; the runner makes tensors of them."""
+    """The flat batch of a step. Lists have one entry for each row; the runner converts them to tensors."""
 
     token_ids: list[int]
     """Padded with token 0."""
@@ -129,10 +128,10 @@ class _BatchBuilder:
                 self._add_several(chunk, trunk_tokens)
             if end == len(sequence.output_tokens):
                 row = len(self.token_ids) - 1 - len(chunk.drafts)
-                for place, draft in enumerate((None, *chunk.drafts)):
-                    position = trunk_tokens + end + place
+                for offset, draft in enumerate((None, *chunk.drafts)):
+                    position = trunk_tokens + end + offset
                     self.next_tokens.append(NextToken(sequence, len(self.logit_rows), position, draft))
-                    self.logit_rows.append(row + place)
+                    self.logit_rows.append(row + offset)
         if group.trunk.adapter is not None:
             self._add_adapter(group.trunk.adapter, first_row)
         positions = tuple(self.positions[first_row:])
@@ -145,8 +144,8 @@ class _BatchBuilder:
         if group.trunk.adapter is not None:
             self._add_adapter(group.trunk.adapter, row)
         if chunk.begin == group.trunk.recomputed:
-            # Other groups read the block with the KV of this token. The step's own copy goes to the first slot of a
-            # tail, where the first output token overwrites it.
+            # Other groups read the block with the KV of this token. The KV computed in this step is stored in the first
+            # slot of a tail, where the first output token overwrites it.
             self.slots[row] = group.fresh[0].blocks[0] * self.block_size
         self.prompts += [
             PromptRead(row + first - chunk.begin, row + last - chunk.begin, first, keys, blocks)
@@ -164,13 +163,13 @@ class _BatchBuilder:
             self.next_tokens += [NextToken(sequence, logit, position) for sequence in fresh]
 
     def _add_adapter(self, adapter: ServedAdapter, begin: int) -> None:
-        """Records that all rows from `begin` on are computed with an adapter."""
+        """Records that all rows from `begin` on use an adapter."""
         if self.adapters and self.adapters[-1].adapter is adapter and self.adapters[-1].end == begin:
             begin = self.adapters.pop().begin
         self.adapters.append(AdapterRows(begin, len(self.token_ids), adapter))
 
     def _add_token(self, sequence: ChoiceSequence, offset: int, *, trunk_tokens: int) -> None:
-        """Adds one token of a sequence. Most steps compute only one token of each sequence."""
+        """Adds one token of a sequence: the fast path, because most steps compute one token of each sequence."""
         size, table = self.block_size, sequence.blocks
         self.tails.add(len(self.token_ids), offset, count=1, num_keys=padded_keys(offset + 1), table=table)
         self.token_ids.append(sequence.output_tokens[offset])

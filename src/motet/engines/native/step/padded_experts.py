@@ -1,7 +1,7 @@
-"""The experts of a mixture of experts with torch's operators, with bits that do not depend on the other rows of a step.
+"""Batch-invariant experts with torch's operators: the bits of a row do not depend on the other rows of a step.
 
 Each expert computes the rows that its router assigns to it. Their number depends on all rows of the step, and a matrix
-product has other bits for other numbers of rows, unless they are multiples of `ROW_MULTIPLE` (`step.inputs`). The rows
+product has other bits for other numbers of rows unless they are multiples of `ROW_MULTIPLE` (`step.inputs`). The rows
 of each expert are therefore padded, and the results of a row are added in the order of its own experts.
 """
 
@@ -32,8 +32,8 @@ def compute_experts(module: nn.Module, rows: Tensor, experts: Tensor, weights: T
             results[chosen] = _compute_expert(module, padded, expert=expert)[: end - begin]
     weighted = results.view(num_rows, per_row, -1).float() * weights.unsqueeze(-1)
     total = weighted[:, 0]
-    for place in range(1, per_row):  # an operator that sums can order the terms by the shape
-        total = total + weighted[:, place]
+    for number in range(1, per_row):  # the order of the terms in `sum` can depend on the shape
+        total = total + weighted[:, number]
     return total.to(rows.dtype)
 
 

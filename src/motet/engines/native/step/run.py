@@ -26,7 +26,7 @@ from motet.errors import UnsupportedModelError
 ATTENTION_NAME = "motet"
 
 WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache", "output_router_logits"})
-"""Arguments of attention that change no logits: dropout is for training, and `step` knows the positions."""
+"""Arguments of attention that change no logits: dropout is for training, and the step plan has the positions."""
 
 LayerAttention = Callable[[int, Tensor, Tensor, Tensor, Scores], Tensor]
 """The attention function of one step, which every layer calls with: layer, query [1, heads, rows, head_dim], key and
@@ -34,14 +34,14 @@ value [1, kv_heads, rows, head_dim], and scores. It stores key and value, and re
 
 
 class ModelRunner(Protocol):
-    """Runs the forward pass for the core."""
+    """Runs the forward pass of steps."""
 
     @property
     def device(self) -> torch.device: ...
 
     @property
     def trunk_tokens_saved(self) -> int:
-        """Number of trunk positions that the last run did not have to read again, because groups read them together."""
+        """Number of trunk positions that the last run did not read, because several groups shared one read."""
         ...
 
     def run(self, inputs: StepInputs) -> Tensor:
@@ -59,7 +59,7 @@ class ModelRunner(Protocol):
         ...
 
     def settle(self) -> None:
-        """Waits until the results of all runs are in memory, and no run reads or writes any more."""
+        """Waits until all runs have ended: their results are in memory, and nothing reads or writes it any more."""
         ...
 
 
@@ -71,12 +71,12 @@ class Backend:
     operators: str
     """Name of the library or the kernels that compute, with version or digest."""
     same: bool
-    """True if a check on this machine has shown that equal requests produce equal bits."""
+    """True if a check on this machine has shown that results are batch-invariant."""
     weights: ModelWeights
     kernels: str
     """`avx512` or `avx2` for the compiled kernels, `torch`, or `cuda`."""
     adapters: AdapterMaker | None = None
-    """Makes adapters for the runner; None if the runner cannot compute adapters."""
+    """Converts adapters for the runner; None if the runner cannot compute adapters."""
     note: str = ""
     """Reason why the compiled kernels do not run, with the remedy; empty if they run or were not requested."""
 
@@ -86,8 +86,8 @@ _STEP: ContextVar[LayerAttention | None] = ContextVar("step", default=None)
 
 @contextmanager
 def step_attention(attention: LayerAttention) -> Iterator[None]:
-    """Sets the attention function that `attend` calls. It is not an argument of the model's forward, because not all
-    families pass unknown arguments on to attention."""
+    """Sets the attention function that `attend` calls. It is not an argument of the model's forward pass, because some
+    families do not pass unknown arguments on to attention."""
     token = _STEP.set(attention)
     try:
         yield
@@ -108,9 +108,9 @@ def attend(
     s_aux: Tensor | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """Implements the attention interface of transformers. There is no mask to apply: an attention without a mask
-    function gets `attention_mask=None` (documentation of `AttentionInterface`), and the function of `step_attention`
-    knows which keys each row reads. `s_aux` are attention sinks, one per head.
+    """Implements the attention interface of transformers. `attention_mask` is None for an attention without a mask
+    function (documentation of `AttentionInterface`): the function of `step_attention` knows which keys each row reads.
+    `s_aux`: attention sinks, one per head.
 
     Raises UnsupportedModelError for any other argument, which could change the result."""
     if unknown := sorted(name for name, given in others.items() if name not in WITHOUT_EFFECT and given is not None):
@@ -122,7 +122,7 @@ def attend(
     if not isinstance(layer, int):
         raise TypeError(f"{type(module).__name__} has no layer index")
     scores, width = Scores(scaling, sliding_window, softcap, s_aux), value.shape[-1]
-    # Latent attention (DeepSeek) has narrower values. The KV cache has them with zeros at the end.
+    # The values of latent attention (DeepSeek) are narrower than the keys. The KV cache stores them padded with zeros.
     value = F.pad(value, (0, key.shape[-1] - width)) if width < key.shape[-1] else value
     return step(layer, query, key, value, scores)[..., :width], None
 
@@ -131,7 +131,7 @@ AttentionInterface.register(ATTENTION_NAME, attend)
 
 
 class TorchRunner:
-    """Runs a model and the KV memory that it reads and writes with torch's operators, on any device."""
+    """Runs a model with torch's operators, on any device."""
 
     def __init__(self, model: PreTrainedModel, storage: KVStorage) -> None:
         self._model = model

@@ -1,9 +1,9 @@
-"""The work of one step. The scheduler makes the plan, the runner runs it, `commit` applies its results. A plan never
-changes once it is built.
+"""The work of one step. The scheduler makes the plan, the runner runs it, `commit` applies its results. A plan is
+immutable.
 
-Objects that are made for every token of a step are msgspec structs, in this and in other modules, because making a
-frozen dataclass takes eight times as long. Structs that are in no reference cycle have `gc=False`, which exempts them
-from garbage collection.
+Objects that are created for every token of a step are msgspec structs, in this and in other modules, because creating a
+frozen dataclass takes eight times as long. Structs that are never in a reference cycle have `gc=False`, which exempts
+them from garbage collection.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from motet.engines.native.step.sequence import ChoiceSequence, Group
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A guess of an output token of a choice."""
+    """A draft token of a choice."""
 
     token_id: int
     state: ChoiceSampling
@@ -56,7 +56,7 @@ class TrunkChunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The chunks of a step. Tails of one trunk, and of trunks with common leading stretches, are adjacent, so that
+    """The chunks of a step. Tails of the same trunk, and of trunks with common leading stretches, are adjacent, so that
     attention reads the shared blocks once."""
 
     tails: tuple[TailChunk, ...] = ()
