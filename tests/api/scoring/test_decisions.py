@@ -101,7 +101,7 @@ async def test_prompts_are_the_tokens_of_the_chat_with_the_question_at_its_end(s
 
 
 async def test_each_choice_of_a_group_reads_one_place_of_the_answers(served: Served) -> None:
-    """Answers can have several tokens, and be prefixes of others."""
+    """Answers can have several tokens, and start with other answers."""
     question = {**CHOICE, "choices": [{"value": "b"}, {"value": "bc"}, {"value": "the"}]}
     response = await decide(served, question, return_token_ids=True, priority=2, keep_s=5)
     (answer,) = answers_of(response)

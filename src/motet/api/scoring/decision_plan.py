@@ -129,7 +129,7 @@ def _end_token_ids(served: ServedModel) -> Tokens:
 def _tokenized(
     number: int, question: AnyQuestion, *, prompts: QuestionPrompts, end_token_ids: Tokens
 ) -> TokenizedQuestion:
-    """Returns a question with its tokens. Raises `RequestError` for answers that cannot be told apart."""
+    """Returns a question with its tokens. Raises `RequestError` for answers with the same tokens, and for answers that are too long."""
     answers, index_of = list[Tokens](), dict[Tokens, int]()
     for index, answer in enumerate(question.answers):
         param = f"{PARAM}[{number}].{question.answer_param(index)}"
