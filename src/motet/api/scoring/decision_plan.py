@@ -129,7 +129,8 @@ def _end_token_ids(served: ServedModel) -> Tokens:
 def _tokenized(
     number: int, question: AnyQuestion, *, prompts: QuestionPrompts, end_token_ids: Tokens
 ) -> TokenizedQuestion:
-    """Returns a question with its tokens. Raises `RequestError` for answers with the same tokens, and for answers that are too long."""
+    """Returns a question with its tokens. Raises `RequestError` for an answer that is too long, or whose tokens are the
+    tokens of another one."""
     answers, index_of = list[Tokens](), dict[Tokens, int]()
     for index, answer in enumerate(question.answers):
         param = f"{PARAM}[{number}].{question.answer_param(index)}"
