@@ -282,7 +282,7 @@ ROWS = (
                     per_second("prefills_total", WORKER, by="instance", suffix="prefills"),
                     per_second("kv_transfers_total", WORKER, by="instance", suffix="transfers"),
                 ),
-                "Each at most once per group, whatever n is.",
+                "Each at most once per group, for any n.",
             ),
             Panel(
                 "KV transferred",

@@ -114,7 +114,7 @@ class PauseMode(StrEnum):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of a group. The prompt is counted once, whatever n is."""
+    """Token counts of a group. The prompt is counted once, for any n."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -1,6 +1,6 @@
 """A cell in bfloat16 with compiled kernels, without prefill engines: each engine prefills and generates.
 
-The engines' own figures show the cost of a move: a trunk is computed once, whatever n is.
+The engines' own figures show the cost of a move: a trunk is computed once, for any n.
 """
 
 from collections.abc import AsyncIterator

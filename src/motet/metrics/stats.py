@@ -68,7 +68,7 @@ class EngineStats:
     prompt_tokens: int = counter_field(
         "prompt_tokens",
         "tokens",
-        "Prompt tokens of admitted groups; once per group, whatever n is, and again for choices that start later.",
+        "Prompt tokens of admitted groups; once per group, for any n, and again for choices that start later.",
         in_vllm=True,
         also=counter("prefix_cache_queries", "tokens", "Prompt tokens looked up in the prefix cache.", in_vllm=True),
     )
@@ -131,7 +131,7 @@ class EngineStats:
     )
 
     prefills: int = counter_field(
-        "prefills", "groups", "Groups prefilled for another worker; once per group, whatever n is.", in_status=True
+        "prefills", "groups", "Groups prefilled for another worker; once per group, for any n.", in_status=True
     )
     leases: int = gauge_field("kv_leases", "leases", "Prefilled prompts held for their readers.", in_status=True)
     oldest_lease_s: float | None = gauge_field(
@@ -156,7 +156,7 @@ class EngineStats:
         in_status=True,
     )
     transfers: int = counter_field(
-        "kv_transfers", "pulls", "Successful pulls: at most one per group, whatever n is.", in_status=True
+        "kv_transfers", "pulls", "Successful pulls: at most one per group, for any n.", in_status=True
     )
     transfer_bytes: int = counter_field("kv_transfer_bytes", "bytes", "KV bytes of successful pulls.", in_status=True)
     transfer_descriptors: int = counter_field(

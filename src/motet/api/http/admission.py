@@ -5,9 +5,9 @@ Admission      the maximum number of groups that wait for their first token; ref
 KeyLimits      the maximum numbers of unanswered requests and choices of one API key
 AnswerMemory   the maximum memory of answers that are kept, counted while they grow
 
-One client cannot take all places of waiting groups: while groups of several clients wait, each client is entitled to a
-share of the maximum by its weight, and at least to one group, even when all places are taken. So all waiting groups
-together can exceed the maximum, but the groups of one client never do. The memory of answers has equal shares.
+While groups of several clients wait, each client is entitled to a share of the maximum number of waiting groups by its
+weight, and at least to one group, even if the maximum is reached. So all waiting groups together can exceed the
+maximum, but the groups of one client never do. The memory of answers has equal shares.
 """
 
 import asyncio
