@@ -18,7 +18,7 @@ import pytest
 from msgspec import inspect as info
 
 from motet.engine_orders import OrderAnswer, WorkerOrder
-from motet.engines.wire import PROTOCOL, CarriedError, EngineReport, StopChoice
+from motet.engines.wire import PROTOCOL, PROTOCOL_HEADER, CarriedError, EngineReport, StopChoice
 from motet.transfer.ticket import Ticket
 from motet.types import GenerateRequest, GroupDelta, SamplingParams
 
@@ -34,6 +34,11 @@ def test_the_listed_fields_and_protocol_are_those_of_the_messages() -> None:
     raise_it = [f"raise PROTOCOL in motet/engines/wire.py: {why}" for why in misread(LIST.read_text(), listed())]
     advice = "; ".join([*raise_it, "run python -m tests.engines.test_wire_fields"])
     assert LIST.read_text() == listed(), advice
+
+
+def test_the_page_of_the_protocol_has_its_number() -> None:
+    page = LIST.parents[2] / "docs" / "status.md"
+    assert f"`{PROTOCOL_HEADER}: {PROTOCOL}`" in page.read_text()
 
 
 BEFORE = """protocol 7
