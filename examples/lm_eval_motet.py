@@ -1,7 +1,7 @@
 """lm-evaluation-harness with /v1/score: one request for all options of a question, instead of a prompt for each.
 
-The command line is lm-eval's own, with one more model, `motet`. Texts are generated as with `local-completions`, and
-`num_concurrent` is the number of requests at a time:
+The command line is lm-eval's, with the additional model `motet`. Texts are generated as with `local-completions`, and
+`num_concurrent` is the number of concurrent requests:
 
     pip install 'lm-eval[api]==0.4.13'
     python examples/lm_eval_motet.py run --model motet --tasks arc_easy \\
@@ -19,7 +19,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 
 MAX_CONTINUATIONS = 128
-"""Maximum number of continuations in a request. A server accepts as many as prompts in a completions request."""
+"""Maximum number of continuations in a request. By default, a server accepts 256 (`--max-waiting-groups`)."""
 
 TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 """lm-eval's request: the key for its cache, the tokens of the context, and the tokens of the continuation."""
@@ -29,36 +29,36 @@ Score = tuple[float, bool]
 
 @register_model("motet")
 class MotetScores(LocalCompletionsAPI):  # type: ignore[misc]
-    """Sends the continuations of each context together."""
+    """Sends the continuations of each context in one request."""
 
     def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **options: Any) -> list[Score]:
         by_context: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for place, (_, context, continuation) in enumerate(requests):
-            # Like lm-eval, cuts off the start of what is longer than the model's context.
+        for index, (_, context, continuation) in enumerate(requests):
+            # As in lm-eval, the start of a prompt that exceeds the model's context is truncated.
             surplus = max(0, len(context) + len(continuation) - self.max_length)
-            by_context[tuple(context[surplus:])].append(place)
-        # Contexts that start in the same way follow each other, so that they share what the server has cached.
+            by_context[tuple(context[surplus:])].append(index)
+        # Contexts are sorted, so that contexts with a common prefix share its cached KV.
         parts = [
-            (context, places[start : start + MAX_CONTINUATIONS])
-            for context, places in sorted(by_context.items())
-            for start in range(0, len(places), MAX_CONTINUATIONS)
+            (context, indices[start : start + MAX_CONTINUATIONS])
+            for context, indices in sorted(by_context.items())
+            for start in range(0, len(indices), MAX_CONTINUATIONS)
         ]
-        results = asyncio.run(self._send([(c, [requests[place][2] for place in places]) for c, places in parts]))
+        results = asyncio.run(self._send([(c, [requests[index][2] for index in indices]) for c, indices in parts]))
         scores: dict[int, Score] = {}
-        for (_, places), found in zip(parts, results, strict=True):
-            scores.update(zip(places, found, strict=True))
-        for place, (key, _, _) in enumerate(requests):
+        for (_, indices), found in zip(parts, results, strict=True):
+            scores.update(zip(indices, found, strict=True))
+        for index, (key, _, _) in enumerate(requests):
             if key is not None:
-                self.cache_hook.add_partial("loglikelihood", key, scores[place])
-        return [scores[place] for place in range(len(requests))]
+                self.cache_hook.add_partial("loglikelihood", key, scores[index])
+        return [scores[index] for index in range(len(requests))]
 
     async def _send(self, parts: Sequence[tuple[tuple[int, ...], list[list[int]]]]) -> list[list[Score]]:
-        places = asyncio.Semaphore(max(1, self._concurrent))
+        limit = asyncio.Semaphore(max(1, self._concurrent))
         async with ClientSession(headers=self.header, timeout=ClientTimeout(total=self.timeout)) as session:
 
             async def send(context: tuple[int, ...], continuations: list[list[int]]) -> list[Score]:
                 body = {"model": self.model, "prompt": [*context], "continuations": continuations}
-                async with places, session.post(self.base_url.replace("/completions", "/score"), json=body) as answer:
+                async with limit, session.post(self.base_url.replace("/completions", "/score"), json=body) as answer:
                     answer.raise_for_status()
                     scores = (await answer.json())["scores"]
                 return [(score["logprob"], score["is_greedy"]) for score in scores]

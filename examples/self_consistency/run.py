@@ -18,7 +18,7 @@ from examples.self_consistency.report import Answer, Run, save, table
 N = 40
 """Maximum number of samples per question."""
 WAVE = 24
-"""Number of questions after which the next policy takes its turn, so that a slow minute of the machine affects all."""
+"""Number of questions after which the next policy runs, so that a slow minute of the machine affects all policies."""
 
 Group = Mapping[str, object]
 POLICIES: Mapping[str, Group] = {
@@ -77,11 +77,11 @@ def measure(client: VoteClient, questions: Sequence[Question], *, at_a_time: int
     answers: dict[str, list[Answer]] = {name: [] for name in POLICIES}
     with ThreadPoolExecutor(at_a_time) as threads:
         for start in range(0, len(questions), WAVE):
-            places = range(start, min(start + WAVE, len(questions)))
+            indices = range(start, min(start + WAVE, len(questions)))
             for name, group in POLICIES.items():
                 begin = time.perf_counter()
                 sample = partial(client.sample, group=group)
-                results = threads.map(lambda place, sample=sample: sample(questions[place], seed=place * N), places)
+                results = threads.map(lambda index, sample=sample: sample(questions[index], seed=index * N), indices)
                 answers[name] += results
                 seconds[name] += time.perf_counter() - begin
     return [Run(name, at_a_time, seconds[name], answers[name]) for name in POLICIES]

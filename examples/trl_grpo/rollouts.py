@@ -29,8 +29,8 @@ class Sampler:
         """Returns n answers for each prompt, in the order of the prompts.
 
         The keys are TRL's: `prompt_ids`, `completion_ids`, and `logprobs`, the log-probability of each sampled token
-        under the weights that sampled it. Equal seeds give equal answers. Prompt i uses the seeds from seed + i x n on.
-        The n answers of a prompt are one request: the prompt is computed once, and its KV stored once.
+        under the weights that sampled it. Equal seeds give equal answers; prompt i uses the n seeds from seed + i x n
+        on. The n answers of a prompt are one request, which computes the prompt and stores its KV once.
         """
         parameters = [
             SamplingParams(
