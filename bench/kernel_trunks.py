@@ -1,7 +1,7 @@
-"""Measures decode steps whose block tables share blocks: many groups with one prompt, or with a common beginning.
+"""Measures decode steps whose block tables share blocks: many groups with one prompt, or with a common prefix.
 
 The model has the sizes of the default model and random weights. All cases take turns, so that other load on the machine
-affects all of them alike. Prints a table of milliseconds per step, and JSON on the last line. To compare two builds of
+affects all equally. Prints a table of milliseconds per step, and JSON on the last line. To compare two builds of
 the kernels, run the benchmark with each of them in turn. `--kernels torch` measures torch's operators.
 
 Run: python -m bench.kernel_trunks [--kernels torch] [--repeats 9] [--threads 2] [--cases "1 group of 32"]

@@ -1,7 +1,7 @@
 """Measures a fleet of many members in the process that manages it: decisions, changes, joins, waiting groups.
 
 The benchmark uses `Fleet` and `Router` over fake engines. A decision is the work of `Router` from the request to the
-worker: the eligible workers, the workers with a cached beginning of the prompt, the shortlist, the choice. A group
+worker: the eligible workers, the workers with a cached prefix of the prompt, the shortlist, the choice. A group
 needs four decisions if prefill and decode are separate (`gateway_count.DECISIONS`).
 """
 

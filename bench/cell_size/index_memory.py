@@ -6,7 +6,7 @@ cell the most expensive blocks are those that a prefill and a decode worker hold
 
     own      every block is held by one worker
     pairs    every block is held by two workers, as if prefill and decode are separate
-    shared   every block is held by all workers, like the common beginning of all prompts
+    shared   every block is held by all workers, like the common prefix of all prompts
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Makes prompts of an exact length that begin differently, so that no prefix cache contains them."""
+"""Makes prompts of an exact length that start differently, so that no prefix cache contains them."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ notes below, and gave each upper voice words and a rhythm of its own, so that th
 all of them, or the melody that carried them. Later the borrowed melody disappeared and the voices took turns in \
 leading: one sang a phrase, the next answered a fifth above, and the third waited until the first had finished. \
 """
-BEGINNING = 8
+PREFIX_TOKENS = 8
 """Number of leading tokens that differ between prompts: less than a block of any cache."""
 
 
@@ -22,7 +22,7 @@ def new_seed() -> int:
 
 
 class FreshPrompts:
-    """Makes prompts by repeating `tokens` after a random beginning.
+    """Makes prompts by repeating `tokens` after a random prefix.
 
     Each run needs a different seed: a server that runs during several benchmarks still caches the earlier prompts.
     """
@@ -32,14 +32,14 @@ class FreshPrompts:
         self._distinct = sorted(set(tokens))
         self._dice = random.Random(seed)
         self._used: set[tuple[int, ...]] = set()
-        """Beginnings of all prompts so far."""
+        """Prefixes of all prompts so far."""
 
     def next(self, length: int) -> list[int]:
-        beginning = self._sample()
-        while beginning in self._used:
-            beginning = self._sample()
-        self._used.add(beginning)
-        return [*itertools.islice(itertools.chain(beginning, itertools.cycle(self._tokens)), length)]
+        prefix = self._sample()
+        while prefix in self._used:
+            prefix = self._sample()
+        self._used.add(prefix)
+        return [*itertools.islice(itertools.chain(prefix, itertools.cycle(self._tokens)), length)]
 
     def random(self, length: int) -> list[int]:
         """Returns random tokens of the text. They never repeat for long, so no cache contains a part of them."""
@@ -50,4 +50,4 @@ class FreshPrompts:
         return " ".join(self._dice.choices(TEXT.split(), k=count))
 
     def _sample(self) -> tuple[int, ...]:
-        return tuple(self._dice.choices(self._distinct, k=BEGINNING))
+        return tuple(self._dice.choices(self._distinct, k=PREFIX_TOKENS))

@@ -28,7 +28,7 @@ class DecisionCost:
     names_us: float
     """Time to compute the names of the prompt's blocks, which depends only on the length of the prompt."""
     overlap_us: float
-    """Time to look up their holders: all workers hold the beginning, one holds the rest."""
+    """Time to look up their holders: all workers hold a prefix, one holds the rest."""
     choice_us: float
     """Time for the shortlist, a candidate for each of its workers, and the choice."""
     bytes_per_block: float

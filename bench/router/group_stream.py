@@ -1,8 +1,8 @@
-"""Makes groups for the simulation of routing: heavy-tailed n, prompts that share beginnings, Poisson arrivals.
+"""Makes groups for the simulation of routing: heavy-tailed n, prompts with common prefixes, Poisson arrivals.
 
     n         half of all groups have one choice; one in ten has 32 or 64, and these have more than half of all choices
-    prompts   half continue a session (a longer beginning of the same text each time); three in ten are few-shot prompts
-              (one of several long beginnings, the first ones far more often, and a question); the others are new
+    prompts   half continue a session (a longer prefix of the same text each time); three in ten are few-shot prompts
+              (one of several long prefixes, the first ones far more often, and a question); the others are new
     choices   lengths are exponential, 16 to 512 tokens, and the router does not know them
 
 Load 1 is the capacity of all workers if a step had no fixed time and every block were computed once.
@@ -26,7 +26,7 @@ TURNS = 6
 
 @dataclass(slots=True)
 class _Text:
-    """A text whose beginnings are prompts."""
+    """A text whose prefixes are prompts."""
 
     number: int
     tokens: int

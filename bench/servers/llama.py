@@ -4,7 +4,7 @@ llama.cpp needs the model as GGUF in bf16, which its script `convert_hf_to_gguf.
 of a model.
 
 A slot generates one choice: n choices of a request take n slots, and the prompt is computed once. A request reuses a
-cached beginning of its prompt only from a slot that is free, so requests that arrive at once share nothing.
+cached prefix of its prompt only from a slot that is free, so requests that arrive at once share nothing.
 """
 
 from collections.abc import Sequence

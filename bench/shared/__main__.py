@@ -1,8 +1,8 @@
-"""Measures requests that share a prompt, or its beginning, and then differ: on Motet, and on other servers.
+"""Measures requests that share a prompt or a prefix: on Motet, and on other servers.
 
     group           one request with n choices
     separate        the same n choices as n requests, sent at once
-    few-shot        n different questions after one long beginning, sent at once
+    few-shot        n different questions after one long prefix, sent at once
     different       n prompts that share nothing, sent at once
     conversation    turns of a message and an answer; each answer is generated n times at once, and one of them is kept
 
@@ -11,7 +11,7 @@ All servers get the same prompts in turn: Motet, `--vllm` (vLLM's CPU build with
 prompt is cached when it is sent. Requests have no seeds, and all servers sample at temperature 1 from all tokens. In a
 conversation, each server continues with the answer that it generated itself.
 
-Prints a table, and JSON on the last line. "computed" is the number of prompt tokens that a server reports as computed.
+Prints a table, and JSON on the last line. "computed" is the number of prompt tokens that were not in a server's cache.
 
 Targets (`--check` fails if one is missed): separate requests reach 0.9 of the tokens per second of one group, and their
 last first token comes within 1.2 times the group's time; few-shot requests reach 0.7 of a group's tokens per second,

@@ -92,8 +92,8 @@ def make_case(name: str, n: int, fresh: FreshPrompts, lengths: CaseLengths) -> S
             prompt = fresh.next(prompt_tokens)
             return timed(lambda load: load.separate(prompt, n, seed=0))
         case "few-shot":
-            beginning = fresh.next(prompt_tokens - question_tokens)
-            questions = [[*beginning, *fresh.next(question_tokens)] for _ in range(n)]
+            prefix = fresh.next(prompt_tokens - question_tokens)
+            questions = [[*prefix, *fresh.next(question_tokens)] for _ in range(n)]
             return timed(lambda load: load.groups(questions, 1, seed=0))
         case "different":
             prompts = [fresh.next(prompt_tokens) for _ in range(n)]

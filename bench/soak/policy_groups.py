@@ -2,8 +2,8 @@
 
 message_requests         a message has the same answer as the chat with the same seed
 steered_requests         a policy that is `deterministic` decides in the same way under any load
-load_dependent_requests  the decisions of other policies depend on the load: their choices are beginnings of the
-                         choices without the policy, and the report describes the answer
+load_dependent_requests  the decisions of other policies depend on the load: their choices are prefixes of the choices
+                         without the policy, and the report describes the answer
 GroupCourse              one group from its request to its end, with more choices of the same prompt
 """
 
@@ -119,13 +119,13 @@ class SteeredRequest:
 
 
 def mismatches(answer: ReceivedAnswer, complete: ReceivedAnswer) -> list[str]:
-    """Returns which choices do not equal the choices of a complete answer, nor their beginnings if they were ended."""
+    """Returns which choices differ from the choices of a complete answer, or from their prefixes if they were ended."""
     wrong = []
     for index, text in answer.texts.items():
         reasons, full_text = answer.finishes.get(index), complete.texts.get(index)
         ended = reasons == ["abort"]
         if full_text is None or (ended and not full_text.startswith(text.rstrip("\ufffd"))):
-            wrong.append(f"choice {index} is {text!r}, not the beginning of {full_text!r}")
+            wrong.append(f"choice {index} is {text!r}, not a prefix of {full_text!r}")
         elif not ended and (text, reasons) != (full_text, complete.finishes.get(index)):
             wrong.append(f"choice {index} is {text!r} {reasons}, not {full_text!r} {complete.finishes.get(index)}")
     return wrong

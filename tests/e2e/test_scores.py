@@ -55,7 +55,7 @@ def test_scores_equal_echoed_log_probabilities_and_transformers_and_are_cached(s
     assert second["scores"] == first["scores"]
     cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, second)]
     total = first["usage"]["prompt_tokens"]
-    assert cached[0] >= 0.5 * total, "the continuations of one request share their beginning"
+    assert cached[0] >= 0.5 * total, "the continuations of one request share their prefix"
     assert cached[1] >= total - 3 * 17, "only the last block of each prompt is computed again"
 
     texts = [PROMPT + continuation for continuation in CONTINUATIONS]

@@ -72,7 +72,7 @@ def test_a_worker_without_capacity_for_all_choices_is_worse_than_the_busiest(ful
     assert chosen(full, busy, policy=policy) == Chosen(index=1, reason=Reason.CAPACITY)
 
 
-def test_scored_prompts_go_to_the_worker_with_their_beginning_until_it_has_many_of_them() -> None:
+def test_scored_prompts_go_to_the_worker_with_their_prefix_until_it_has_many_of_them() -> None:
     """The bug: questions of one token about a text spread as if each had 48 steps to wait for the others."""
     question = replace(GROUP, choices=1, prompt_tokens=1237, max_tokens=1)
     with_12 = replace(IDLE, cached_tokens=1200, queued_tokens=12 * 37, open_choices=12, trunk_blocks=75, tail_blocks=12)

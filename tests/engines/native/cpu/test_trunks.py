@@ -176,7 +176,7 @@ def test_a_row_has_the_same_bits_alone_and_with_any_other_rows(
 @pytest.mark.parametrize(("kind", "family", "dtype"), KERNELS)
 @examples(8)
 @given(data=st.data())
-def test_a_row_of_a_prompt_has_the_same_bits_alone_and_with_prompts_and_groups_that_begin_alike(
+def test_a_prompt_row_has_the_same_bits_alone_and_next_to_rows_with_a_common_prefix(
     kind: str, family: str, dtype: str, data: st.DataObject
 ) -> None:
     block_size = data.draw(st.sampled_from([8, 32]))
@@ -222,7 +222,7 @@ def test_common_blocks_count_at_every_position_of_the_prompt() -> None:
     assert joined(([*one, *range(40, 56)], 512), ([*other, *range(40, 56)], 512)) == 256, "the second stretch"
 
 
-def test_few_rows_of_prompts_that_begin_alike_read_complete_stretches_together() -> None:
+def test_few_rows_of_prompts_with_a_common_prefix_read_complete_stretches_together() -> None:
     tables = [range(20), [*range(17), 30, 31, 32], range(40, 60), range(20)]
     reads = [PromptRead(i, i + 4, 300, 304, table) for i, table in enumerate(tables[:3])]
     wide = PromptRead(3, 3 + FILLS_A_READING, 270, 320, tables[3])
@@ -252,9 +252,9 @@ def test_the_engine_counts_a_shared_prefix_once_for_prompts_read_together(
     tiny: Callable[[str], Path],
 ) -> None:
     core = make_core(tiny("llama"), num_threads=1)
-    beginning = prompt_of(80)  # ten full blocks
-    prompts = [(*beginning, *prompt_of(3, 1 + i)) for i in range(8)]
-    run(core, [group("first", (*beginning, 9), max_tokens=1)])
+    prefix = prompt_of(80)  # ten full blocks
+    prompts = [(*prefix, *prompt_of(3, 1 + i)) for i in range(8)]
+    run(core, [group("first", (*prefix, 9), max_tokens=1)])
     assert core.counters.trunk_tokens_read == 0, "the first token comes from the prompt's own last row"
     run(core, [group(f"{i}", prompt, max_tokens=3, seed=i) for i, prompt in enumerate(prompts)])
     read, unshared = core.counters.trunk_tokens_read, core.counters.trunk_tokens_unshared

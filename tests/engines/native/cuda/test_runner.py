@@ -88,10 +88,10 @@ def test_a_step_wider_than_every_graph_is_launched(tiny: Tiny) -> None:
 
 def test_a_prefix_that_prompts_share_is_read_once(tiny: Tiny) -> None:
     recorder = Repeating()
-    beginning = prompt_of(520, 2)
-    questions = [group(f"{i}", (*beginning, *prompt_of(250, 4 + i)), n=2, max_tokens=4, top_k=1) for i in range(4)]
+    prefix = prompt_of(520, 2)
+    questions = [group(f"{i}", (*prefix, *prompt_of(250, 4 + i)), n=2, max_tokens=4, top_k=1) for i in range(4)]
     core = core_over(tiny("llama"), recorder, max_model_len=1024, max_num_batched_tokens=4096)
-    run(core, [group("first", (*beginning, 9), max_tokens=1)])
+    run(core, [group("first", (*prefix, 9), max_tokens=1)])
     together = run(core, questions)
     assert recorder.replayed == 3, "steps of decode fit a graph"
     counters = core.counters
