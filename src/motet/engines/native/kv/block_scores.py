@@ -1,14 +1,15 @@
 """The scores of prompt tokens whose KV is in the prefix cache, so that a prompt with log-probabilities can share them.
 
 A score depends on a token and all tokens before it, and so does the name of a block. So the scores of a block's own
-tokens are kept under its name. A prompt whose first blocks are known starts with the last token of these blocks again:
-its logits give the score of the next token.
+tokens are kept under its name. A prompt whose first blocks are cached computes the last token of these blocks again,
+because its logits give the score of the next token.
 
-Scores are kept as they are sent, because decoding 8,000 tokens with 20 alternatives each would delay a step by 40 to
-100 ms. A block keeps scores for several needs, so that requests with other needs do not replace them. Scores with more
-alternatives than a request needs are cut once, without decoding the alternatives (15 ms for as many tokens), and kept
-as well. Otherwise 250 short continuations of one prompt would send 500 MB of alternatives that were not requested.
-Scores are dropped with their block, and earlier if all scores together exceed `MAX_BYTES`.
+Scores are stored in the encoding in which they are sent, because decoding 8,000 tokens with 20 alternatives each would
+delay a step by 40 to 100 ms. A block keeps scores for several needs, so that requests with other needs do not replace
+them. Scores with more alternatives than a request needs are cut once, without decoding the alternatives (15 ms for the
+same number of tokens), and kept as well. Otherwise 250 short continuations of one prompt would send 500 MB of
+alternatives that were not requested. Scores are dropped with their block, or earlier if all scores together exceed
+`MAX_BYTES`.
 """
 
 import sys
@@ -40,8 +41,8 @@ class ScoreNeeds(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, sampling: SamplingParams) -> "ScoreNeeds | None":
-        """Returns None for requests without log-probabilities of the prompt. The most likely token is always known, so
-        that requests with and without it use the same scores."""
+        """Returns None for requests without log-probabilities of the prompt. Scores always contain the most likely
+        token, so that requests with and without it use the same scores."""
         if sampling.prompt_logprobs is None:
             return None
         return cls(max(1, sampling.prompt_logprobs), tuple(sampling.prompt_logprob_token_ids))
