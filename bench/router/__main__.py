@@ -106,7 +106,7 @@ def route(plan: SimulationPlan) -> Iterator[SimulationFigures]:
 
 def queue(plan: SimulationPlan) -> Iterator[SimulationFigures]:
     scarce = replace(plan, engine=replace(plan.engine, max_choices=SCARCE_CHOICES))
-    whole = replace(scarce, engine=replace(scarce.engine, in_parts=False))
+    whole = replace(scarce, engine=replace(scarce.engine, starts_partially=False))
     for load in QUEUE_LOADS:
         for way, waiting in queues(vary_weights=plan.vary_weights).items():
             yield _simulated(way, RoutingRules(queue=waiting), QUEUE_WORKERS, load, scarce)

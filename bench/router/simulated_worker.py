@@ -28,7 +28,7 @@ class EngineTimes:
     max_choices: int = 256
     num_blocks: int = 6000
     budget: int = 512
-    in_parts: bool = True
+    starts_partially: bool = True
     """True if a group starts as soon as one of its choices can run. The choices above `max_choices` take turns."""
 
     def decode_ms(self, choices: float, trunk_blocks: int, tail_blocks: float) -> float:
@@ -205,7 +205,7 @@ class SimulatedWorker:
 
     def _fits(self, group: SimulatedGroup) -> bool:
         blocks = self.trunk_blocks + self.tail_blocks + group.prompt_blocks + group.choices
-        choices = 1 if self.engine.in_parts else group.choices
+        choices = 1 if self.engine.starts_partially else group.choices
         enough_choices = self.running + self._reserved + choices <= self.engine.max_choices
         return (enough_choices and blocks <= self.engine.num_blocks) or not self._reserved + self.running
 

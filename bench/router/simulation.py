@@ -14,7 +14,7 @@ from motet.routing.choosing.cost import (
     CostWeights,
     GroupNeeds,
     has_capacity,
-    has_capacity_in_parts,
+    has_partial_capacity,
 )
 from motet.routing.choosing.survey import shortlist
 from motet.routing.queue.fair_queue import ONE_CLIENT, ClientRules, FairQueue
@@ -126,7 +126,7 @@ class RoutingSimulation:
 
     def _serve_queue(self) -> None:
         queue = self._rules.queue
-        clients = ClientRules(in_parts=self._fits_in_parts) if self._engine.in_parts else ONE_CLIENT
+        clients = ClientRules(fits_partially=self._fits_partially) if self._engine.starts_partially else ONE_CLIENT
         while queue and (group := queue.pop(self._fits, self._now_s, clients=clients)) is not None:
             self._route(group)
 
@@ -134,9 +134,9 @@ class RoutingSimulation:
         needs = self._needs(group)
         return any(has_capacity(self._candidate(id, 0, False), needs) for id in self._ids)
 
-    def _fits_in_parts(self, group: SimulatedGroup) -> bool:
+    def _fits_partially(self, group: SimulatedGroup) -> bool:
         needs = self._needs(group)
-        return any(has_capacity_in_parts(self._candidate(id, 0, False), needs) for id in self._ids)
+        return any(has_partial_capacity(self._candidate(id, 0, False), needs) for id in self._ids)
 
     def _route(self, group: SimulatedGroup) -> None:
         overlap = self._index.overlap(group.names)
@@ -195,7 +195,7 @@ class RoutingSimulation:
             max_choices=self._engine.max_choices,
             num_blocks=self._engine.num_blocks,
             block_size=BLOCK_SIZE,
-            share=WorkerShare(choices, 0, 1.0, fair=True) if self._engine.in_parts else None,
+            share=WorkerShare(choices, 0, 1.0, fair=True) if self._engine.starts_partially else None,
             has_session=has_session,
         )
 

@@ -77,7 +77,7 @@ def test_choices_above_the_maximum_take_turns() -> None:
 
 def test_without_parts_a_group_waits_until_all_its_choices_fit() -> None:
     first, second = group(0, lengths=(50,) * 6), group(1, lengths=(50,) * 6)
-    worked(first, second, engine=replace(ENGINE, in_parts=False))
+    worked(first, second, engine=replace(ENGINE, starts_partially=False))
     assert first.end_s is not None
     assert second.first_s is not None
     assert second.first_s > first.end_s

@@ -13,7 +13,7 @@ from motet.engine import Worker
 from motet.engine_info import EngineKind
 from motet.ids import RequestId
 from motet.routing.choosing.choose import choose
-from motet.routing.choosing.cost import can_start, can_start_in_parts, can_start_in_share
+from motet.routing.choosing.cost import can_start, can_start_in_share, can_start_partially
 from motet.routing.choosing.survey import survey, trunk_of
 from motet.routing.queue.capacity import ClientCapacity, have_capacity
 from motet.routing.queue.fair_queue import MAX_DELAY_S, PATIENCE_S, ClientRules, FairQueue
@@ -90,7 +90,7 @@ class Cell:
         rules = ClientRules[Sent](
             held=self._held,
             in_share=lambda sent: capacity.in_share(sent.request, sent.choices, prefilling=0),
-            in_parts=lambda sent: capacity.in_parts(sent.request, sent.choices),
+            fits_partially=lambda sent: capacity.fits_partially(sent.request, sent.choices),
         )
         started = []
         while (sent := self.queue.pop(self._fits, self.clock.now_s, clients=rules)) is not None:
@@ -152,7 +152,7 @@ def may_start(member: Member, sent: Sent, fleet: Fleet) -> bool:
     return (
         not load.open_choices
         or can_start(open_choices=load.open_choices, held_blocks=held, **room)
-        or can_start_in_parts(client, open_choices=load.open_choices, held_blocks=held, **room)
+        or can_start_partially(client, open_choices=load.open_choices, held_blocks=held, **room)
         or can_start_in_share(client, **room)
     )
 
@@ -167,7 +167,7 @@ def test_a_wide_group_next_to_a_stream_of_its_client_blocks_no_other_client() ->
         tiny = cell.send("beta", 1, takes_s=0.3)
         assert cell.admit() == [tiny]
     waits_s = [cell.started_s[one] for one in wide]
-    assert waits_s == [1.5, 6.5, 11.5, 16.5], "each starts in parts when the one before has ended"
+    assert waits_s == [1.5, 6.5, 11.5, 16.5], "each starts partially when the one before has ended"
 
 
 def test_many_prompts_of_one_client_do_not_delay_another() -> None:
@@ -223,7 +223,7 @@ def test_an_engine_that_does_not_divide_itself_fairly_gets_no_group_wider_than_a
     assert cell.admit() == [stream]
     wide = cell.send("alpha", ROWS)
     cell.admit()
-    assert cell.pass_time(PATIENCE_S) == [wide], "in parts, since there is no other client"
+    assert cell.pass_time(PATIENCE_S) == [wide], "partially, since there is no other client"
     tiny, half = cell.send("beta", 1, takes_s=1.0), cell.send("gamma", ROWS // 2)
     assert cell.admit() == [tiny], "half of the worker is more than a third"
     assert cell.pass_time(0.9) == []

@@ -2,7 +2,7 @@
 
 1. Workers to be avoided are left out, unless no worker would be left. Of the remaining workers, only workers with free
    capacity for the group are kept. If there is none, these are workers on which its client stays within its share, or
-   else workers on which the group can start in parts.
+   else workers on which a part of its choices can start.
 2. The policy chooses among the others.
 3. Equal workers take turns. The same loads and the same turn always give the same choice."""
 
@@ -18,8 +18,8 @@ from motet.routing.choosing.cost import (
     cost,
     explained,
     has_capacity,
-    has_capacity_in_parts,
     has_capacity_in_share,
+    has_partial_capacity,
     own_cost,
     prompt_cost,
 )
@@ -91,7 +91,7 @@ def _with_capacity(candidates: Sequence[Candidate], needs: GroupNeeds) -> Sequen
     """Returns the indices of the candidates that remain after step 1."""
     all_indices = range(len(candidates))
     not_avoided = [index for index in all_indices if not candidates[index].avoid] or all_indices
-    for can_start in (has_capacity, has_capacity_in_share, has_capacity_in_parts):
+    for can_start in (has_capacity, has_capacity_in_share, has_partial_capacity):
         if able := [index for index in not_avoided if can_start(candidates[index], needs)]:
             return able
     return not_avoided

@@ -103,9 +103,9 @@ def has_capacity_in_share(candidate: Candidate, needs: GroupNeeds) -> bool:
     )
 
 
-def has_capacity_in_parts(candidate: Candidate, needs: GroupNeeds) -> bool:
-    """Returns True if the group could start in parts on the worker at once."""
-    return candidate.share is not None and can_start_in_parts(
+def has_partial_capacity(candidate: Candidate, needs: GroupNeeds) -> bool:
+    """Returns True if at least one choice of the group could start on the worker at once."""
+    return candidate.share is not None and can_start_partially(
         candidate.share,
         open_choices=candidate.open_choices,
         max_choices=candidate.max_choices,
@@ -123,7 +123,7 @@ def can_start(
     return open_choices + choices <= max_choices and held_blocks + prompt_blocks + choices <= num_blocks
 
 
-def can_start_in_parts(
+def can_start_partially(
     share: WorkerShare,
     *,
     open_choices: int,

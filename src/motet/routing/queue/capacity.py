@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from motet.engine_info import EngineInfo
-from motet.routing.choosing.cost import can_start, can_start_in_parts, can_start_in_share
+from motet.routing.choosing.cost import can_start, can_start_in_share, can_start_partially
 from motet.routing.choosing.survey import COMPARE_ALL
 from motet.routing.workers.member import Member
 from motet.routing.workers.worker_share import WaitingWeights, WorkerShare
@@ -22,7 +22,8 @@ def have_capacity(
     `choices_prefilling`: number of admitted choices that are not in the load of any worker yet.
 
     A worker that has just refused a group has no capacity. An idle worker takes a group of any size. For any other
-    worker `can_start` decides. A group in parts also needs capacity for all its choices together."""
+    worker `can_start` decides. A group that is split into parts also needs capacity for all its choices
+    together."""
     fits, busy, free_choices = False, choices_prefilling > 0, -choices_prefilling
     one_part = largest_part >= choices
     for member in members:
@@ -80,7 +81,7 @@ class ClientCapacity:
         self._members = [(m, m.worker.engine.info) for m in window if m.worker is not None and not m.faults.refused]
         self._weights = weights
         self._in_share = defaultdict[object, CapacityCache](CapacityCache)
-        self._in_parts = defaultdict[object, CapacityCache](CapacityCache)
+        self._fits_partially = defaultdict[object, CapacityCache](CapacityCache)
 
     def in_share(self, request: GenerateRequest, choices: int, *, prefilling: int) -> bool:
         """Returns True if the client stays within its share of a worker with this number of choices of the group.
@@ -101,12 +102,12 @@ class ClientCapacity:
         cache = self._in_share[self._cache_key(request, prefilling=prefilling)]
         return cache.fits(choices, len(request.prompt), has_capacity=has_capacity)
 
-    def in_parts(self, request: GenerateRequest, choices: int) -> bool:
-        """Returns True if the group could start in parts on a worker."""
+    def fits_partially(self, request: GenerateRequest, choices: int) -> bool:
+        """Returns True if the group could start on a worker that cannot run all its choices at once."""
 
         def has_capacity(choices: int, prompt_tokens: int) -> bool:
             return any(
-                can_start_in_parts(
+                can_start_partially(
                     self._share(request, member),
                     open_choices=member.load.open_choices,
                     max_choices=info.max_num_seqs,
@@ -118,7 +119,7 @@ class ClientCapacity:
                 for member, info in self._members
             )
 
-        cache = self._in_parts[self._cache_key(request)]
+        cache = self._fits_partially[self._cache_key(request)]
         return cache.fits(choices, len(request.prompt), has_capacity=has_capacity)
 
     def _share(self, request: GenerateRequest, member: Member, *, prefilling: int = 0) -> WorkerShare:

@@ -7,7 +7,7 @@ is an argument.
                arrived later by this time
     start      the first group in order that can start:
                - it fits, unless the capacity is reserved
-               - it has not fitted for PATIENCE_S, and fits in parts, unless the capacity is reserved
+               - it has not fitted for PATIENCE_S, and fits partially, unless the capacity is reserved
                - it is within its client's share (`ClientRules.in_share`), whatever other clients hold or wait for
     reserved   once a group has not fitted for PATIENCE_S, capacity is reserved for it: later groups of its client and
                groups of a lower priority wait until it has started, and later groups of other clients start before it
@@ -73,8 +73,8 @@ class ClientRules(Generic[Item]):
     """Takes a client and its weight, and returns what it holds relative to the weight."""
     in_share: Callable[[Item], bool] = lambda _: False
     """Returns True if the client stays within its share when the item starts."""
-    in_parts: Callable[[Item], bool] = lambda _: False
-    """Returns True if the item can start in parts: at least one of its choices fits."""
+    fits_partially: Callable[[Item], bool] = lambda _: False
+    """Returns True if at least one of the item's choices fits: the others run when running choices end."""
 
 
 ONE_CLIENT: ClientRules[Any] = ClientRules()
@@ -158,7 +158,7 @@ class FairQueue(Generic[Item]):
             if (lane, waiting.client) in closed or waiting.priority > reserved.get(lane, waiting.priority):
                 continue
             impatient = self._is_impatient(waiting, now_s)
-            fits_now = lane not in reserved and (fits(item) or (impatient and clients.in_parts(item)))
+            fits_now = lane not in reserved and (fits(item) or (impatient and clients.fits_partially(item)))
             if fits_now or clients.in_share(item):
                 self.remove(item)
                 return item

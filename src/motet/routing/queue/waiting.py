@@ -170,7 +170,7 @@ class AdmissionRound:
 
     def __init__(self, fleet: Fleet, prefiller: Prefiller, *, has_capacity: HasCapacity, number: int) -> None:
         """`has_capacity`: returns True if a worker has free capacity. `number`: number of earlier rounds."""
-        self.rules = ClientRules(held=self._held, in_share=self._in_share, in_parts=self._in_parts)
+        self.rules = ClientRules(held=self._held, in_share=self._in_share, fits_partially=self._fits_partially)
         self._fleet = fleet
         self._prefiller = prefiller
         self._has_capacity = has_capacity
@@ -204,8 +204,8 @@ class AdmissionRound:
         prefilling = self._prefilling[group.request.client]
         return self._capacity(group).in_share(group.request, group.num_choices, prefilling=prefilling)
 
-    def _in_parts(self, group: Journey) -> bool:
-        return self._capacity(group).in_parts(group.request, group.num_choices)
+    def _fits_partially(self, group: Journey) -> bool:
+        return self._capacity(group).fits_partially(group.request, group.num_choices)
 
     def _capacity(self, group: Journey) -> ClientCapacity:
         model = group.request.model
