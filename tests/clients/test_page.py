@@ -28,6 +28,10 @@ def test_the_page_has_a_row_for_each_client_with_its_version() -> None:
     assert listed == {client.name: client.version for client in ALL}
 
 
+def test_the_readme_has_the_number_of_clients() -> None:
+    assert f"[{len(ALL)} clients](docs/clients.md)" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("client", ALL, ids=lambda client: client.key)
 def test_each_client_has_a_recording_of_its_version(client: Client) -> None:
     recording = json.loads((RECORDINGS / f"{client.key}.json").read_text())
