@@ -13,14 +13,13 @@ READY := .venv/ready
 # A test process has one thread: more would only wait for the other process. Tests that still use two threads do not
 # spin for a core that another process has. Compiled modules are kept, which saves 6 s a run.
 ONE_PYTEST := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q
-# Each process begins with an equal part of the tests, so that fixtures of a module are made once, and takes tests from
-# the others when it is done. The third uses the cores while slow tests wait.
-PYTEST := $(ONE_PYTEST) -n 3 --dist worksteal
+# Three processes run the tests (tests/processes.py). The third uses the cores while slow tests wait.
+PYTEST := $(ONE_PYTEST) -p no:xdist --processes 3
 # Two Ray clusters fit on two cores: each test process has one at a time, and runs all tests of that cluster. The longest
 # come first.
 RAY_PYTEST := $(ONE_PYTEST) -n 2 --dist loadscope --no-loadscope-reorder tests/ray tests/deploy/ray
 
-.PHONY: setup model demo serve check check-half check-rest check-text test test-long clients wheel lock image debian triton bench clean
+.PHONY: setup model demo serve check check-tests check-text test test-long clients wheel lock image debian triton bench clean
 
 # Makes or repairs the environment. The other targets do this only if the environment is missing or out of date. Here mypy
 # also fills its cache, which takes 45 s, so that the first `make check` takes no longer than the next ones.
@@ -46,14 +45,12 @@ serve: $(READY)
 	$(BIN)/motet serve $(MODEL) $(ARGS)
 
 # The fast gate: format, lint, types, layers, sizes, words, fast tests; property tests draw fewer examples than in `test`,
-# and tests with many parameters have fewer cases, as there (tests/thinned.py). Two processes have a half of the folders each, as
-# sharing out tests that take a few milliseconds would cost a tenth of their time, and collecting all of them twice
-# another. The checks of the text, whose tools have one thread, run beside.
+# and tests with many parameters have fewer cases, as there (tests/thinned.py). The checks of the text, whose tools have
+# one thread, run while pytest collects the tests in one process.
 FAST := $(ONE_PYTEST) -m "not slow and not real and not gpu and not long and not clients" --hypothesis-profile=quick
-HALF := $(addprefix tests/,api attack grammar routing structured)
 
 check: $(READY)
-	$(MAKE) --no-print-directory --jobs 3 --output-sync=target check-half check-rest check-text
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-tests check-text
 
 check-text: $(READY)
 	$(BIN)/ruff format --check .
@@ -63,11 +60,8 @@ check-text: $(READY)
 	$(BIN)/python tools/sizes.py
 	$(BIN)/python -m tools.words --max-share 0
 
-check-half: $(READY)
-	$(FAST) -p no:xdist $(HALF)
-
-check-rest: $(READY)
-	$(FAST) -p no:xdist tests $(addprefix --ignore=,$(HALF))
+check-tests: $(READY)
+	$(FAST) -p no:xdist --processes 2
 
 # Also real processes, faults, reference models and the default model's weights. ARGS choose among the tests without
 # Ray clusters; with ARGS, tests with Ray clusters do not run.

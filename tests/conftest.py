@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 register_profiles()
 
-pytest_plugins = ["tests.strict", "tests.thinned"]
+pytest_plugins = ["tests.excluded", "tests.processes", "tests.strict", "tests.thinned"]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -75,6 +75,8 @@ TODAY: Mapping[str, Mapping[str, int]] = {
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields with statements, of modules and statements."""
 
 
 @dataclass(frozen=True)
@@ -113,19 +115,23 @@ def measure(path: Path, *, name: str) -> Iterator[Size]:
             yield Size(where, "arguments by place", by_place, MAX_ARGUMENTS_BY_PLACE)
 
 
-def statements(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """Yields every statement below a node, each with the node around it."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
-            yield child, node
-            yield from statements(child)
+def statements(node: ast.AST) -> list[tuple[ast.AST, ast.AST]]:
+    """Returns every statement below a node, each with the node around it."""
+    found = []
+    waiting = [node]
+    while waiting:
+        around = waiting.pop()
+        children = [child for block in BLOCKS for child in getattr(around, block, ())]
+        found += [(child, around) for child in children]
+        waiting += children
+    return found
 
 
 def functions_in(tree: ast.AST) -> Iterator[tuple[Function, bool]]:
     """Yields every function below a node, with True if its first parameter is self or cls."""
     for function, around in statements(tree):
         if isinstance(function, Function):
-            is_static = "staticmethod" in map(ast.unparse, function.decorator_list)
+            is_static = any(isinstance(one, ast.Name) and one.id == "staticmethod" for one in function.decorator_list)
             yield function, isinstance(around, ast.ClassDef) and not is_static
 
 
