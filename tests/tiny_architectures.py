@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.tiny_models import SIZES
+from tests.tiny_models import CONFIGS, SIZES
 
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 _WINDOWED: dict[str, Any] = {"sliding_window": 16, "layer_types": _KINDS}
@@ -126,7 +126,7 @@ def save_tiny_architecture(name: str, folder: Path, *, seed: int = 3, **fields: 
     """Writes config and random float32 weights of a model with four layers. Biases and norms are random too: their
     initial zeros and ones would hide that one is not used."""
     given = {**SIZES, "num_hidden_layers": 4, **ARCHITECTURES.get(name, {}), **fields}
-    kind = getattr(transformers, f"{name}Config")
+    kind = CONFIGS[name.lower()][0] if name.lower() in CONFIGS else getattr(transformers, f"{name}Config")
     torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         kind(**{key: value for key, value in given.items() if value is not None}), dtype=torch.float32

@@ -2,28 +2,35 @@
 
 Each family has a small model with its properties (`tests.tiny_architectures`), enlarged to the sizes of the default
 model with four layers. "decode" is the rate of a group of n choices after a prompt of 256 tokens, "prompt" the rate of
-a prompt of 1024 tokens. The backends take turns; figures are medians. Prints a table, and JSON on the last line.
+a prompt of 1024 tokens. The backends take turns, with one thread; figures are medians. Prints a table, and JSON on the
+last line.
 
-Run: python -m bench.kernels.families [--names Llama,Olmo2] [--ns 1,8] [--repeats 2] [--dtype bfloat16]
+With `--save`, the ratios are stored in `families.json`, from which `tools.models_page` generates a column of
+docs/models.md.
+
+Run: python -m bench.kernels.families [--names Llama,Olmo2] [--ns 1,8] [--repeats 2] [--dtype bfloat16] [--save]
 """
 
 import argparse
+import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
 from bench.program.command_line import benchmark_parser, numbers, progress
-from bench.program.report import Cells, machine, print_report, table
+from bench.program.report import Cells, cpu_name, machine, print_report, table
 from motet.engines.native.build import build_parts, core_over
 from motet.engines.native.core import EngineCore
 from motet.ids import RequestId
 from motet.types import GenerateRequest, SamplingParams, choice_starts
 from tests.tiny_architectures import ARCHITECTURES, WITHOUT_KERNELS, save_tiny_architecture
 from tests.tiny_engine import engine_config
+from tests.tiny_models import FAMILIES
 
 SIZES: dict[str, object] = {
     "hidden_size": 576,
@@ -38,6 +45,9 @@ SIZES: dict[str, object] = {
 BACKENDS = ("compiled", "torch")
 DECODED, SHORT, LONG = 32, 256, 1024
 """Numbers of tokens: of each choice, and of the prompts."""
+PROMPT = "prompt"
+SAVED = Path(__file__).with_name("families.json")
+"""File of the ratios on the machine that is named in it."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +58,47 @@ class FamilyCost:
     """Tokens per second."""
     torch: float
 
+    @property
+    def ratio(self) -> float:
+        return self.compiled / self.torch
+
     def cells(self) -> Cells:
         return [
             ("family", self.family, "<"),
             ("case", self.case, "<"),
             ("kernels, tokens/s", self.compiled, ".0f"),
             ("torch, tokens/s", self.torch, ".0f"),
-            ("kernels / torch", self.compiled / self.torch, ".1f"),
+            ("kernels / torch", self.ratio, ".1f"),
         ]
+
+
+@dataclass(frozen=True)
+class SavedRatios:
+    """What `--save` stores: kernels / torch, and the conditions under which they were measured."""
+
+    date: str
+    cpu: str
+    dtype: str
+    ratios: Mapping[str, Mapping[str, float]]
+    """Ratios of each family by the name of the case."""
+
+    @classmethod
+    def of(cls, costs: Sequence[FamilyCost], dtype: str) -> "SavedRatios":
+        ratios: dict[str, dict[str, float]] = {cost.family: {} for cost in costs}
+        for cost in costs:
+            ratios[cost.family][cost.case] = round(cost.ratio, 2)
+        return cls(datetime.now(UTC).date().isoformat(), cpu_name(), dtype, ratios)
+
+    @classmethod
+    def read(cls) -> "SavedRatios":
+        return cls(**json.loads(SAVED.read_text()))
+
+    def write(self) -> None:
+        SAVED.write_text(f"{json.dumps(asdict(self), indent=1)}\n")
+
+
+def decode_case(n: int) -> str:
+    return f"decode, n = {n}"
 
 
 def request(name: str, *, prompt: int, n: int, max_tokens: int, seed: int) -> GenerateRequest:
@@ -90,7 +133,7 @@ def measure(name: str, args: argparse.Namespace) -> list[FamilyCost]:
             for kernels in BACKENDS
         ]
         cores = [core_over(build_parts(config), config) for config in configs]
-    cases = {"prompt": (LONG, 1, 1)} | {f"decode, n = {n}": (SHORT, n, DECODED) for n in args.ns}
+    cases = {PROMPT: (LONG, 1, 1)} | {decode_case(n): (SHORT, n, DECODED) for n in args.ns}
     costs: list[FamilyCost] = []
     for case, (prompt, n, max_tokens) in cases.items():
         rates: list[list[float]] = [[], []]
@@ -109,16 +152,19 @@ def enlarged(name: str) -> dict[str, object]:
 
 def main(argv: Sequence[str]) -> int:
     parser = benchmark_parser("bench.kernels.families", __doc__)
-    known = ["Llama", *(name for name in ARCHITECTURES if name not in WITHOUT_KERNELS)]
+    known = [*map(str.title, FAMILIES), *(name for name in ARCHITECTURES if name not in WITHOUT_KERNELS)]
     parser.add_argument("--names", default=",".join(known), help="architectures, separated by commas")
     parser.add_argument("--ns", type=numbers, default=(1, 8), help="numbers of choices, separated by commas")
     parser.add_argument("--repeats", type=int, default=2, help="number of measurements of each case")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+    parser.add_argument("--save", action="store_true", help=f"store the ratios in {SAVED.name}")
     args = parser.parse_args(argv)
     costs: list[FamilyCost] = []
     for name in args.names.split(","):
         progress(name)
         costs += measure(name, args)
+        if args.save:
+            SavedRatios.of(costs, args.dtype).write()
     report = {"families": [asdict(cost) for cost in costs]}
     shown = table(cost.cells() for cost in costs)
     return print_report(report, shown, conditions=machine())

@@ -1,16 +1,21 @@
 """The comparison of ways to multiply: costs follow from seconds, and every way computes the right product. And the
-comparison of families: its default models can be made, and it measures every case on both backends."""
+comparison of families: its default models can be made, and it measures every case on both backends. And the cost of the
+checks at load: it is measured with a saved model and random ones, and extrapolated."""
 
 import json
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
-from bench.kernels import families
+from bench.kernels import families, load_checks
 from bench.kernels.__main__ import SHAPES, costs_of, measure, parse, parse_shape
 from bench.kernels.multiplications import BYTES, WAYS
 from bench.kernels.weight_copies import num_copies
 from bench.program.report import table
+from tests.tiny_models import save_tiny_model
 
 
 def test_costs_follow_from_seconds() -> None:
@@ -63,13 +68,37 @@ def test_a_run_measures_every_way_at_every_number_of_rows(monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.kernels
 def test_a_run_measures_families_on_the_kernels_and_on_torch(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Olmo3's model states the kind of each layer, so it can be made with one number of layers only."""
+    """Olmo3's model states the kind of each layer, so it can be made with one number of layers only. Gemma3's config is
+    not named like its architecture."""
     small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
     monkeypatch.setattr(families, "SIZES", families.SIZES | small)
-    assert families.main(["--names", "Llama,Olmo3", "--ns", "2", "--repeats", "1"]) == 0
+    monkeypatch.setattr(families, "SAVED", tmp_path / "saved.json")
+    names = ("Gemma3", "Olmo3")
+    assert families.main(["--names", ",".join(names), "--ns", "2", "--repeats", "1", "--save"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["families"]
-    cases = [(name, case) for name in ("Llama", "Olmo3") for case in ("prompt", "decode, n = 2")]
+    cases = [(name, case) for name in names for case in ("prompt", "decode, n = 2")]
     assert [(row["family"], row["case"]) for row in rows] == cases
     assert all(row["compiled"] > 0 and row["torch"] > 0 for row in rows)
+    ratios = families.SavedRatios.read().ratios
+    assert [(name, case) for name, found in ratios.items() for case in found] == cases
+    assert min(ratio for found in ratios.values() for ratio in found.values()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.kernels
+def test_the_cost_of_the_checks_at_load_is_extrapolated_from_two_numbers_of_layers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    small = partial(LlamaConfig, hidden_size=64, intermediate_size=128, num_attention_heads=2, vocab_size=320)
+    monkeypatch.setattr(load_checks, "LlamaConfig", small)
+    saved = save_tiny_model("llama", tmp_path)
+    assert load_checks.main(["--model", str(saved), "--layers", "1,3", "--repeats", "1", "--threads", "1"]) == 0
+    *measured, last = json.loads(capsys.readouterr().out.splitlines()[-1])["costs"]
+    assert [cost["layers"] for cost in measured] == [3, 1, 3]
+    assert all(cost["check_s"] > 0 and cost["kernels"] != "torch" for cost in measured)
+    assert all(cost["difference"] < 0.02 for cost in measured)
+    one, three = (cost["reference_s"] for cost in measured[1:])
+    assert last["layers"] == 32
+    assert last["reference_s"] == pytest.approx(three + 29 * (three - one) / 2)

@@ -125,8 +125,14 @@ def test_a_model_that_no_backend_computes_is_refused_with_the_layer(
         build_parts(config_of(folder, kernels="torch"))
 
 
-def test_weights_are_converted_for_a_moment_and_are_unchanged_afterwards(tmp_path: Path) -> None:
-    folder = save_tiny_model("gemma2", tmp_path)
+@pytest.mark.parametrize("name", ["Gemma2", "Starcoder2", "GptOss", "GPT2"])
+def test_weights_are_converted_for_a_moment_and_are_unchanged_afterwards(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models have products with and without biases, experts, and layers that are not modules of torch. Blocks of
+    1,000 weights are not a divisor of any product."""
+    monkeypatch.setattr(reference, "BLOCK_WEIGHTS", 1000)
+    folder = save_tiny_architecture(name, tmp_path)
     loaded = model.load_model(folder, model.read_config(folder), dtype=torch.bfloat16, device=torch.device("cpu"))
     before = {name: (each.data_ptr(), each.dtype) for name, each in loaded.named_parameters()}
     found = reference.reference_pass(loaded, num_tokens=20, vocab_size=320)
@@ -134,6 +140,7 @@ def test_weights_are_converted_for_a_moment_and_are_unchanged_afterwards(tmp_pat
     with pytest.raises(ZeroDivisionError), in_float32(loaded):
         raise ZeroDivisionError
     assert loaded.dtype == torch.bfloat16
+    assert all("forward" not in vars(module) for module in loaded.modules())
     rounded = Reference(folder).model
     for each, other in zip(rounded.parameters(), loaded.parameters(), strict=True):
         each.data = other.float()

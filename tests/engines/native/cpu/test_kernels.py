@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from bench.accuracy import prompt_logits
 from motet.engines.native.build import build_parts
+from motet.engines.native.checks.reference import compare, reference_pass
 from motet.engines.native.compiled_kernels import KINDS
 from motet.engines.native.core import EngineCore
-from motet.engines.native.cpu.cpu_runner import CpuRunner, chunks_agree
+from motet.engines.native.cpu.cpu_runner import CpuRunner
 from motet.engines.native.cpu.packed_weights import PackedModel, structure_for
 from motet.engines.native.model import load_model, read_config
 from motet.engines.native.step.run import ATTENTION_NAME
@@ -145,9 +146,10 @@ def test_every_kind_of_kernels_that_the_processor_can_run_computes_the_model(
     folder, cpu = tiny("gemma3"), torch.device("cpu")
     parts = build_parts(engine_config(folder, dtype=dtype, kernels="torch"))
     model = load_model(folder, read_config(folder), dtype=parts.storage.keys.dtype, device=cpu)
+    reference = reference_pass(model, num_tokens=40, vocab_size=model.config.vocab_size)
     packed = PackedModel(model, parts.storage, max_positions=512, kernels=kernels)
     runner = CpuRunner(packed, parts.storage, num_threads=2, kernels=kernels)
-    assert chunks_agree(runner, packed.vocab_size, storage=parts.storage)
+    assert compare(runner, reference, storage=parts.storage).same
     prompt = prompt_of(400, 5)
     logits = prompt_logits(replace(parts, runner=runner), list(prompt))
     assert (logits.log_softmax(-1) - truth(folder, prompt, dtype=dtype)).abs().mean() < most

@@ -14,12 +14,12 @@ For such models, the difference is the median of the tokens' differences, which 
 New weights are not compared: they have the names, shapes and dtypes of the model that was compared.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache, PreTrainedModel
@@ -38,8 +38,8 @@ INT8_ROUNDING = 0.1
 """Maximum difference that int8 weights can add."""
 MAX_RATIO = 2.0
 """Maximum ratio of a backend's difference to `rounding`."""
-HEAD_ROWS = 8192
-"""Number of rows of the output embedding's weights that are converted to float32 at a time."""
+BLOCK_WEIGHTS = 2**20
+"""Number of weights of a linear layer that are converted to float32 at a time. They stay in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,9 @@ def median_difference(found: Tensor, expected: Tensor) -> float:
 
 @torch.inference_mode()
 def compare(runner: ModelRunner, reference: ReferencePass, *, storage: KVStorage) -> Comparison:
-    """Runs the tokens of the reference in two chunks, which detects layers with a state outside of the KV cache, and
-    then in one. Uses the first blocks of the KV cache, and fills them with zeros afterwards."""
+    """Runs the tokens of the reference in three chunks, which detects layers with a state outside of the KV cache, and
+    then in one, which detects kernels that sum in another order. The last chunk has one token, as a step of one choice.
+    Uses the first blocks of the KV cache, and fills them with zeros afterwards."""
     count = len(reference.tokens)
     table = [*range(-(-count // storage.block_size))]
 
@@ -143,7 +144,8 @@ def compare(runner: ModelRunner, reference: ReferencePass, *, storage: KVStorage
         runner.settle()
         return logits[: len(rows)].to("cpu", torch.float32, copy=True)  # the next run overwrites them
 
-    chunks = torch.cat([run(0, count - count // 3), run(count - count // 3, count)]) if count > 2 else run(0, count)
+    bounds = sorted({0, count * 3 // 7, count - 1, count})
+    chunks = torch.cat([run(begin, end) for begin, end in pairwise(bounds)])
     keys = storage.keys[:, :count].transpose(1, 2).float().cpu()
     found = Comparison(
         reference.difference(chunks, reference.logits),
@@ -159,41 +161,60 @@ def compare(runner: ModelRunner, reference: ReferencePass, *, storage: KVStorage
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Makes a model compute in float32 with weights of its own dtype. To save memory, the weights of one layer are
-    converted at a time, and the output embedding in pieces."""
+    """Makes a model compute in float32 with weights of its own dtype. The weights of linear layers are converted in
+    blocks, and other parameters for one decoder layer at a time, into the same memory for all of them: new memory for
+    each layer would take longer than the products."""
+    layers, others = _parts(model)
+    products = {
+        module: module.weight
+        for module in model.modules()
+        if type(module) is nn.Linear and module.weight.dtype != torch.float32
+    }
     with ExitStack() as stack:
-        for module in _parts(model):
+        if products:
+            most = max(weight.shape[1] for weight in products.values())
+            block = next(iter(products.values())).new_empty(max(BLOCK_WEIGHTS, most), dtype=torch.float32)
+            for product in products:
+                stack.enter_context(_product_in_blocks(product, block))
+        shared: Copies = {}
+        without = {id(weight) for weight in products.values()}
+        handles = [handle for layer in layers for handle in _converted(layer, shared, without=without)]
+        for module in others:
             if isinstance(module, nn.Embedding):
-                handles = [module.register_forward_hook(lambda module, args, output: output.float())]
-            elif isinstance(module, nn.Linear):
-                stack.enter_context(_replaced_forward(module))
-                continue
+                handles.append(module.register_forward_hook(lambda module, args, output: output.float()))
             else:
-                handles = _converted(module)
-            for handle in handles:
-                stack.callback(handle.remove)
+                handles += _converted(module, {}, without=without)
+        for handle in handles:
+            stack.callback(handle.remove)
         yield
 
 
-def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the decoder layers, and all modules with parameters outside of them."""
+def _parts(model: nn.Module) -> tuple[nn.ModuleList, list[nn.Module]]:
+    """Returns the decoder layers, and all modules with parameters outside of them."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     layers = max(lists, key=lambda found: sum(parameter.numel() for parameter in found.parameters()))
     inside = {id(module) for module in layers.modules()}
-    yield from layers
-    for module in model.modules():
-        if id(module) not in inside and next(module.parameters(recurse=False), None) is not None:
-            yield module
+    outside = (module for module in model.modules() if id(module) not in inside)
+    return layers, [module for module in outside if next(module.parameters(recurse=False), None) is not None]
 
 
-def _converted(module: nn.Module) -> list[RemovableHandle]:
-    """Converts the parameters of a module to float32 while it computes."""
+Copies = dict[tuple[int, torch.Size], Tensor]
+"""Memory for parameters in float32, by their place in the module and their shape."""
+
+
+def _converted(module: nn.Module, copies: Copies, *, without: Collection[int]) -> list[RemovableHandle]:
+    """Converts the parameters of a module to float32 while it computes, except those whose ids are in `without`."""
     saved: list[tuple[nn.Parameter, Tensor]] = []
+    parameters = [parameter for parameter in module.parameters() if id(parameter) not in without]
 
     def before(*_: object) -> None:
-        saved.extend((parameter, parameter.data) for parameter in module.parameters())
-        for parameter, numbers in saved:
-            parameter.data = numbers.float()
+        saved.extend((parameter, parameter.data) for parameter in parameters)
+        for number, (parameter, numbers) in enumerate(saved):
+            if numbers.dtype != torch.float32:
+                place = number, numbers.shape
+                if place not in copies:
+                    copies[place] = torch.empty_like(numbers, dtype=torch.float32)
+                parameter.data = copies[place].copy_(numbers)
 
     def after(*_: object) -> None:
         for parameter, numbers in saved:
@@ -204,11 +225,21 @@ def _converted(module: nn.Module) -> list[RemovableHandle]:
 
 
 @contextmanager
-def _replaced_forward(linear: nn.Linear) -> Iterator[None]:
+def _product_in_blocks(linear: nn.Linear, block: Tensor) -> Iterator[None]:
+    """Makes a linear layer convert its weights to float32 block by block. `block`: memory for one of them."""
+
+    num_columns = max(1, len(block) // linear.in_features)
+
     def forward(x: Tensor) -> Tensor:
-        products = [F.linear(x, rows.float()) for rows in torch.split(linear.weight, HEAD_ROWS)]
-        product = torch.cat(products, dim=-1)
-        return product if linear.bias is None else product + linear.bias.float()
+        rows = x.reshape(-1, linear.in_features)
+        product = rows.new_empty(len(rows), linear.out_features)
+        blocks = zip(torch.split(linear.weight, num_columns), torch.split(product, num_columns, 1), strict=True)
+        for weights, columns in blocks:
+            converted = block[: weights.numel()].view(weights.shape).copy_(weights)
+            torch.mm(rows, converted.T, out=columns)
+        if linear.bias is not None:
+            product += linear.bias
+        return product.view(*x.shape[:-1], linear.out_features)
 
     linear.forward = forward  # type: ignore[method-assign, assignment]
     try:

@@ -12,14 +12,11 @@ import torch
 from torch import Tensor
 
 from motet.engines.native import compiled_kernels as c
-from motet.engines.native.attention.attention_plan import STRETCH, AttentionPlan, Ints, PromptRead, ints
+from motet.engines.native.attention.attention_plan import STRETCH, AttentionPlan, Ints, ints
 from motet.engines.native.cpu.packed_adapters import adapter_arrays
 from motet.engines.native.cpu.packed_weights import PackedModel
 from motet.engines.native.kv.storage import KVStorage
 from motet.engines.native.step.inputs import NonFiniteRowsError, StepInputs
-
-CHECK_PROMPT_TOKENS, CHECK_CHUNK_TOKENS = 40, 13
-"""Number of tokens of the prompt that `chunks_agree` runs, and of each of its chunks."""
 
 
 class CpuRunner:
@@ -171,30 +168,3 @@ def _shared_keys(plan: AttentionPlan, max_rows: int) -> list[int]:
         keys if first is not None and readers[first] > 1 else 0
         for first, keys in zip(first_blocks, num_keys, strict=True)
     ]
-
-
-def chunks_agree(runner: CpuRunner, vocab_size: int, *, storage: KVStorage) -> bool:
-    """Returns True if a prompt has the same bits in one pass and in chunks. The kernels sum in the same order with any
-    other rows in the batch; the check would detect a compiler that reorders a sum. Uses the first blocks, and fills
-    them with zeros afterwards."""
-    num_blocks = -(-CHECK_PROMPT_TOKENS // storage.block_size)
-    if num_blocks > storage.num_blocks:
-        return False
-    table = list(range(num_blocks))
-    tokens = torch.randint(vocab_size, (CHECK_PROMPT_TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
-
-    def run(begin: int, end: int) -> Tensor:
-        positions, rows = list(range(begin, end)), list(range(end - begin))
-        read = PromptRead(0, end - begin, begin, end, table)
-        plan = AttentionPlan(0, (read,), (), ())
-        inputs = StepInputs(tokens[begin:end], positions, positions, rows, len(rows), [], [], plan)
-        return runner.run(inputs).clone()
-
-    at_once = run(0, CHECK_PROMPT_TOKENS)
-    chunks = [
-        run(begin, min(begin + CHECK_CHUNK_TOKENS, CHECK_PROMPT_TOKENS))
-        for begin in range(0, CHECK_PROMPT_TOKENS, CHECK_CHUNK_TOKENS)
-    ]
-    slots = num_blocks * storage.block_size
-    storage.keys[:, :slots], storage.values[:, :slots] = 0, 0
-    return torch.equal(torch.cat(chunks), at_once)
