@@ -2,8 +2,8 @@
 
 Each family has a small model with its properties (`tests.tiny_architectures`), enlarged to the sizes of the default
 model with four layers. "decode" is the rate of a group of n choices after a prompt of 256 tokens, "prompt" the rate of
-a prompt of 1024 tokens. The backends take turns, with one thread; figures are medians. Prints a table, and JSON on the
-last line.
+a prompt of 1024 tokens. The backends take turns, with one thread. Times are CPU times, which other programs disturb
+less; figures are medians. Prints a table, and JSON on the last line.
 
 With `--save`, the ratios are stored in `families.json`, from which `tools.models_page` generates a column of
 docs/models.md.
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.program.command_line import benchmark_parser, numbers, progress
-from bench.program.report import Cells, cpu_name, machine, print_report, table
+from bench.program.report import Cells, machine, print_report, table
 from motet.engines.native.build import build_parts, core_over
 from motet.engines.native.core import EngineCore
 from motet.ids import RequestId
@@ -76,9 +76,7 @@ class FamilyCost:
 class SavedRatios:
     """What `--save` stores: kernels / torch, and the conditions under which they were measured."""
 
-    date: str
-    cpu: str
-    dtype: str
+    conditions: Mapping[str, str]
     ratios: Mapping[str, Mapping[str, float]]
     """Ratios of each family by the name of the case."""
 
@@ -87,7 +85,8 @@ class SavedRatios:
         ratios: dict[str, dict[str, float]] = {cost.family: {} for cost in costs}
         for cost in costs:
             ratios[cost.family][cost.case] = round(cost.ratio, 2)
-        return cls(datetime.now(UTC).date().isoformat(), cpu_name(), dtype, ratios)
+        found, date = machine(), datetime.now(UTC).date().isoformat()
+        return cls({"date": date, "cpu": found["cpu"], "cores": found["cores"], "dtype": dtype}, ratios)
 
     @classmethod
     def read(cls) -> "SavedRatios":
@@ -113,11 +112,11 @@ def request(name: str, *, prompt: int, n: int, max_tokens: int, seed: int) -> Ge
 def rate(core: EngineCore, *, prompt: int, n: int, max_tokens: int, seed: int) -> float:
     """Returns prompt tokens per second for answers of one token, else output tokens per second after the prompt."""
     core.submit(request(f"{seed}", prompt=prompt, n=n, max_tokens=max_tokens, seed=seed))
-    start_s, first_s = time.perf_counter(), None
+    start_s, first_s = time.process_time(), None
     while core.busy:
         if core.step().deltas and first_s is None:
-            first_s = time.perf_counter()
-    end_s = time.perf_counter()
+            first_s = time.process_time()
+    end_s = time.process_time()
     if max_tokens == 1:
         return prompt / (end_s - start_s)
     return n * (max_tokens - 1) / (end_s - (first_s or start_s))
