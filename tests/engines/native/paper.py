@@ -285,6 +285,8 @@ class PaperEngine:
         """Takes one step, and returns its plan. `on_plan` is called with the plan before it is run."""
         plan = self.scheduler.plan()
         self.scheduler.check()
+        for chunk in plan.tails:
+            assert (chunk.begin, chunk.sequence.group.trunk.complete) == (chunk.sequence.num_computed, True)
         if on_plan is not None:
             on_plan(plan)
         inputs = build_inputs(plan, BLOCK_SIZE)

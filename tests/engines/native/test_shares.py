@@ -72,6 +72,17 @@ def test_blocks_are_taken_for_a_group_within_its_share_and_from_clients_above_th
     assert engine.outputs["long", 0] == answer(SMALL, 0, 40)[30:]
 
 
+def test_a_group_that_loses_its_blocks_in_a_step_is_not_admitted_again_in_this_step() -> None:
+    engine = PaperEngine(blocks=9, budget=14, max_num_seqs=7)
+    engine.submit(request("first", (1,), max_tokens=2, client="a", priority=2))
+    engine.submit(request("other", (4, *PROMPT[:5]), max_tokens=1, client="b", client_weight=2.5, priority=1))
+    engine.submit(request("last", (1,), max_tokens=1, client="a", priority=2))
+    engine.submit(request("wide", range(20, 33), n=3, max_tokens=2, client="a"))
+    engine.run_to_end()
+    engine.assert_outputs("first", (1,), n=1, tokens=2)
+    engine.assert_outputs("wide", tuple(range(20, 33)), n=3, tokens=2)
+
+
 def test_no_client_takes_blocks_from_a_more_urgent_group() -> None:
     engine = PaperEngine(blocks=8)
     engine.submit(request("urgent", PROMPT[:4], n=6, max_tokens=3, client="hog", priority=-1))  # 1 + 6 blocks

@@ -40,8 +40,8 @@ class PlanBuilder:
         self.cost = 0.0
         self.tails: list[TailChunk] = []
         self.trunks: list[TrunkChunk] = []
-        self.computing: set[Group] = set()
-        """The groups of `trunks`."""
+        self.groups: set[Group] = set()
+        """The groups of `tails` and `trunks`, also those that have lost their blocks since they were added."""
         self.unfinished: set[QueueKey] = set()
         """Priorities and clients of work that is left out of the step for lack of time or rows."""
         self._clients = clients
@@ -90,7 +90,7 @@ class PlanBuilder:
         if count := self._size_of_chunk(group, num_pending, first=first):
             chunk = TrunkChunk(group, first, first + count)
             self.trunks.append(chunk)
-            self.computing.add(group)
+            self.groups.add(group)
             self.budget -= count
             num_sampled = len(group.fresh) if chunk.end == len(group.prompt) else 0
             cost = prompt_cost(first, chunk.end) + chunk.num_scored * SCORED_TOKEN_COST
@@ -142,6 +142,7 @@ class PlanBuilder:
             self._origins.add(group.trunk.origin)
             cost += trunk_cost(len(group.prompt))
         self.tails.append(TailChunk(sequence, sequence.num_computed, sequence.num_computed + count))
+        self.groups.add(group)
         self._shared |= group.trunk.shared
         self.budget -= count
         self._charge(group, cost)

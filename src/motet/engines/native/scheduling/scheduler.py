@@ -176,7 +176,7 @@ class Scheduler:
                     builder.add_replay(work)
             elif work.admitted:
                 self._add_trunk(work, builder)
-            elif work in builder.computing:  # it has just lost its blocks
+            elif work in builder.groups:  # it has just lost its blocks, and its chunks name the former ones
                 order.block(work)
             elif num_following >= limits.max_num_seqs and builder.cost:
                 break
