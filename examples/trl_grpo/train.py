@@ -42,9 +42,9 @@ ADAPTER = "policy"
 class PushAfterEachStep(TrainerCallback):
     """Pushes the initial weights to the server, and then the weights of each step as soon as the step ends."""
 
-    def __init__(self, server: str, *, peft: bool) -> None:
+    def __init__(self, llm: LLM, *, peft: bool) -> None:
         """`peft`: True to push the adapter of a PEFT model, which has few weights."""
-        self.server = server
+        self.llm = llm
         self.peft = peft
         self.seconds = 0.0
         """Duration of the last push."""
@@ -59,10 +59,11 @@ class PushAfterEachStep(TrainerCallback):
 
     def _push(self, model: Any, step: int) -> None:
         begin = time.perf_counter()
+        server, key, version = self.llm.url, self.llm.admin_key, f"step {step}"
         if self.peft:
-            weights.push_adapter(self.server, model, name=ADAPTER, version=f"step {step}")
+            weights.push_adapter(server, model, name=ADAPTER, version=version, admin_key=key)
         else:
-            weights.push(self.server, model.named_parameters(), version=f"step {step}")
+            weights.push(server, model.named_parameters(), version=version, admin_key=key)
         self.seconds = time.perf_counter() - begin
 
 
@@ -113,7 +114,7 @@ def lora_config() -> object:
 
 def train(arguments: argparse.Namespace, llm: LLM) -> None:
     sampler = Sampler(llm, n=N, max_tokens=MAX_TOKENS, adapter=ADAPTER if arguments.peft else None)
-    pushes = PushAfterEachStep(llm.url, peft=arguments.peft)
+    pushes = PushAfterEachStep(llm, peft=arguments.peft)
     log = Log(arguments.out, pushes)
 
     def rollout(prompts: list[Chat], trainer: GRPOTrainer) -> dict[str, list[Any]]:

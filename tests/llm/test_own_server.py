@@ -115,6 +115,14 @@ def test_a_seed_of_the_llm_makes_its_outputs_reproducible(llm: LLM) -> None:
     assert len({tuple(tokens) for output in first for tokens in output}) == 6
 
 
+def test_the_admin_key_opens_the_routes_of_trainers(llm: LLM) -> None:
+    """The bug: a trainer could not push weights to the server of an `LLM`, whose random key it did not know."""
+    with http(llm) as client:
+        assert client.get("/server_info").status_code == 401
+        headers = {"authorization": f"Bearer {llm.admin_key}"}
+        assert client.get("/server_info", headers=headers).status_code != 401
+
+
 def test_scores_and_structured_outputs(llm: LLM) -> None:
     score = llm.score("the hand in", [" the sand", [5, 6, 7]])
     assert [len(one.token_ids) for one in score.scores] == [len(one.token_logprobs) for one in score.scores]

@@ -87,7 +87,9 @@ class AsyncLLM:
         else:
             self._client = ServerClient(url, api_key=api_key)
             self._model = model
-        self._api_key, self._admin_key = api_key, admin_key
+        self._api_key = api_key
+        self.admin_key = admin_key if self._own is None else self._own.admin_key
+        """Key of the server for the routes of operators and trainers; None if there is none, or if it is not known."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -301,8 +303,8 @@ class AsyncLLM:
             if adapter is not None:
                 message = "Invalid 'adapter': give either adapter or lora_request."
                 raise RequestError(message, param="adapter", code="invalid_value")
-            admin_key = self._admin_key or self._api_key if self._own is None else self._own.admin_key
-            await load_adapters(await self._connected(), loras, base=self._model, admin_key=admin_key)
+            client, admin_key = await self._connected(), self.admin_key or self._api_key
+            await load_adapters(client, loras, base=self._model, admin_key=admin_key)
         models = [adapter or self._model if lora is None else lora.lora_name for lora in loras]
         return [
             PromptRequest(prompt=prompt, params=self._seeds.next(params), model=model, priority=priority, chat=chat)

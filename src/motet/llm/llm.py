@@ -91,6 +91,12 @@ class LLM:
         """Key of the server, for its other routes, such as `GET /metrics`. None if it needs none."""
         return self._core.api_key
 
+    @property
+    def admin_key(self) -> str | None:
+        """Key of the server for the routes of operators and trainers, as for `motet.weights.push`. None if there is
+        none, or if it was not given to `LLM(url=...)`."""
+        return self._core.admin_key
+
     def close(self) -> None:
         """Ends all answers in progress, and the server that was started. In a forked process, the server stays."""
         self._end()
