@@ -129,6 +129,6 @@ def test_help_ends_with_the_range_and_the_default_in_its_unit() -> None:
     shown = {name: SETTINGS[name].full_help.partition(" [")[2] for name in SETTINGS}
     assert shown["queue_timeout_s"] == "above 0; default: 60 s]"
     assert shown["kv_cache_gb"].startswith("above 0; default: 2 GiB; on a CPU with little memory, ")
-    assert shown["max_model_len"] == "at least 2; default: the model's maximum]"
+    assert shown["max_model_len"] == "at least 2; default: the model's maximum, or its original length with LongRoPE]"
     assert shown["prefix_cache"] == "default: on]"
     assert shown["worker_api_key"] == ""

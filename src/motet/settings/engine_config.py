@@ -127,7 +127,7 @@ class EngineConfig:
         None,
         "Maximum length of a prompt and its output together.",
         unit="tokens",
-        unset="the model's maximum",
+        unset="the model's maximum, or its original length with LongRoPE",
         minimum=2,
         reason="it holds a prompt and an output",
     )

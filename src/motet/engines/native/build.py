@@ -46,6 +46,7 @@ from motet.engines.native.model import (
     weights_in_memory,
 )
 from motet.engines.native.model_weights import PublishedForm, TensorWeights
+from motet.engines.native.rope import select_factors
 from motet.engines.native.step.run import Backend, ModelRunner, TorchRunner
 from motet.engines.native.weight_loader import StartWeights, WeightLoader
 from motet.errors import ConfigError, KVMemoryError, MotetError, UnsupportedModelError
@@ -131,7 +132,8 @@ def build_parts(config: EngineConfig, *, pid: int | None = None) -> Parts:
     hf_config = read_config(folder)
     device, dtype = resolve_device(config.device), resolve_dtype(config.dtype, hf_config)
     shape = read_shape(folder, hf_config, generation=Path(config.generation_path or folder))
-    max_model_len = max_model_len_of(config.max_model_len, shape.max_model_len)
+    max_model_len = max_model_len_of(config.max_model_len, shape)
+    select_factors(hf_config, max_model_len)
     layout = KVLayout(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
     needs = MemoryNeeds(max_model_len, weights_in_memory(folder, hf_config, dtype=dtype))
     choose = partial(choose_blocks, config, layout, needs=needs, device=device)
@@ -359,10 +361,10 @@ def _allocated(layout: KVLayout, num_blocks: int, *, device: torch.device) -> KV
         ) from exc
 
 
-def max_model_len_of(setting: int | None, limit: int) -> int:
-    """Returns the setting if there is one, and otherwise the limit of the model."""
+def max_model_len_of(setting: int | None, shape: ModelShape) -> int:
+    """Returns the setting if there is one, and otherwise the default of the model."""
     if setting is None:
-        return limit
-    if not 2 <= setting <= limit:
-        raise ConfigError(f"--max-model-len is {setting}; this model allows 2 to {limit}")
+        return shape.default_length
+    if not 2 <= setting <= shape.max_model_len:
+        raise ConfigError(f"--max-model-len is {setting}; this model allows 2 to {shape.max_model_len}")
     return setting

@@ -19,6 +19,7 @@ from motet.engines.native.quantized.dequantized import DequantizedCheckpoint
 from motet.engines.native.quantized.detect import CONFIG_FIELDS
 from motet.engines.native.quantized.fp8 import ACTIVATIONS
 from motet.engines.native.quantized.stored_tensors import FLOATS, LogicalTensor, plain_tensors
+from motet.engines.native.rope import check_rope, default_length
 from motet.engines.native.step.padded_experts import EXPERTS_NAME
 from motet.engines.native.step.run import ATTENTION_NAME
 from motet.errors import ConfigError, ModelLoadError, MotetError, UnsupportedModelError
@@ -32,9 +33,6 @@ logger = logging.getLogger(__name__)
 
 ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers whose only memory of previous tokens is the KV cache."""
-
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Types of RoPE whose angles depend on the longest sequence of a batch, so choices would depend on other sequences."""
 
 TEXT_PART_NAME = re.compile(r"(model\.)?language_model\.")
 """Start of the names of a decoder's tensors in a checkpoint that also has parts for images."""
@@ -64,6 +62,9 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     max_model_len: int
+    """Length of the model's context."""
+    default_length: int
+    """Maximum length of an engine without `--max-model-len`."""
     eos_token_ids: tuple[int, ...]
 
 
@@ -93,7 +94,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
             )
         if (reason := _without_kv_cache(config)) is not None:
             raise UnsupportedModelError(f"{folder} contains {', '.join(architectures)}, {reason}")
-        _check_rope(config, folder)
+        check_rope(config, folder)
     except MotetError:
         raise
     except Exception as exc:  # transformers does not check the types of all values
@@ -124,16 +125,6 @@ def _without_kv_cache(config: PreTrainedConfig) -> str | None:
     return None
 
 
-def _check_rope(config: PreTrainedConfig, folder: Path) -> None:
-    rope = getattr(config, "rope_parameters", None) or {}
-    for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
-        if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
-            raise UnsupportedModelError(
-                f"{folder} uses rope type {parameters['rope_type']!r}, whose angles depend on the batch; "
-                f"every type except {', '.join(LENGTH_DEPENDENT_ROPE)} is supported"
-            )
-
-
 def read_shape(folder: Path, config: PreTrainedConfig, *, generation: Path | None = None) -> ModelShape:
     """Returns the sizes of a model. As in transformers, the end tokens of generation_config.json take precedence, which
     is in the folder `generation` if it is not in the model's. Raises ModelLoadError for a value that is not a size."""
@@ -145,13 +136,14 @@ def read_shape(folder: Path, config: PreTrainedConfig, *, generation: Path | Non
             raise ModelLoadError(f"{folder / 'config.json'}: {name} is {_shown(value)}, and must be a number from 1 on")
         return value
 
-    heads = size("num_attention_heads")
+    heads, context = size("num_attention_heads"), size("max_position_embeddings")
     return ModelShape(
         num_layers=size("num_hidden_layers"),
         num_kv_heads=size("num_key_value_heads", heads),
         head_dim=_latent_head_dim(config) or size("head_dim", size("hidden_size") // heads),
         vocab_size=size("vocab_size"),
-        max_model_len=size("max_position_embeddings"),
+        max_model_len=context,
+        default_length=default_length(config, context),
         eos_token_ids=_eos_token_ids(folder, config, generation=generation or folder),
     )
 

@@ -56,7 +56,7 @@ def model_facts(config: EngineConfig) -> Facts:
         resolve_device(config.device),
         resolve_dtype(config.dtype, hf_config),
     )
-    max_model_len = max_model_len_of(config.max_model_len, shape.max_model_len)
+    max_model_len = max_model_len_of(config.max_model_len, shape)
     layout = KVLayout(shape.num_layers, config.block_size, shape.num_kv_heads, shape.head_dim, dtype)
     needs = MemoryNeeds(max_model_len, weights_in_memory(folder, hf_config, dtype=dtype))
     num_blocks, reason = choose_blocks(config, layout, needs=needs, device=device)
