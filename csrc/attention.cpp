@@ -36,17 +36,17 @@ BestAndMass softmax_weights(const float* scores, int begin, int end, int width, 
 float exp2_of_difference(float x, float y) { return first(exp2_of_negative(all(x - y))); }
 
 // Merges a line's state over one stretch, `fresh`, into its state over the previous stretches, `total`.
-void merge(float* total, const float* fresh, int head_dim) {
-  float &best = total[head_dim], &mass = total[head_dim + 1];
-  const float fresh_best = fresh[head_dim], fresh_mass = fresh[head_dim + 1];
+void merge(float* total, const float* fresh, int width) {
+  float &best = total[width], &mass = total[width + 1];
+  const float fresh_best = fresh[width], fresh_mass = fresh[width + 1];
   if (fresh_best == -kInfinity) return;  // no visible key
   if (best == -kInfinity) {
-    std::copy(fresh, fresh + head_dim + 2, total);
+    std::copy(fresh, fresh + width + 2, total);
     return;
   }
   const float top = std::max(best, fresh_best);
   const float old_weight = exp2_of_difference(best, top), new_weight = exp2_of_difference(fresh_best, top);
-  for (int at = 0; at < head_dim; at += kLanes) {
+  for (int at = 0; at < width; at += kLanes) {
     const Floats fresh_sum = load(fresh + at) * all(new_weight);
     store(total + at, fma(load(total + at), all(old_weight), fresh_sum));
   }
@@ -55,10 +55,10 @@ void merge(float* total, const float* fresh, int head_dim) {
 }
 
 // Adds a key without a value to a state. `score` is its exponent of 2.
-void add_sink(float* state, float score, int head_dim) {
-  float &best = state[head_dim], &mass = state[head_dim + 1];
+void add_sink(float* state, float score, int width) {
+  float &best = state[width], &mass = state[width + 1];
   const float top = std::max(best, score), weight = exp2_of_difference(best, top);
-  for (int at = 0; at < head_dim; at += kLanes) store(state + at, load(state + at) * all(weight));
+  for (int at = 0; at < width; at += kLanes) store(state + at, load(state + at) * all(weight));
   mass = mass * weight + exp2_of_difference(score, top);
   best = top;
 }
@@ -138,7 +138,7 @@ class Reader {
   void merge_all(const float* fresh, float* total, int rows) {
     const int size = state_size(model_);
     for (int line = 0; line < rows * group_size(model_); ++line)
-      merge(total + line * size, fresh + line * size, model_.head_dim);
+      merge(total + line * size, fresh + line * size, padded_dim(model_));
   }
 
  private:
@@ -197,18 +197,19 @@ class Reader {
   // kMaxRows.
   template <class Visible>
   void read_lines(const Number* queries, int line, int count, int begin, int end, Visible visible, float* states) {
-    const int group = group_size(model_), dim = model_.head_dim, size = state_size(model_);
+    const int group = group_size(model_), dim = model_.head_dim, padded = padded_dim(model_);
+    const int size = state_size(model_);
     // The last line sees the most keys.
     const int num_visible = std::min(end, visible((line + count - 1) / group).end) - begin;
     if (num_visible <= 0) {
-      for (int i = 0; i < count; ++i) states[i * size + dim] = -kInfinity;
+      for (int i = 0; i < count; ++i) states[i * size + padded] = -kInfinity;
       return;
     }
     const int panels = panels_of(num_visible), width = panels * kPanel;
     float* scores = space_.scores.data();
     Number* weights = space_.weights.data();
     const auto fetch = [&] { prefetch_next(); };
-    product_in_cache(count, queries + std::size_t(line) * dim, dim, space_.keys.data(), panel_size(dim), panels, dim,
+    product_in_cache(count, queries + std::size_t(line) * dim, dim, space_.keys.data(), panel_size(padded), panels, dim,
                      fetch, [&](int row, int panel, Floats left, Floats right) {
                        float* to = scores + row * kStretch + panel * kPanel;
                        store(to, score(left));
@@ -218,8 +219,8 @@ class Reader {
       const VisibleKeys s = visible((line + i) / group);
       const BestAndMass w = softmax_weights(scores + i * kStretch, s.begin - begin, std::min(s.end, end) - begin,
                                             width, weights + i * kStretch);
-      states[i * size + dim] = w.best;
-      states[i * size + dim + 1] = w.mass;
+      states[i * size + padded] = w.best;
+      states[i * size + padded + 1] = w.mass;
     }
     product_in_cache(count, weights, kStretch, space_.values.data(), panel_size(kStretch), panels_of(dim), width, fetch,
                      [&](int row, int panel, Floats left, Floats right) {
@@ -263,13 +264,13 @@ class Reader {
   // Packs keys as columns and values as rows, and fills the last panel with zeros. The first `packed` keys are packed
   // already. Not inlined, because its loops would run out of registers.
   __attribute__((noinline)) void pack(int begin, int end, int packed) {
-    const int dim = model_.head_dim, columns = panels_of(end - begin) * kPanel;
+    const int dim = model_.head_dim, padded = padded_dim(model_), columns = panels_of(end - begin) * kPanel;
     const std::size_t* offsets = space_.offsets.data();
     const auto row = [&](const Number* pool, int key) { return begin + key < end ? pool + offsets[key] : nullptr; };
     const int first = packed / kLanes * kLanes;
     for (int key = first; key < columns; key += kLanes) {
       for (const int stop = std::min(key + kAhead + kLanes, to_fetch_); fetched_ < stop;) prefetch_next();
-      pack_columns(space_.keys.data() + key / kPanel * panel_size(dim) + key % kPanel * kDeep<Number>,
+      pack_columns(space_.keys.data() + key / kPanel * panel_size(padded) + key % kPanel * kDeep<Number>,
                    dim, [&](int i) { return row(keys_, key + i); });
       for (int slice = key; slice < key + kLanes; slice += kDeep<Number>)
         pack_values(slice, [&](int i) { return row(values_, slice + i); });
@@ -323,8 +324,8 @@ void Attention<Number>::prepare(const Model& model, const Batch& batch, int num_
   workspaces_.resize(num_threads);
   const std::size_t lines = std::max(kMaxLines, group_size(model));
   for (auto& space : workspaces_) {
-    space.keys.resize(kStretch * model.head_dim);
-    space.values.resize(kStretch * model.head_dim);
+    space.keys.resize(kStretch * padded_dim(model));
+    space.values.resize(kStretch * padded_dim(model));
     space.offsets.resize(2 * kStretch);
     space.scores.resize(kMaxRows * kStretch);
     space.weights.resize(kMaxRows * kStretch);
@@ -373,12 +374,12 @@ void Attention<Number>::run(const Model& model, const Layer& layer, const Batch&
 template <class Number>
 void Attention<Number>::finish(const Model& model, const Layer& layer, const Batch& batch, const Number* queries,
                                const Task& task, Workspace& space, Number* output) {
-  const int group = group_size(model), dim = model.head_dim, size = state_size(model);
+  const int group = group_size(model), dim = model.head_dim, padded = padded_dim(model), size = state_size(model);
   const int rows = task.row_end - task.row_begin;
   const Span& span = *task.span;
   Reader<Number> reader(model, layer, batch, queries, task.kv_head, space, trunk_states_.data());
   float* total = space.total.data();
-  for (int line = 0; line < rows * group; ++line) total[line * size + dim] = -kInfinity;
+  for (int line = 0; line < rows * group; ++line) total[line * size + padded] = -kInfinity;
   for (int stretch = 0; stretch < stretches_of(span.trunk_keys); ++stretch) {
     const int keys = std::min(span.trunk_keys - stretch * kStretch, kStretch);
     const Part part{&span, task.row_begin, task.row_end, keys, 0, task.states};
@@ -394,10 +395,10 @@ void Attention<Number>::finish(const Model& model, const Layer& layer, const Bat
   for (int line = 0; line < rows * group; ++line) {
     const std::size_t row = task.row_begin + line / group, head = task.kv_head * group + line % group;
     float* state = total + line * size;
-    if (layer.sinks) add_sink(state, layer.sinks[head] * kLog2E, dim);
-    const Floats mass = all(state[dim + 1]);  // 0 only if no score is a number: the output is then NaN
+    if (layer.sinks) add_sink(state, layer.sinks[head] * kLog2E, padded);
+    const Floats mass = all(state[padded + 1]);  // 0 only if no score is a number: the output is then NaN
     for (int at = 0; at < dim; at += kLanes)
-      store(output + (row * model.heads + head) * dim + at, load(state + at) / mass);
+      store_first(output + (row * model.heads + head) * dim + at, load(state + at) / mass, dim - at);
   }
 }
 

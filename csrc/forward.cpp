@@ -158,7 +158,7 @@ void ForwardIn<Number>::store_row(const Layer& layer, const Batch& batch, int ro
     embed_position(layer.query_norm, x, heads);
     for (int head = 0; head < heads; ++head) {
       Number* to = queries_.data() + ((std::size_t(head / group) * rows + query_row) * group + head % group) * dim;
-      for (int at = 0; at < dim; at += kLanes) store(to + at, load(x + head * dim + at));
+      for (int at = 0; at < dim; at += kLanes) store_first(to + at, load(x + head * dim + at), dim - at);
     }
   }
   float *keys = x + heads * dim, *values = keys + kv_heads * dim;

@@ -1,8 +1,10 @@
 // The caller's inputs: a model and a step's batch, as plain structs of pointers. The native engine's
 // `compiled_kernels.py` mirrors them.
 //
-// All memory belongs to the caller and outlives the call. Every dimension is a multiple of 32. The weights, keys,
-// values and inputs of products of a model have one type of number: bf16 or float32.
+// All memory belongs to the caller and outlives the call. The weights, keys, values and inputs of products of a model
+// have one type of number: bf16 or float32. Every dimension is a multiple of 32, except for the vocabulary and the size
+// of a head: `head_dim` is even, and a multiple of 16 if heads have norms. All query heads of a layer together, and all
+// key heads, are multiples of 32.
 #pragma once
 
 #include <cstdint>
@@ -85,8 +87,8 @@ struct Layer {
   Norm key_norm;
   Rotary rotary;
   const float* sinks;  // [heads] or null: a score of each head for a key without a value
-  void* keys;          // [slots][kv_heads][head_dim]
-  void* values;
+  void* keys;          // [slots][kv_heads][head_dim], then the slack of the KV cache: at least 32 numbers
+  void* values;        // as the keys
   std::int32_t window;  // number of keys that a query sees, including its own; 0: no limit
   float score_scale;
   float score_softcap;         // 0: none

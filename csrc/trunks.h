@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "model.h"
+#include "panel.h"
 
 namespace motet {
 
@@ -26,9 +27,12 @@ constexpr std::size_t kNotShared = ~std::size_t(0);
 inline int group_size(const Model& model) { return model.heads / model.kv_heads; }
 inline int stretches_of(int keys) { return (keys + kStretch - 1) / kStretch; }
 
-// Size in floats of a line's state over the keys read so far: the sum [head_dim] of the values with weights
+// Number of columns of a head's values in panels. Columns after `head_dim` have any numbers, and are not used.
+inline int padded_dim(const Model& model) { return panels_of(model.head_dim) * kPanel; }
+
+// Size in floats of a line's state over the keys read so far: the sum [padded_dim] of the values with weights
 // 2^(score - best), then the best score, then the sum of the weights.
-inline int state_size(const Model& model) { return model.head_dim + 2; }
+inline int state_size(const Model& model) { return padded_dim(model) + 2; }
 
 // Rows of one span in a reading.
 struct Part {

@@ -1,5 +1,7 @@
-// exp2, sigmoid and tanh of sixteen floats at a time. Rounding does not depend on the caller.
+// exp2, sigmoid and tanh of sixteen floats at a time, whose rounding does not depend on the caller, and partial stores.
 #pragma once
+
+#include <algorithm>
 
 #include "floats.h"  // from avx512 or avx2
 
@@ -29,6 +31,15 @@ inline Floats sigmoid(Floats x) {
 }
 
 inline Floats tanh(Floats x) { return fms(all(2.0f), sigmoid(x + x), all(1.0f)); }  // 2 sigmoid(2x) - 1
+
+// Stores the first `count` lanes, or all lanes if there are fewer.
+template <class Number>
+inline void store_first(Number* to, Floats x, int count) {
+  if (count >= kLanes) return store(to, x);
+  Number stored[kLanes];
+  store(stored, x);
+  std::copy_n(stored, count, to);
+}
 
 inline Mask finite(Floats x) { return less(abs(x), all(kInfinity)); }
 

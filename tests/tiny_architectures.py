@@ -33,6 +33,7 @@ _LATENT: dict[str, Any] = {
 _FACTORS: dict[str, Any] = {"embedding_multiplier": 3.0, "attention_multiplier": 0.1, "residual_multiplier": 0.4}
 _NO_HEADS: dict[str, Any] = {"head_dim": None, "num_key_value_heads": None}
 _ROWS: dict[str, Any] = {"head_dim": None, "hidden_size": 128}
+_HEADS_OF_80: dict[str, Any] = {"hidden_size": 320, "initializer_range": 0.1}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "SmolLM3": {"no_rope_layers": [1, 1, 1, 0]},
     "Granite": {**_FACTORS, "logits_scaling": 2.0},
@@ -40,7 +41,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Olmo2": {},
     "Cohere2": {**_WINDOWED, "logit_scale": 0.3},
     "Qwen3Moe": {**_EXPERTS, "norm_topk_prob": True},
-    "GPTNeoX": {**_ROWS, "num_key_value_heads": None, "rotary_pct": 0.25},
+    "GPTNeoX": {**_ROWS, **_HEADS_OF_80, "num_key_value_heads": None, "rotary_pct": 0.25},
     "Glm4": {"partial_rotary_factor": 0.5},
     "Apertus": {},
     "Arcee": {},
@@ -66,7 +67,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Olmo3": _WINDOWED,
     "Olmoe": {**_EXPERTS, "head_dim": None, "num_attention_heads": 2},
     "Persimmon": {**_ROWS, "num_key_value_heads": None, "partial_rotary_factor": 0.5},
-    "Phi": {**_ROWS, "partial_rotary_factor": 0.5, "qk_layernorm": True},
+    "Phi": {**_ROWS, **_HEADS_OF_80, "partial_rotary_factor": 0.4, "qk_layernorm": True},
     "Qwen2Moe": {**_EXPERTS, "shared_expert_intermediate_size": 32},
     "SeedOss": {"attention_bias": True},
     "StableLm": {**_ROWS, "partial_rotary_factor": 0.25, "use_qkv_bias": True, "use_parallel_residual": True},

@@ -116,7 +116,7 @@ def rows_of(parts: Parts, requests: list[GenerateRequest], *, budget: int) -> di
 def test_new_weights_are_written_to_every_form_of_packing(name: str, numbers: dict[str, str], tmp_path: Path) -> None:
     """Fused products grouped by head, fused gates, plain products with biases, and norms of each head."""
     folders = [save_tiny_architecture(name, tmp_path / f"{seed}", seed=seed) for seed in (3, 4)]
-    parts, expected = (build_parts(engine_config(folder, kv_cache_gb=gb_of(256), **numbers)) for folder in folders)
+    parts, expected = (build_parts(engine_config(folder, kv_cache_gb=gb_of(512), **numbers)) for folder in folders)
     assert parts.info.kernels != "torch"
     loaded = parts.weights.prepare(CheckpointKind.FILES, [folders[1]])
     loaded.staged.apply()

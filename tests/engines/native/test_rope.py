@@ -31,9 +31,9 @@ def save_long_rope(folder: Path, *, rotary: float = 1.0, only_long: bool = False
         **{name: value for name, value in SIZES.items() if name not in ("head_dim", "hidden_size")},
         hidden_size=128,
         original_max_position_embeddings=ORIGINAL,
-        partial_rotary_factor=rotary,
         rope_parameters={
             "rope_type": "longrope",
+            "partial_rotary_factor": rotary,
             "short_factor": long if only_long else short,
             "long_factor": long,
         },

@@ -49,7 +49,8 @@ def check_rope(config: PreTrainedConfig, folder: Path) -> None:
 def default_length(config: PreTrainedConfig, maximum: int) -> int:
     """Returns the maximum length of an engine without a setting: `maximum`, the length of the model. With LongRoPE, it
     is the original length, because the long factors make answers to short prompts worse."""
-    return min([maximum, *(parameters[ORIGINAL] for parameters in _long_rope(config))])
+    lengths: list[int] = [parameters[ORIGINAL] for parameters in _long_rope(config)]
+    return min([maximum, *lengths])
 
 
 def select_factors(config: PreTrainedConfig, max_model_len: int) -> None:

@@ -38,9 +38,12 @@ SLOW_FAMILIES = [
     pytest.param(family, marks=FAMILY_MARKS.get(family, [pytest.mark.slow, pytest.mark.long])) for family in FAMILIES
 ]
 ODD = [
-    pytest.param(name, marks=pytest.mark.slow) for name in ("biased", "tied", "deep", "odd vocabulary", "one key head")
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("biased", "tied", "deep", "odd vocabulary", "one key head", "heads of 100")
 ]
 NAMES = (*SLOW_FAMILIES, *ODD)
+HEAD_SIZES = (8, 48, 80, 100, 120)
+"""Sizes of heads that are not multiples of 32."""
 LENGTH = 600
 """Number of prompt tokens, more than two of the stretches in which the kernels read keys."""
 WRITTEN = 300
@@ -55,6 +58,12 @@ def odd_configs() -> dict[str, PreTrainedConfig]:
         "deep": LlamaConfig(**{**sizes, "intermediate_size": 2080}),
         "odd vocabulary": LlamaConfig(**{**sizes, "vocab_size": 333}),
         "one key head": LlamaConfig(**{**sizes, "num_attention_heads": 8, "num_key_value_heads": 1}),
+        **{
+            f"heads of {size}": LlamaConfig(
+                **{**sizes, "head_dim": size, "num_attention_heads": 16, "num_key_value_heads": 8}
+            )
+            for size in HEAD_SIZES
+        },
     }
 
 
@@ -134,17 +143,18 @@ def test_log_probabilities_are_nearer_to_float32_than_those_of_torchs_operators(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", *(f"heads of {size}" for size in HEAD_SIZES)])
 @pytest.mark.parametrize(
     ("kind", "dtype", "most"),
-    [(kind, *numbers) for kind in KINDS for numbers in (("bfloat16", 0.02), ("float32", 2e-5))],
+    [(kind, *numbers) for kind in KINDS for numbers in (("bfloat16", 0.04), ("float32", 2e-5))],
 )
 def test_every_kind_of_kernels_that_the_processor_can_run_computes_the_model(
-    kind: str, dtype: str, most: float, tiny: Made
+    kind: str, dtype: str, most: float, name: str, made: Made
 ) -> None:
     """Engines use the first kind, and so do all other tests."""
     kernels = kernels_of(kind)
-    folder, cpu = tiny("gemma3"), torch.device("cpu")
-    parts = build_parts(engine_config(folder, dtype=dtype, kernels="torch"))
+    folder, cpu = made(name), torch.device("cpu")
+    parts = build_parts(engine_config(folder, dtype=dtype, kernels="torch", kv_cache_gb=0.05))
     model = load_model(folder, read_config(folder), dtype=parts.storage.keys.dtype, device=cpu)
     reference = reference_pass(model, num_tokens=40, vocab_size=model.config.vocab_size)
     packed = PackedModel(model, parts.storage, max_positions=512, kernels=kernels)
@@ -157,7 +167,7 @@ def test_every_kind_of_kernels_that_the_processor_can_run_computes_the_model(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["one key head", "llama", "deep", "gemma2"])
+@pytest.mark.parametrize("name", ["one key head", "llama", "deep", "gemma2", "heads of 100"])
 def test_bits_do_not_depend_on_the_number_of_threads(name: str, dtype: str, made: Made) -> None:
     """More threads read a trunk in other pieces; with more threads than cores they take turns."""
     request = group("g", prompt_of(LENGTH, 5), n=5, seed=9, max_tokens=12)
@@ -191,6 +201,9 @@ def test_the_reason_names_what_the_kernels_cannot_run() -> None:
     assert "on cuda" in reason_against(found, bf16, device="cuda:0")
     assert "the activation PReLU (layer 0)" in reason_against(found, bf16, hidden_activation="prelu")
     assert "the size 100 of hidden states" in reason_against(found, bf16, intermediate_size=100)
+    one_key_head = reason_against(found, bf16, head_dim=80, num_key_value_heads=1)
+    assert "the size 80 of hidden states, of all key heads" in one_key_head
+    assert "heads have norms, and their size 120" in reason_against(found, bf16, head_dim=120)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from motet.engines.native import compiled_kernels as c
 from motet.engines.native.attention.group_attention import Scores
 from motet.engines.native.cpu.expert_reader import ExpertsRead, read_experts
 from motet.engines.native.cpu.model_trace import AttentionCall, Call, is_mixture, trace
@@ -33,6 +34,8 @@ from motet.log import cut
 
 logger = logging.getLogger(__name__)
 
+LANES = c.PANEL // 2
+"""Number of adjacent numbers that the kernels compute at once."""
 MAX_REASON_CHARS = 200
 """Maximum length of an unexpected error in the reason."""
 
@@ -119,14 +122,31 @@ class Structure:
             found += [layer.attention.norm, layer.attention.post_norm, layer.mlp.norm, layer.mlp.post_norm]
         return list({norm.module: norm for norm in found if norm is not None}.values())
 
-    @property
-    def sizes(self) -> list[int]:
-        """Sizes of hidden states, of heads and of the inputs and outputs of products, except for the vocabulary."""
+    def unsupported_reason(self) -> str | None:
+        """Returns the reason why the kernels cannot compute with the sizes of this model; None if they can."""
+        for layer in self.layers:
+            attention = layer.attention
+            if attention.head_dim % 2:
+                return f"the size {attention.head_dim} of heads is odd"
+            for norm in (attention.query_norm, attention.key_norm):
+                if norm is not None and norm.width % LANES:
+                    return f"heads have norms, and their size {norm.width} is not a multiple of {LANES}"
+        if wrong := [size for size in self._sizes() if size % c.PANEL]:
+            return (
+                f"the size {wrong[0]} of hidden states, of all key heads or of products is not a multiple of {c.PANEL}"
+            )
+        return None
+
+    def _sizes(self) -> list[int]:
+        """Returns the sizes of hidden states, of all key heads of a layer, and of the inputs and outputs of products,
+        except for the vocabulary."""
         found = {self.embedding.embedding_dim}
         for layer in self.layers:
-            found |= {layer.attention.head_dim, layer.attention.out.in_features}
-            found |= set() if layer.mlp.down is None else {layer.mlp.down.in_features}
-            found |= set() if layer.mlp.experts is None else {layer.mlp.experts.width}
+            attention, mlp = layer.attention, layer.mlp
+            queries = attention.out.in_features
+            found |= {queries, (attention.qkv.columns - queries) // 2}
+            found |= set() if mlp.down is None else {mlp.down.in_features}
+            found |= set() if mlp.experts is None else {mlp.experts.width}
         return sorted(found)
 
 

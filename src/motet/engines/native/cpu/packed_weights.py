@@ -45,9 +45,7 @@ def structure_for(
         structure = read_structure(model, max_positions=max_positions)
     except StructureError as error:
         return f"they do not implement {error}"
-    if sizes := [size for size in structure.sizes if size % c.PANEL]:
-        return f"the size {sizes[0]} of hidden states, heads or products is not a multiple of {c.PANEL}"
-    return structure
+    return structure.unsupported_reason() or structure
 
 
 class PackedModel:
