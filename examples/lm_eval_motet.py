@@ -17,6 +17,7 @@ from aiohttp import ClientSession, ClientTimeout
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import register_model
 from lm_eval.models.openai_completions import LocalCompletionsAPI
+from tenacity import retry, stop_after_attempt, wait_exponential
 
 MAX_CONTINUATIONS = 128
 """Maximum number of continuations in a request. By default, a server accepts 256 (`--max-waiting-groups`)."""
@@ -59,11 +60,14 @@ class MotetScores(LocalCompletionsAPI):  # type: ignore[misc]
             async def send(context: tuple[int, ...], continuations: list[list[int]]) -> list[Score]:
                 body = {"model": self.model, "prompt": [*context], "continuations": continuations}
                 async with limit, session.post(self.base_url.replace("/completions", "/score"), json=body) as answer:
-                    answer.raise_for_status()
+                    if not answer.ok:
+                        raise OSError(f"{answer.url} answered {answer.status}: {await answer.text()}")
                     scores = (await answer.json())["scores"]
                 return [(score["logprob"], score["is_greedy"]) for score in scores]
 
-            return await asyncio.gather(*(send(context, continuations) for context, continuations in parts))
+            again = retry(stop=stop_after_attempt(self.max_retries), wait=wait_exponential(max=10), reraise=True)
+            results: list[list[Score]] = await asyncio.gather(*(again(send)(*part) for part in parts))
+            return results
 
 
 if __name__ == "__main__":

@@ -127,6 +127,8 @@ def test_a_folder_without_the_file_is_refused_and_a_model_without_it_has_no_defa
     assert default_sampling_params(ModelConfig(), tmp_path) == {}
     with pytest.raises(ConfigError, match=r"--generation-config .*: there is no generation_config\.json"):
         generation_folder(ModelConfig(generation_config=str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"--generation-config .*: there is no such folder; give auto"):
+        generation_folder(ModelConfig(generation_config=str(tmp_path / "none")))
 
 
 NAMES = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"}

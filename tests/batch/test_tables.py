@@ -65,6 +65,7 @@ async def test_short_lines_and_complete_lines_can_be_mixed(tmp_path: Path) -> No
     await scene.run()
     assert scene.results().keys() == {"a", "line-2"}
     assert scene.failures() == {None: "missing_required_parameter"}
+    assert "or only messages or prompt" in scene.errors.read_text()
 
 
 def answer(line: BatchLine, attempt: int) -> ServerReply:

@@ -141,6 +141,7 @@ async def test_an_operators_mistakes_change_nothing(
     async with Running(folder, admin_key="admin") as server:
         refused = await load(server, name, tmp_path / path)
         assert_error(refused, status=status, **({} if code is None else {"code": code}))
+        assert status != 404 or "must be a folder with adapter_config.json" in refused.json()["error"]["message"]
         assert [*await cards(server)] == ["tiny"]
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from motet.deploy.server_plan import ServerPlan, engine_configs
+from motet.deploy.server_plan import ServerPlan, adapter_folders, engine_configs
+from motet.errors import ConfigError
 from motet.log import LogFormat
 from motet.settings.engine_config import EngineConfig
 from motet.settings.server_config import CellConfig, ServerConfig
@@ -79,3 +80,12 @@ def test_engines_share_the_memory_and_log_as_their_server_does() -> None:
     configs = engine_configs(shared, cores=2, available_bytes=2**30).values()
     assert {(config.available_bytes, config.num_engines) for config in configs} == {(2**30, 3)}
     assert {(config.log_format, config.log_level) for config in configs} == {("json", "error")}
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [(".", "no adapter_config.json in this folder"), ("none", "no such folder")]
+)
+def test_a_folder_without_an_adapter_is_refused_with_the_reason(tmp_path: Path, path: str, reason: str) -> None:
+    engine = EngineConfig(model_path="/m", model_name="m", adapters=(f"sql={tmp_path / path}",))
+    with pytest.raises(ConfigError, match=f"--adapter sql=.*: there is {reason}"):
+        adapter_folders(engine)

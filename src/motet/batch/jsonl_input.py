@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from motet.batch.line_reader import read_lines
@@ -10,6 +11,8 @@ from motet.batch.lines import MAX_LINE_BYTES, MISSING, BatchLine, LineError, is_
 from motet.batch.requests import NumberedLine
 from motet.batch.rows import BodyFields, short_line
 from motet.errors import BatchStoppedError, ConfigError
+
+LINE_FIELDS = "A line has custom_id, method, url and body, or only messages or prompt."
 
 
 class JsonlInput:
@@ -43,5 +46,6 @@ class JsonlInput:
     def _request(self, text: bytes, number: int) -> BatchLine | LineError:
         request = parse_line(text)
         if isinstance(request, LineError) and request.code == MISSING:
-            return short_line(text, number=number, params=self._params) or request
+            short = short_line(text, number=number, params=self._params)
+            return short or replace(request, message=f"{request.message} {LINE_FIELDS}")
         return request

@@ -75,7 +75,8 @@ class AdapterSource:
     def check_folder(self, name: str) -> None:
         """Raises NotFoundError if the source is a folder of this machine that has no adapter."""
         if self.memory is None and not (self.path / CONFIG_FILE).is_file():
-            message = f"Loading lora {name} failed: No adapter found for {self.path}"
+            path = f"{self.path}: it must be a folder with {CONFIG_FILE}, on the machine of the engines"
+            message = f"Loading lora {name} failed: No adapter found for {path}"
             raise NotFoundError(message, param="lora_path", code=ADAPTER_NOT_FOUND)
 
     def settle(self) -> None:

@@ -158,7 +158,8 @@ def generation_folder(model: ModelConfig) -> Path | None:
         return None
     folder = Path(model.generation_config).expanduser()
     if not (folder / GENERATION_CONFIG).is_file():
-        why = f"there is no {GENERATION_CONFIG} in this folder; give {AUTO}, {NONE[0]} or a folder that has one"
+        missing = f"{GENERATION_CONFIG} in this folder" if folder.is_dir() else "such folder"
+        why = f"there is no {missing}; give {AUTO}, {NONE[0]} or a folder that has a {GENERATION_CONFIG}"
         raise ConfigError(f"--generation-config {model.generation_config}: {why}")
     return folder
 
@@ -230,7 +231,8 @@ def adapter_folders(engine: EngineConfig) -> tuple[str, ...]:
             config = json.loads(read_regular(folder / CONFIG_FILE, max_bytes=MAX_HEADER_BYTES))
             rank = config.get("r", 0)
         except FileNotFoundError as exc:
-            raise ConfigError(f"{given}: there is no {CONFIG_FILE} in this folder") from exc
+            why = f"there is no {CONFIG_FILE} in this folder" if folder.is_dir() else "there is no such folder"
+            raise ConfigError(f"{given}: {why}") from exc
         except (OSError, ValueError, AttributeError, RecursionError) as exc:
             raise ConfigError(f"{given}: its {CONFIG_FILE} cannot be read: {exc}") from exc
         if isinstance(rank, int) and rank > engine.max_adapter_rank:

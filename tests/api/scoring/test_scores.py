@@ -93,6 +93,7 @@ async def test_texts_are_tokenised_together_and_token_ids_follow(
     response = await score(served, prompt, [continuation])
     if first is None:
         assert_error(response, status=400, param="continuations[0]", code="invalid_value")
+        assert "start it with a space" in response.json()["error"]["message"]
         return
     assert scores_of(response)[0]["token_ids"] == ids[first:]
     assert [*served.engine.requests[-1].prompt] == ids

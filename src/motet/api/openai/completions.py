@@ -91,7 +91,7 @@ class CompletionRequest(OpenAIRequest):
     @model_validator(mode="after")
     def check_max_tokens(self) -> Self:
         if self.prompt_only and not self.echo:
-            raise FieldError(invalid_value, "max_tokens", "0 tokens are an answer only with 'echo'")
+            raise FieldError(invalid_value, "max_tokens", "0 is allowed only with 'echo'")
         check_named_logprobs(self, self.logprobs)
         if self.prompt_only and self.logprob_token_ids:
             raise FieldError(invalid_value, "logprob_token_ids", "an answer of 0 tokens has no log-probabilities")

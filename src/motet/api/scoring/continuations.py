@@ -158,7 +158,8 @@ class PromptJoiner:
         text, prompt = self._text._replace(param=param), self._stripped_ids
         ids = text.tokens(self._preparer, self._space + continuation)
         if len(ids) <= len(prompt):
-            raise invalid_value(param, "the prompt with it has no more tokens than the prompt alone")
+            why = "the prompt with it has no more tokens than the prompt alone"
+            raise invalid_value(param, f"{why}; start it with a space, or send token ids")
         self._preparer.check_prompt(ids, param=param)
         if ids[: len(prompt)] == prompt:  # saves memory: all lists refer to the same int objects
             ids = prompt + ids[len(prompt) :]
