@@ -102,7 +102,7 @@ def test_each_small_group_of_a_client_with_a_small_load_starts_soon(
         name = f"small{number}"
         engine.submit(request(name, (9000 + number, 9001), max_tokens=1, client="small"))
         num_clients = len({other.request.client for other in engine.groups.values()} | {"small"})
-        assert steps_to_first_token(engine, name) <= num_clients + 1
+        assert steps_to_first_token(engine, name) <= num_clients + 2  # a step has four prompt tokens of one client
     engine.run_to_end(max_steps=5000)
 
 
