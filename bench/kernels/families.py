@@ -74,7 +74,8 @@ class FamilyCost:
 
 @dataclass(frozen=True)
 class SavedRatios:
-    """What `--save` stores: kernels / torch, and the conditions under which they were measured."""
+    """What `--save` stores: kernels / torch, and the conditions under which they were measured. Ratios of families that
+    are not measured again stay if the conditions are the same."""
 
     conditions: Mapping[str, str]
     ratios: Mapping[str, Mapping[str, float]]
@@ -86,7 +87,10 @@ class SavedRatios:
         for cost in costs:
             ratios[cost.family][cost.case] = round(cost.ratio, 2)
         found, date = machine(), datetime.now(UTC).date().isoformat()
-        return cls({"date": date, "cpu": found["cpu"], "cores": found["cores"], "dtype": dtype}, ratios)
+        conditions = {"date": date, "cpu": found["cpu"], "cores": found["cores"], "dtype": dtype}
+        saved = cls.read()
+        others = saved.ratios if saved.conditions == conditions else {}
+        return cls(conditions, {**others, **ratios})
 
     @classmethod
     def read(cls) -> "SavedRatios":
@@ -146,7 +150,10 @@ def measure(name: str, args: argparse.Namespace) -> list[FamilyCost]:
 def enlarged(name: str) -> dict[str, object]:
     """Returns the sizes that a family names differently, or that depend on each other in it."""
     own = ARCHITECTURES.get(name, {})
-    return {field: None for field in ("head_dim", "num_key_value_heads") if field in own and own[field] is None}
+    sizes: dict[str, object] = {
+        field: None for field in ("head_dim", "num_key_value_heads") if field in own and own[field] is None
+    }
+    return sizes | ({"partial_rotary_factor": 0.5} if name == "Phi" else {})  # 0.4 of 64 is not an even number
 
 
 def main(argv: Sequence[str]) -> int:
