@@ -88,9 +88,8 @@ class SavedRatios:
             ratios[cost.family][cost.case] = round(cost.ratio, 2)
         found, date = machine(), datetime.now(UTC).date().isoformat()
         conditions = {"date": date, "cpu": found["cpu"], "cores": found["cores"], "dtype": dtype}
-        saved = cls.read()
-        others = saved.ratios if saved.conditions == conditions else {}
-        return cls(conditions, {**others, **ratios})
+        saved = cls.read() if SAVED.exists() else cls({}, {})
+        return cls(conditions, {**(saved.ratios if saved.conditions == conditions else {}), **ratios})
 
     @classmethod
     def read(cls) -> "SavedRatios":
